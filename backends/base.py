@@ -1,0 +1,64 @@
+"""What a backend is: something that binds a plan to memory and replays it for every batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from backends.plan import F32, Batch, Plan
+
+
+class BackendError(Exception):
+    """The hardware, the driver or the plan does not allow what was asked; the message says what to do next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What is allocated at bind: rows of the largest batch, rows of logits in one batch, cache blocks, positions."""
+
+    rows: int
+    logit_rows: int
+    blocks: int
+    positions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes allocated, and the bytes a decode step reads from the weights."""
+
+    weights: int
+    cache: int
+    scratch: int
+    weights_per_token: int
+    cache_per_token: int
+
+
+class Executable(Protocol):
+    """A bound plan. Not for use by several threads at once."""
+
+    limits: Limits
+    memory: Memory
+
+    def step(self, batch: Batch) -> F32:
+        """Logits (L, vocabulary) of the batch; a view that the next step overwrites."""
+        ...
+
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
+        """Copy cache blocks source[i] -> target[i] in every layer (copy-on-write, int32 block numbers)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    """Opened once per process and device."""
+
+    name: str
+
+    def describe(self) -> str:
+        """One line: device, instruction set, threads."""
+        ...
+
+    def bind(self, plan: Plan, limits: Limits, cache_type: str) -> Executable: ...

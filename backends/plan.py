@@ -1,0 +1,275 @@
+"""The plan: what a forward pass is, written down once as a flat list of operations over named values.
+
+`models` calls the methods of `Recorder` while it walks an architecture; `Recorder.finish` returns a `Plan`; a backend
+binds the plan once and replays it for every batch. Nothing here computes.
+
+A value is a float32 matrix of one row per batch row ("batch", T rows) or per row whose logits are wanted ("logits",
+L rows). Values are single-assignment: an operation never changes a value that another operation made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+Rows = Literal["batch", "logits"]
+Activation = Literal["silu", "gelu"]
+RopeStyle = Literal["norm", "neox"]  # rotate (2i, 2i+1), or (i, i + n_rot/2)
+
+
+class Weight(Protocol):
+    """A tensor of the model file, still in its file format."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def format(self) -> str: ...  # "F32", "Q4_0", ... : a key of quant.FORMATS
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # row-major: (rows, columns) or (columns,)
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows start..stop as uint8 (stop - start, bytes per row); a one-dimensional tensor is one row."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A float32 matrix (T or L rows, width) that one operation makes and later ones read."""
+
+    index: int
+    width: int
+    rows: Rows
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding over the first `n_rot` of every head's dimensions.
+
+    The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude`.
+    """
+
+    style: RopeStyle
+    n_rot: int
+    inverse_frequency: tuple[float, ...]  # (n_rot/2,)
+    magnitude: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Embed:
+    """out[t] = table[tokens[t]], dequantized to float32."""
+
+    out: Value
+    table: Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """RMS norm or layer norm over each of `groups` equal slices of a row (groups = heads for q/k norms).
+
+    `weight` and `bias` have the width of one group. mean and variance as in the papers, eps inside the root.
+    """
+
+    out: Value
+    x: Value
+    weight: Weight
+    bias: Weight | None
+    eps: float
+    groups: int
+    kind: Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """out = (x @ weight.T) * scale + bias."""
+
+    out: Value
+    x: Value
+    weight: Weight
+    bias: Weight | None
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """out = x with every head of `head_dim` rotated to its row's position."""
+
+    out: Value
+    x: Value
+    head_dim: int
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Write k and v of every row to the cache of `layer`, at the row's slot."""
+
+    layer: int
+    k: Value
+    v: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
+
+    Head h of q reads key-value head h // (heads / kv_heads).
+    """
+
+    out: Value
+    q: Value
+    layer: int
+    heads: int
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
+class Glu:
+    """out = activation(gate) * up."""
+
+    out: Value
+    gate: Value
+    up: Value
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Add:
+    """out = a + b."""
+
+    out: Value
+    a: Value
+    b: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """out = x * factor."""
+
+    out: Value
+    x: Value
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows:
+    """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
+
+    out: Value
+    x: Value
+
+
+Operation = Embed | Norm | Linear | Rotate | Append | Attention | Glu | Add | Scale | SelectRows
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """What one attention layer keeps per token."""
+
+    kv_heads: int
+    head_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Operations in order; `logits` is the value (L, vocabulary) that a step returns."""
+
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    layers: tuple[CacheLayer, ...]
+    logits: Value
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's input: T rows of any number of sequences, and which rows want logits.
+
+    `slots[t]` is the cache slot row t is written to: physical block * BLOCK + offset. `tables[s]` lists the physical
+    blocks of sequence s in order of position; row t belongs to `sequence[t]` and sees positions 0..positions[t].
+    Rows of one sequence stand together, in order of position.
+    """
+
+    tokens: NDArray[np.int32]  # (T,)
+    positions: NDArray[np.int32]  # (T,)
+    slots: NDArray[np.int32]  # (T,)
+    sequence: NDArray[np.int32]  # (T,)
+    tables: NDArray[np.int32]  # (sequences, blocks)
+    logit_rows: NDArray[np.int32]  # (L,)
+
+
+BLOCK = 64  # tokens in a cache block
+
+
+class Recorder:
+    """Writes a plan down. Every method that returns a value appends the one operation that makes it."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        self._values: list[Value] = []
+        self._layers: dict[int, CacheLayer] = {}
+
+    def _value(self, width: int, rows: Rows, name: str) -> Value:
+        value = Value(len(self._values), width, rows, name)
+        self._values.append(value)
+        return value
+
+    def embed(self, table: Weight) -> Value:
+        out = self._value(table.shape[1], "batch", "embedding")
+        self._operations.append(Embed(out, table))
+        return out
+
+    def rms_norm(self, x: Value, weight: Weight, eps: float, groups: int = 1) -> Value:
+        out = self._value(x.width, x.rows, weight.name)
+        self._operations.append(Norm(out, x, weight, None, eps, groups, "rms"))
+        return out
+
+    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, eps: float) -> Value:
+        out = self._value(x.width, x.rows, weight.name)
+        self._operations.append(Norm(out, x, weight, bias, eps, 1, "layer"))
+        return out
+
+    def linear(self, x: Value, weight: Weight, bias: Weight | None = None, scale: float = 1.0) -> Value:
+        out = self._value(weight.shape[0], x.rows, weight.name)
+        self._operations.append(Linear(out, x, weight, bias, scale))
+        return out
+
+    def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".rope")
+        self._operations.append(Rotate(out, x, head_dim, rope))
+        return out
+
+    def append(self, layer: int, k: Value, v: Value, kv_heads: int) -> None:
+        self._layers[layer] = CacheLayer(kv_heads, k.width // kv_heads)
+        self._operations.append(Append(layer, k, v))
+
+    def attention(self, q: Value, layer: int, heads: int, scale: float) -> Value:
+        out = self._value(q.width, q.rows, f"attention.{layer}")
+        self._operations.append(Attention(out, q, layer, heads, scale))
+        return out
+
+    def glu(self, gate: Value, up: Value, activation: Activation) -> Value:
+        out = self._value(gate.width, gate.rows, gate.name + ".glu")
+        self._operations.append(Glu(out, gate, up, activation))
+        return out
+
+    def add(self, a: Value, b: Value) -> Value:
+        out = self._value(a.width, a.rows, a.name + ".sum")
+        self._operations.append(Add(out, a, b))
+        return out
+
+    def scale(self, x: Value, factor: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".scaled")
+        self._operations.append(Scale(out, x, factor))
+        return out
+
+    def select_rows(self, x: Value) -> Value:
+        out = self._value(x.width, "logits", "selected")
+        self._operations.append(SelectRows(out, x))
+        return out
+
+    def finish(self, logits: Value) -> Plan:
+        layers = tuple(self._layers[i] for i in range(len(self._layers)))
+        return Plan(tuple(self._operations), tuple(self._values), layers, logits)
