@@ -1,0 +1,96 @@
+"""How bytes mean numbers: the block formats of GGUF files and their exact conversions, in NumPy.
+
+`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name, check what they are given
+and work in chunks, so temporary memory stays small whatever the size of the tensor.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quant.format import F32, U8, Format, QuantError
+from quant.table import BY_TYPE_ID, FORMATS
+
+__all__ = ["FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
+
+_CHUNK_VALUES = 1 << 17  # values converted at a time: temporaries of half a megabyte each stay in the L2 cache
+
+
+def _format(name: str) -> Format:
+    try:
+        return FORMATS[name]
+    except KeyError:
+        raise QuantError(f"unknown format {name!r}; known: {', '.join(FORMATS)}") from None
+
+
+def by_type_id(type_id: int) -> Format:
+    """The format with this GGUF tensor type number; KeyError where there is none."""
+    return BY_TYPE_ID[type_id]
+
+
+def row_bytes(name: str, values: int) -> int:
+    """Bytes of a row of `values` numbers; QuantError where they do not fill whole blocks."""
+    fmt = _format(name)
+    if values < 0 or values % fmt.block_values:
+        raise QuantError(f"{name}: a row of {values} values does not fill whole blocks of {fmt.block_values}")
+    return values // fmt.block_values * fmt.block_bytes
+
+
+def dequantize(rows: U8, name: str) -> F32:
+    """The numbers that stored rows uint8 (n, bytes) mean: float32 (n, values), bit-equal to ggml's.
+
+    Bytes are not judged: a damaged scale gives infinities or NaN, never an error. QuantError for an unknown format,
+    another dtype or shape, or a row that is not a whole number of blocks.
+    """
+    fmt = _format(name)
+    if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8 or rows.ndim != 2:
+        raise QuantError(f"{name}: dequantize needs a uint8 array (rows, bytes), got {_describe(rows)}")
+    if rows.shape[1] % fmt.block_bytes:
+        raise QuantError(f"{name}: a row of {rows.shape[1]} bytes is not a multiple of the block of {fmt.block_bytes}")
+    blocks = np.ascontiguousarray(rows).reshape(-1, fmt.block_bytes)
+    out = np.empty((len(blocks), fmt.block_values), np.float32)
+    step = max(1, _CHUNK_VALUES // fmt.block_values)
+    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales: infinity times zero is a NaN, as in C
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = fmt.dequantize(blocks[start : start + step])
+    return out.reshape(len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_values)
+
+
+def quantize(x: F32, name: str, importance: F32 | None = None) -> U8:
+    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's reference.
+
+    `importance` float32 (values,) is the mean square of the activations that meet each column (an importance matrix
+    row). QuantError for a format that cannot be written yet, another dtype or shape, values that do not fill whole
+    blocks, and, in block formats, NaN, infinity or a block whose scale is too large for its type. F32, F16 and BF16
+    keep NaN and infinity.
+    """
+    fmt = _format(name)
+    if fmt.quantize is None:
+        writable = ", ".join(f.name for f in FORMATS.values() if f.quantize)
+        raise QuantError(f"{name} cannot be written yet; writable formats: {writable}")
+    if not isinstance(x, np.ndarray) or x.dtype != np.float32 or x.ndim != 2:
+        raise QuantError(f"{name}: quantize needs a float32 array (rows, values), got {_describe(x)}")
+    n, values = x.shape
+    out = np.empty((n, row_bytes(name, values)), np.uint8)
+    _check_importance(importance, values, name)
+    step = max(1, _CHUNK_VALUES // max(1, values))
+    for start in range(0, n, step):
+        rows = np.ascontiguousarray(x[start : start + step])
+        if fmt.block_values > 1 and not np.isfinite(rows).all():
+            row = start + int(np.argmin(np.isfinite(rows).all(axis=1)))
+            raise QuantError(f"{name}: row {row} holds NaN or infinity; only F32, F16 and BF16 can store them")
+        out[start : start + step] = fmt.quantize(rows, importance)
+    return out
+
+
+def _check_importance(importance: F32 | None, values: int, name: str) -> None:
+    if importance is None:
+        return
+    if not isinstance(importance, np.ndarray) or importance.dtype != np.float32 or importance.shape != (values,):
+        raise QuantError(f"{name}: importance must be float32 ({values},), got {_describe(importance)}")
+    if not np.isfinite(importance).all() or (importance < 0).any():
+        raise QuantError(f"{name}: importance holds NaN, infinity or negative numbers; it must be finite and >= 0")
+
+
+def _describe(x: object) -> str:
+    return f"{x.dtype} {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__

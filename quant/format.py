@@ -1,0 +1,37 @@
+"""What a block format is: a frozen value that names it and holds its sizes and its NumPy conversions.
+
+`quant.table` lists every format; the rest of the package works through these values only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+U8 = NDArray[np.uint8]
+F32 = NDArray[np.float32]
+
+
+class QuantError(Exception):
+    """A format, a shape or a value that cannot be converted; the message says what is needed instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """How a GGUF tensor type stores numbers: rows are whole blocks, blocks are `block_bytes` bytes in a row.
+
+    `dequantize` maps blocks uint8 (n, block_bytes) to float32 (n, block_values), both C-contiguous.
+    `quantize` maps rows float32 (n, values) and importance float32 (values,) or None to uint8 (n, bytes): it sees whole
+    rows because the weighted searches use row statistics. It is None where nothing can be written yet.
+    Callers go through `quant.dequantize` and `quant.quantize`, which check shapes and bound temporary memory.
+    """
+
+    name: str
+    type_id: int  # ggml_type, as stored in GGUF files
+    block_values: int
+    block_bytes: int
+    dequantize: Callable[[U8], F32]
+    quantize: Callable[[F32, F32 | None], U8] | None
