@@ -49,13 +49,25 @@ class Value:
 class Rope:
     """Rotary position embedding over the first `n_rot` of every head's dimensions.
 
-    The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude`.
+    The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
+    where `temperature` is not zero, by `1 + temperature * ln(1 + floor(p / temperature_length))` (queries of Ministral
+    3 past their original context). `rope_table` is the definition.
     """
 
     style: RopeStyle
     n_rot: int
     inverse_frequency: tuple[float, ...]  # (n_rot/2,)
     magnitude: float = 1.0
+    temperature: float = 0.0
+    temperature_length: int = 1
+
+
+def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines float64 (positions, n_rot/2) of every pair at every position, magnitude included."""
+    p = positions.astype(np.float64)[:, None]
+    angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
+    magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(p / rope.temperature_length)))
+    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +247,18 @@ class Recorder:
         out = self._value(weight.shape[0], x.rows, weight.name)
         self._operations.append(Linear(out, x, weight, bias, scale))
         return out
+
+    def rope(
+        self,
+        style: RopeStyle,
+        n_rot: int,
+        inverse_frequency: tuple[float, ...],
+        magnitude: float = 1.0,
+        temperature: float = 0.0,
+        temperature_length: int = 1,
+    ) -> Rope:
+        """A rotation for `rotate`: models make it here because they know backends only through this object."""
+        return Rope(style, n_rot, inverse_frequency, magnitude, temperature, temperature_length)
 
     def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:
         out = self._value(x.width, x.rows, x.name + ".rope")
