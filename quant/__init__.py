@@ -1,7 +1,7 @@
 """How bytes mean numbers: the block formats of GGUF files and their exact conversions, in NumPy.
 
-`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name, check what they are given
-and work in chunks, so temporary memory stays small whatever the size of the tensor.
+`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name, check what they are
+given and work in chunks, so temporary memory stays small whatever the size of the tensor.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def dequantize(rows: U8, name: str) -> F32:
     blocks = np.ascontiguousarray(rows).reshape(-1, fmt.block_bytes)
     out = np.empty((len(blocks), fmt.block_values), np.float32)
     step = max(1, _CHUNK_VALUES // fmt.block_values)
-    with np.errstate(invalid="ignore", over="ignore"):  # damaged scales: infinity times zero is a NaN, as in C
+    with np.errstate(all="ignore"):  # damaged scales: infinity times zero is a NaN, as in C
         for start in range(0, len(blocks), step):
             out[start : start + step] = fmt.dequantize(blocks[start : start + step])
     return out.reshape(len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_values)
@@ -79,7 +79,8 @@ def quantize(x: F32, name: str, importance: F32 | None = None) -> U8:
         if fmt.block_values > 1 and not np.isfinite(rows).all():
             row = start + int(np.argmin(np.isfinite(rows).all(axis=1)))
             raise QuantError(f"{name}: row {row} holds NaN or infinity; only F32, F16 and BF16 can store them")
-        out[start : start + step] = fmt.quantize(rows, importance)
+        with np.errstate(all="ignore"):  # zero and subnormal blocks divide by zero and are then set right
+            out[start : start + step] = fmt.quantize(rows, importance)
     return out
 
 

@@ -1,0 +1,77 @@
+"""The small tools the formats share: half-precision scales, bit fields in bytes, and rounding.
+
+A *plane* is one bit field of every byte: `planes` takes bytes apart, `join` puts them together.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.format import F32, U8, QuantError
+
+HALF_AWAY = np.float32(0.49999997)  # the float below one half: adding it instead keeps 0.49999997 from rounding up
+
+
+def half(blocks: U8, at: int) -> F32:
+    """The half-precision number at byte `at` of every block: float32 (n, 1)."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def half_bytes(d: F32) -> U8:
+    """Scales float32 (n, 1) as stored halves uint8 (n, 2), nearest even; QuantError where one is too large."""
+    halves = d.astype("<f2")
+    if not np.isfinite(halves).all():
+        raise QuantError(
+            f"a block scale of {np.abs(d).max():.4g} is above the largest half, 65504: the weights are too big"
+        )
+    return halves.view(np.uint8)
+
+
+def planes(q: U8, bits: int) -> U8:
+    """Fields of `bits` bits, lowest first: uint8 (..., k) -> (..., 8 // bits, k)."""
+    count = 8 // bits
+    out = np.empty((*q.shape[:-1], count, q.shape[-1]), np.uint8)
+    for i in range(count):
+        np.right_shift(q, i * bits, out=out[..., i, :])
+    out &= (1 << bits) - 1
+    return out
+
+
+def join(q: U8, bits: int) -> U8:
+    """Inverse of `planes`: fields uint8 (..., 8 // bits, k) -> bytes (..., k); fields must not exceed their bits."""
+    out = q[..., 0, :].copy()
+    for i in range(1, 8 // bits):
+        out |= q[..., i, :] << (i * bits)
+    return out
+
+
+def bits_of(q: U8) -> U8:
+    """Bits of every byte, lowest first: uint8 (..., k) -> (..., 8 * k)."""
+    return np.unpackbits(q, axis=-1, bitorder="little")
+
+
+def reciprocal(d: F32) -> F32:
+    """1 / d, and 0 where d is zero or so small that its reciprocal overflows (such a scale is stored as zero)."""
+    r = np.float32(1) / d
+    r[~np.isfinite(r)] = 0
+    return r
+
+
+def round_away(x: F32) -> F32:
+    """Nearest integer, halves away from zero (C's roundf), still float32; |x| < 2**22."""
+    return np.trunc(x + np.copysign(HALF_AWAY, x))
+
+
+def peak(x: F32) -> F32:
+    """Per block, the value of largest magnitude with its sign, the first of equals: (n, k) -> (n, 1)."""
+    return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+
+
+def sequential_sum(x: F32) -> F32:
+    """Sum along the last axis in order, one float32 addition after the other, as a plain C loop: (n, k) -> (n, 1)."""
+    return np.add.accumulate(x, axis=-1)[..., -1:]
+
+
+def as_int8(q: U8) -> NDArray[np.int8]:
+    return q.view(np.int8)
