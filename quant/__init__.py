@@ -57,12 +57,15 @@ def dequantize(rows: U8, name: str) -> F32:
 
 
 def quantize(x: F32, name: str, importance: F32 | None = None) -> U8:
-    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's reference.
+    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's.
 
-    `importance` float32 (values,) is the mean square of the activations that meet each column (an importance matrix
-    row). QuantError for a format that cannot be written yet, another dtype or shape, values that do not fill whole
-    blocks, and, in block formats, NaN, infinity or a block whose scale is too large for its type. F32, F16 and BF16
-    keep NaN and infinity.
+    `importance` float32 (values,) is the mean square of the activations that meet each column (a row of an importance
+    matrix). Q4_0, Q4_1, Q5_0 and Q5_1 then search for the scales that lose least, as ggml does; the other writable
+    formats have nothing to search and give the same bytes with and without it, as in ggml.
+
+    QuantError for a format that cannot be written yet, another dtype or shape, values that do not fill whole blocks,
+    importance that is negative or not finite, and, in block formats, for NaN, infinity and blocks whose scale is too
+    large for a half. F32, F16 and BF16 keep NaN and infinity; F16 rounds what is too large for it to infinity.
     """
     fmt = _format(name)
     if fmt.quantize is None:

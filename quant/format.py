@@ -24,9 +24,10 @@ class Format:
     """How a GGUF tensor type stores numbers: rows are whole blocks, blocks are `block_bytes` bytes in a row.
 
     `dequantize` maps blocks uint8 (n, block_bytes) to float32 (n, block_values), both C-contiguous.
-    `quantize` maps rows float32 (n, values) and importance float32 (values,) or None to uint8 (n, bytes): it sees whole
-    rows because the weighted searches use row statistics. It is None where nothing can be written yet.
-    Callers go through `quant.dequantize` and `quant.quantize`, which check shapes and bound temporary memory.
+    `quantize` maps rows float32 (n, values), C-contiguous, and importance float32 (values,) or None to uint8
+    (n, bytes): whole rows, because the weighted searches use row statistics. None where nothing can be written yet.
+    Callers go through `quant.dequantize` and `quant.quantize`, which check shapes, silence floating-point warnings and
+    bound temporary memory.
     """
 
     name: str

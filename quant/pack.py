@@ -6,7 +6,6 @@ A *plane* is one bit field of every byte: `planes` takes bytes apart, `join` put
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quant.format import F32, U8, QuantError
 
@@ -64,14 +63,10 @@ def round_away(x: F32) -> F32:
 
 
 def peak(x: F32) -> F32:
-    """Per block, the value of largest magnitude with its sign, the first of equals: (n, k) -> (n, 1)."""
-    return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1)
+    """Per block, the value of largest magnitude with its sign, the first of equals, never -0: (n, k) -> (n, 1)."""
+    return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1) + np.float32(0)
 
 
 def sequential_sum(x: F32) -> F32:
     """Sum along the last axis in order, one float32 addition after the other, as a plain C loop: (n, k) -> (n, 1)."""
     return np.add.accumulate(x, axis=-1)[..., -1:]
-
-
-def as_int8(q: U8) -> NDArray[np.int8]:
-    return q.view(np.int8)

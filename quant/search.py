@@ -99,8 +99,8 @@ def search_affine(x: F32, weight: F32, top: int) -> tuple[F32, F32, U8]:
         wq = wt * q
         sum_q, sum_qq, sum_xq = _dot(wq), _dot(wq, q), _dot(wq, xt)
         det = sum_w * sum_qq - sum_q * sum_q
-        d: F32 = (sum_w * sum_xq - sum_x * sum_q) / det
-        m: F32 = (sum_qq * sum_x - sum_q * sum_xq) / det
+        d = _divide(sum_w * sum_xq - sum_x * sum_q, det)
+        m = _divide(sum_qq * sum_x - sum_q * sum_xq, det)
         np.divide(sum_xq, sum_qq, out=d, where=m > 0)
         np.minimum(m, np.float32(0), out=m)
         miss = error(q, d, m)

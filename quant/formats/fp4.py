@@ -2,8 +2,8 @@
 
 MXFP4 (17 bytes, 32 values; OCP Microscaling 1.0): 0 scale exponent e (E8M0, 2**(e - 127)); 1-16 nibbles, low halves
 values 0-15, high halves values 16-31.
-NVFP4 (36 bytes, 64 values in 4 groups of 16): 0-3 scales, one unsigned E4M3 byte per group (bias 7, no NaN: 0x7F is 0);
-4-35 nibbles, 8 bytes per group, low halves values 0-7 of the group, high halves values 8-15.
+NVFP4 (36 bytes, 64 values in 4 groups of 16): 0-3 scales, one unsigned E4M3 byte per group (bias 7; 0x7F, a NaN
+elsewhere, is 0); 4-35 nibbles, 8 bytes per group, low halves values 0-7 of the group, high halves values 8-15.
 
 The E2M1 levels are 0, .5, 1, 1.5, 2, 3, 4, 6. As in ggml they are held doubled, as integers, and the scale halved.
 """
@@ -25,7 +25,7 @@ def half_e8m0(e: U8) -> F32:
 
 
 def half_ue4m3(b: U8) -> F32:
-    """Half of the unsigned E4M3 number in b; the top bit is ignored, 0x7F reads as 0."""
+    """Half of the unsigned E4M3 number in b; 0x7F reads as 0, and a top bit that should not be set is ignored."""
     exponent, mantissa = ((b >> 3) & 15).astype(np.int32), (b & 7).astype(np.float32)
     normal = np.ldexp(np.float32(1) + mantissa / np.float32(8), exponent - 8)
     value = np.where(exponent == 0, mantissa * np.float32(2**-10), normal)
@@ -47,7 +47,7 @@ def _nearest(x: F32, d: F32) -> U8:
     index = np.zeros(x.shape, np.uint8)
     for boundary in _BOUNDARIES:
         index += magnitude > d * np.float32(boundary)  # exact: d has at most 4 significant bits
-    index[(x < 0) & (index > 0)] += 8
+    index += (((x < 0) & (index > 0)).view(np.uint8)) << 3
     index *= d > 0
     return index
 

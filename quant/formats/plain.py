@@ -1,7 +1,7 @@
 """Numbers stored one by one, little-endian: F32, F16, BF16, F64 and the integers that GGUF files may hold.
 
-Block: one number. BF16 is the upper half of a float32. The integers and F64 are read as the nearest float32; they are
-never weights of a matrix product, so nothing writes them.
+Block: one number. BF16 is the upper half of a float32. The integers and F64 are read as the nearest float32 (a
+double above its range as infinity); they are never weights of a matrix product, so nothing writes them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ def dequantize_bf16(blocks: U8) -> F32:
 
 def _as_float32(blocks: U8, dtype: str) -> F32:
     numbers: Any = blocks.view(dtype)
-    with np.errstate(over="ignore"):  # a double above float32's range reads as infinity
-        return np.asarray(numbers.astype(np.float32))
+    return np.asarray(numbers.astype(np.float32))
 
 
 def dequantize_f64(blocks: U8) -> F32:
@@ -52,18 +51,17 @@ def dequantize_i64(blocks: U8) -> F32:
 
 
 def quantize_f32(x: F32, importance: F32 | None) -> U8:
-    return np.ascontiguousarray(x, "<f4").view(np.uint8)
+    return x.view(np.uint8)
 
 
 def quantize_f16(x: F32, importance: F32 | None) -> U8:
     """Nearest half, ties to even; magnitudes of 65520 and more become infinity."""
-    with np.errstate(over="ignore"):
-        return x.astype("<f2", order="C").view(np.uint8)
+    return x.astype("<f2").view(np.uint8)
 
 
 def quantize_bf16(x: F32, importance: F32 | None) -> U8:
     """Nearest bfloat16, ties to even; a NaN stays a NaN (made quiet, so that truncation cannot turn it to infinity)."""
-    bits = np.ascontiguousarray(x).view(np.uint32)
+    bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(64)
     is_nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

@@ -1,0 +1,29 @@
+"""Makes blocks.npz, the slice of the reference data that the quant tests carry with them.
+
+Run from the repository root, beside shared/: python -m tests.quant.make_blocks
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tests.conftest import SHARED_DATA
+
+ROWS = [20, 43, 44, 52]  # heavy tails, a constant, millionths, outliers
+VALUES = 256  # of each row, of which the expected values are kept
+
+if __name__ == "__main__":
+    folder = SHARED_DATA / "formats"
+    source = np.load(folder / "input.npz")
+    arrays = {"x": source["x"][ROWS], "imatrix": source["imatrix"]}
+    for path in sorted(folder.glob("*.npz")):
+        if path.stem == "input":
+            continue
+        reference = np.load(path)
+        for kind in ("plain", "imatrix"):
+            if f"bytes_{kind}" in reference:
+                arrays[f"{path.stem}.{kind}"] = reference[f"bytes_{kind}"][ROWS]
+        arrays[f"{path.stem}.values"] = reference["values_imatrix"][ROWS, :VALUES]
+    np.savez_compressed(Path(__file__).with_name("blocks.npz"), **arrays)
