@@ -1,0 +1,30 @@
+"""What to compute: architectures as data, and one forward that records itself as a plan.
+
+architecture = architecture_of(metadata)
+config = read_config(metadata, architecture.name)
+plan = record(config, architecture, tensors, recorder)
+"""
+
+from __future__ import annotations
+
+from models.architectures import ARCHITECTURES, Architecture, architecture_of
+from models.config import Config, RopeConfig, read_config
+from models.errors import ModelError
+from models.forward import Recorder, record
+from models.summary import Summary, summarize
+from models.tensors import Weight
+
+__all__ = [
+    "ARCHITECTURES",
+    "Architecture",
+    "Config",
+    "ModelError",
+    "Recorder",
+    "RopeConfig",
+    "Summary",
+    "Weight",
+    "architecture_of",
+    "read_config",
+    "record",
+    "summarize",
+]

@@ -1,0 +1,52 @@
+"""Angles of rotary position embedding: from the file's numbers to one inverse frequency per pair of dimensions.
+
+The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) end here; a backend sees only frequencies
+and one magnitude.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from models.config import RopeConfig
+
+
+def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tuple[float, ...]:
+    """Radians per position (n_rot/2,); `factors` (n_rot/2,) divide them (Llama 3.1's rope_freqs.weight)."""
+    plain = [rope.base ** (-2.0 * i / rope.n_rot) for i in range(rope.n_rot // 2)]
+    if factors is not None:
+        plain = [f / factor for f, factor in zip(plain, factors, strict=True)]
+    if rope.scaling != "yarn":
+        return tuple(f / rope.factor for f in plain)
+    low, high = _yarn_range(rope)
+    mixed = []
+    for i, f in enumerate(plain):
+        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))  # 1: fast pair, stays as trained
+        keep *= rope.extrapolation
+        mixed.append(f / rope.factor * (1.0 - keep) + f * keep)
+    return tuple(mixed)
+
+
+def magnitude(rope: RopeConfig) -> float:
+    """What cosine and sine are multiplied by: YaRN's attention temperature and the file's own factor."""
+    if rope.scaling != "yarn" or rope.extrapolation == 0.0:
+        return rope.attention_factor
+    scale = _mscale(rope.factor, 1.0)
+    if rope.log_multiplier != 0.0:
+        scale /= _mscale(rope.factor, rope.log_multiplier)
+    return scale * rope.attention_factor
+
+
+def _mscale(factor: float, multiplier: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * multiplier * math.log(factor) + 1.0
+
+
+def _yarn_range(rope: RopeConfig) -> tuple[float, float]:
+    """Pairs below the first number stay as trained, pairs above the second are interpolated fully."""
+
+    def pair(rotations: float) -> float:
+        turns = math.log(rope.original_context / (rotations * 2.0 * math.pi))
+        return rope.n_rot * turns / (2.0 * math.log(rope.base))
+
+    return max(0.0, math.floor(pair(rope.beta_fast))), min(rope.n_rot - 1.0, math.ceil(pair(rope.beta_slow)))

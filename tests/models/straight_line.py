@@ -1,0 +1,70 @@
+"""The forward of a dense transformer written once more, straight down in float64 over whole sequences, from the papers.
+
+It shares no code with `models` or `backends`: what both say must be the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def forward(
+    tensors: dict[str, np.ndarray],
+    tokens: np.ndarray,
+    *,
+    layers: int,
+    heads: int,
+    kv_heads: list[int],
+    head_dim: int,
+    n_rot: int,
+    neox: bool,
+    eps: float = 1e-5,
+    base: float = 10000.0,
+) -> np.ndarray:
+    """Logits float64 (T, vocabulary) of one sequence."""
+    w = {name: values.astype(np.float64) for name, values in tensors.items()}
+    n = len(tokens)
+    x = w["token_embd.weight"][tokens]
+    for i in range(layers):
+        h = rms(x, w[f"blk.{i}.attn_norm.weight"], eps)
+        q, k, v = (
+            (h @ w[f"blk.{i}.attn_{m}.weight"].T + w.get(f"blk.{i}.attn_{m}.bias", 0.0)).reshape(n, -1, head_dim)
+            for m in "qkv"
+        )
+        if f"blk.{i}.attn_q_norm.weight" in w:
+            q = rms(q, w[f"blk.{i}.attn_q_norm.weight"], eps)
+            k = rms(k, w[f"blk.{i}.attn_k_norm.weight"], eps)
+        q, k = rope(q, n_rot, neox, base), rope(k, n_rot, neox, base)
+        mixed = np.zeros((n, heads, head_dim))
+        for head in range(heads):
+            shared = head * kv_heads[i] // heads
+            scores = q[:, head] @ k[:, shared].T / head_dim**0.5
+            scores[np.triu_indices(n, 1)] = -np.inf  # a position sees itself and what came before
+            p = np.exp(scores - scores.max(axis=1, keepdims=True))
+            mixed[:, head] = (p / p.sum(axis=1, keepdims=True)) @ v[:, shared]
+        x = x + mixed.reshape(n, -1) @ w[f"blk.{i}.attn_output.weight"].T + w.get(f"blk.{i}.attn_output.bias", 0.0)
+        h = rms(x, w[f"blk.{i}.ffn_norm.weight"], eps)
+        gate = h @ w[f"blk.{i}.ffn_gate.weight"].T + w.get(f"blk.{i}.ffn_gate.bias", 0.0)
+        up = h @ w[f"blk.{i}.ffn_up.weight"].T + w.get(f"blk.{i}.ffn_up.bias", 0.0)
+        hidden = gate / (1.0 + np.exp(-gate)) * up
+        x = x + hidden @ w[f"blk.{i}.ffn_down.weight"].T + w.get(f"blk.{i}.ffn_down.bias", 0.0)
+    x = rms(x, w["output_norm.weight"], eps)
+    return x @ w.get("output.weight", w["token_embd.weight"]).T + w.get("output.bias", 0.0)
+
+
+def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + eps) * weight
+
+
+def rope(x: np.ndarray, n_rot: int, neox: bool, base: float) -> np.ndarray:
+    """Pairs of dimensions as complex numbers, turned by exp(i * position * base ** (-2 * pair / n_rot))."""
+    half = n_rot // 2
+    turn = np.exp(1j * np.outer(np.arange(len(x)), base ** (-2.0 * np.arange(half) / n_rot)))[:, None, :]
+    a, b = (x[..., :half], x[..., half:n_rot]) if neox else (x[..., 0:n_rot:2], x[..., 1:n_rot:2])
+    turned = (a + 1j * b) * turn
+    y = x.copy()
+    if neox:
+        y[..., :half], y[..., half:n_rot] = turned.real, turned.imag
+    else:
+        y[..., 0:n_rot:2], y[..., 1:n_rot:2] = turned.real, turned.imag
+    return y

@@ -1,0 +1,93 @@
+"""What tests of models and backends share: tensors in memory, files of the reference data, and a driver for batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import quant
+from backends.base import Executable, Limits
+from backends.plan import BLOCK, Batch, Plan, Recorder
+from backends.reference import ReferenceBackend, ReferenceExecutable
+from models import architecture_of, read_config, record
+
+
+@dataclass(frozen=True)
+class MemoryWeight:
+    """A tensor whose stored rows are at hand."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    rows: np.ndarray  # uint8 (rows, bytes)
+
+    @classmethod
+    def of(cls, name: str, values: np.ndarray, format: str = "F32") -> MemoryWeight:
+        rows = np.atleast_2d(np.asarray(values, np.float32))
+        return cls(name, format, np.shape(values), quant.quantize(rows, format))
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        return self.rows[start:stop]
+
+    def values(self) -> np.ndarray:
+        return quant.dequantize(self.rows, self.format).reshape(self.shape)
+
+
+def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
+    """Metadata and tensors of a GGUF file, read by gguf-py: the judge is not our own reader."""
+    import gguf
+
+    reader = gguf.GGUFReader(path)
+    metadata = {key: field.contents() for key, field in reader.fields.items()}
+    tensors = {}
+    for tensor in reader.tensors:
+        shape = tuple(int(n) for n in reversed(tensor.shape))
+        rows = np.ascontiguousarray(tensor.data).reshape(int(np.prod(shape[:-1])), -1).view(np.uint8)
+        tensors[tensor.name] = MemoryWeight(tensor.name, tensor.tensor_type.name, shape, rows)
+    return metadata, tensors
+
+
+def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Plan:
+    architecture = architecture_of(metadata)
+    return record(read_config(metadata, architecture.name), architecture, tensors, Recorder())
+
+
+def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) -> ReferenceExecutable:
+    blocks = 2 * -(-positions // BLOCK)
+    return ReferenceBackend().bind(plan, Limits(rows=64, logit_rows=64, blocks=blocks, positions=positions), cache_type)
+
+
+class Driver:
+    """Feeds token rows of several sequences to an executable; blocks are dealt in turn, so tables are interleaved."""
+
+    def __init__(self, executable: Executable, sequences: int = 1) -> None:
+        self.executable = executable
+        self.sequences = sequences
+        self.columns = executable.limits.blocks // sequences
+        self.lengths = [0] * sequences
+        blocks = np.arange(self.columns * sequences, dtype=np.int32)
+        self.tables = np.ascontiguousarray(blocks.reshape(self.columns, sequences).T)  # (sequences, blocks)
+
+    def step(self, parts: Sequence[tuple[int, Sequence[int]]], logit_rows: Sequence[int] | None = None) -> np.ndarray:
+        """Logits of the wanted rows (all by default) after adding every part's tokens to its sequence."""
+        tokens, positions, sequence = [], [], []
+        for s, more in parts:
+            tokens += list(more)
+            positions += range(self.lengths[s], self.lengths[s] + len(more))
+            sequence += [s] * len(more)
+            self.lengths[s] += len(more)
+        p, s_ = np.array(positions, np.int32), np.array(sequence, np.int32)
+        slots = self.tables[s_, p // BLOCK] * BLOCK + p % BLOCK
+        wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
+        batch = Batch(np.array(tokens, np.int32), p, slots, s_, self.tables, wanted.astype(np.int32))
+        return self.executable.step(batch).copy()
+
+
+def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Mean squared error over the mean square of the truth, per row."""
+    difference = ours.astype(np.float64) - theirs
+    return (difference**2).mean(axis=-1) / (theirs.astype(np.float64) ** 2).mean(axis=-1)

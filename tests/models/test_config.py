@@ -1,0 +1,174 @@
+"""Metadata in, `Config` out: defaults as llama.cpp has them, and one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models import ARCHITECTURES, ModelError, architecture_of, read_config
+from models.rope import inverse_frequencies, magnitude
+
+MINIMAL: dict[str, Any] = {
+    "general.architecture": "llama",
+    "llama.block_count": 3,
+    "llama.context_length": 2048,
+    "llama.embedding_length": 64,
+    "llama.feed_forward_length": 172,
+    "llama.attention.head_count": 8,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+    "llama.vocab_size": 512,
+}
+
+
+def config(**changes: Any) -> Any:
+    keys = {f"llama.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return read_config({k: v for k, v in {**MINIMAL, **keys}.items() if v is not None}, "llama")
+
+
+def test_defaults_of_a_minimal_file() -> None:
+    c = config()
+    assert (c.layers, c.width, c.heads, c.kv_heads, c.head_dim) == (3, 64, (8, 8, 8), (8, 8, 8), 8)
+    assert (c.ffn_width, c.vocabulary, c.context_length, c.eps) == ((172, 172, 172), 512, 2048, 1e-5)
+    assert (c.rope.n_rot, c.rope.base, c.rope.scaling, c.rope.factor) == (8, 10000.0, "linear", 1.0)
+    assert (c.rope.original_context, c.rope.beta_fast, c.rope.beta_slow) == (2048, 32.0, 1.0)
+
+
+def test_numpy_numbers_and_per_layer_arrays_are_read() -> None:
+    c = config(attention__head_count_kv=np.array([8, 4, 2], np.uint32), block_count=np.uint64(3))
+    assert c.kv_heads == (8, 4, 2)
+    assert all(type(n) is int for n in (*c.kv_heads, c.layers))
+
+
+def test_zeros_that_mean_not_set() -> None:
+    c = config(rope__scaling__factor=0.0, rope__scaling__original_context_length=0, rope__scaling__yarn_ext_factor=-1.0)
+    assert (c.rope.factor, c.rope.original_context, c.rope.extrapolation) == (1.0, 2048, 1.0)
+
+
+def test_the_factor_of_2023_files_and_of_no_scaling() -> None:
+    assert config(rope__scale_linear=4.0).rope.factor == 4.0
+    assert config(rope__scaling__type="none", rope__scaling__factor=4.0).rope.factor == 1.0
+
+
+def test_the_vocabulary_is_the_tokenizers() -> None:
+    tokens = {**MINIMAL, "tokenizer.ggml.tokens": ["a"] * 700}
+    assert read_config(tokens, "llama").vocabulary == 700
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *((key, None) for key in MINIMAL if key not in ("general.architecture",)),
+        ("llama.block_count", 0),
+        ("llama.block_count", 2**63),
+        ("llama.block_count", -1),
+        ("llama.block_count", True),
+        ("llama.block_count", 3.0),
+        ("llama.block_count", "3"),
+        ("llama.embedding_length", 2**31),
+        ("llama.embedding_length", [64]),
+        ("llama.context_length", 2**40),
+        ("llama.vocab_size", 2**32 - 1),
+        ("llama.feed_forward_length", [1, 2]),
+        ("llama.feed_forward_length", [1, 2, 0]),
+        ("llama.attention.head_count", 0),
+        ("llama.attention.head_count", "many"),
+        ("llama.attention.head_count_kv", 3),
+        ("llama.attention.head_count_kv", [8, 8]),
+        ("llama.attention.head_count_kv", 16),
+        ("llama.attention.key_length", 0),
+        ("llama.attention.key_length", 2**20),
+        ("llama.attention.value_length", 16),
+        ("llama.attention.layer_norm_rms_epsilon", 0.0),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan")),
+        ("llama.attention.layer_norm_rms_epsilon", "1e-5"),
+        ("llama.attention.causal", False),
+        ("llama.expert_count", 8),
+        ("llama.rope.dimension_count", 7),
+        ("llama.rope.dimension_count", 10),
+        ("llama.rope.dimension_count", 0),
+        ("llama.rope.freq_base", 0.0),
+        ("llama.rope.freq_base", float("inf")),
+        ("llama.rope.scaling.type", "longrope"),
+        ("llama.rope.scaling.type", 3),
+        ("llama.rope.scaling.factor", -2.0),
+        ("llama.rope.scaling.factor", float("inf")),
+        ("llama.rope.scaling.yarn_beta_slow", 0.0),
+        ("llama.rope.scaling.yarn_log_multiplier", -1.5),
+        ("tokenizer.ggml.tokens", []),
+        ("tokenizer.ggml.tokens", "abc"),
+        ("tokenizer.ggml.tokens", 5),
+    ],
+)
+def test_a_wrong_key_is_named_with_what_was_found(key: str, value: Any) -> None:
+    metadata = {k: v for k, v in {**MINIMAL, key: value}.items() if v is not None}
+    with pytest.raises(ModelError) as caught:
+        read_config(metadata, "llama")
+    assert str(caught.value).startswith(f"{key}: ")
+    if type(value) in (int, str, float):
+        assert str(value)[:20] in str(caught.value)
+
+
+def test_an_odd_head_width_must_be_said() -> None:
+    with pytest.raises(ModelError, match=r"llama\.attention\.key_length: the file does not hold this key"):
+        config(attention__head_count=7)
+    assert config(attention__head_count=7, attention__key_length=10).head_dim == 10
+
+
+def test_an_unknown_architecture_lists_the_supported_ones() -> None:
+    for metadata in ({}, {"general.architecture": "mamba9"}, {"general.architecture": 3}):
+        with pytest.raises(
+            ModelError, match=r"^general\.architecture: .*supported: llama, mistral3, qwen2, qwen3, smo"
+        ):
+            architecture_of(metadata)
+    assert architecture_of({"general.architecture": "qwen3"}) is ARCHITECTURES["qwen3"]
+
+
+_JUNK = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.integers(1, 64),
+    st.floats(),
+    st.sampled_from(["yarn", "none", "llama", 1e-300, 1e300, 5e-324]),
+    st.text(max_size=5),
+    st.lists(st.integers(0, 9), max_size=4),
+    st.just(np.array([1, 2, 3])),
+    st.just(np.array(["a", "b"])),
+)
+_KEYS = [
+    *MINIMAL,
+    "llama.attention.head_count_kv",
+    "llama.attention.key_length",
+    "llama.attention.value_length",
+    "llama.attention.causal",
+    "llama.attention.temperature_scale",
+    "llama.expert_count",
+    "llama.rope.dimension_count",
+    "llama.rope.freq_base",
+    "llama.rope.scaling.type",
+    "llama.rope.scaling.factor",
+    "llama.rope.scaling.original_context_length",
+    "llama.rope.scaling.yarn_beta_fast",
+    "llama.rope.scaling.yarn_ext_factor",
+    "llama.rope.scaling.yarn_log_multiplier",
+    "tokenizer.ggml.tokens",
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.dictionaries(st.sampled_from(_KEYS), _JUNK, max_size=6))
+def test_any_junk_ends_in_a_config_or_in_one_line(changes: dict[str, Any]) -> None:
+    metadata = {k: v for k, v in {**MINIMAL, **changes}.items() if v is not None}
+    message = ""
+    try:
+        c = read_config(metadata, architecture_of(metadata).name)
+        magnitude(c.rope)
+        assert len(inverse_frequencies(c.rope, None)) == c.rope.n_rot // 2
+    except ModelError as error:
+        message = str(error)
+    assert "\n" not in message
+    assert len(message) < 300

@@ -1,0 +1,226 @@
+"""The recorded forward computes what llama.cpp and the papers say, and refuses files that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.plan import Linear, Norm, Rotate, SelectRows
+from models import ModelError, summarize
+from models.architectures import architecture_of
+from models.config import read_config
+from tests.models import tiny
+from tests.models.straight_line import forward
+from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
+from tests.models.tiny import CONTEXT, FFN, PROMPT, TOKENS, VARIANTS, VOCABULARY, WIDTH
+
+LLAMA_CPP = np.load(Path(__file__).parent / "data" / "tiny_llama_cpp.npz")
+
+
+def run(model: tiny.Model, tokens: np.ndarray = TOKENS, prompt: int = PROMPT) -> np.ndarray:
+    """Logits of every position: the prompt as one batch, then one token at a time."""
+    driver = Driver(bind_reference(plan_of(*model), positions=CONTEXT))
+    rows = [driver.step([(0, tokens[:prompt])])] if prompt else []
+    return np.concatenate(rows + [driver.step([(0, [token])]) for token in tokens[prompt:]])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_logits_equal_those_of_llama_cpp(name: str) -> None:
+    assert nmse(run(VARIANTS[name]()), LLAMA_CPP[name]).max() < 1e-10
+
+
+def test_every_variant_differs_from_the_others() -> None:
+    """A variant whose key were ignored by llama.cpp and by us would prove nothing."""
+    assert nmse(LLAMA_CPP["llama linear"], LLAMA_CPP["llama factor of no scaling"]).max() > 1e-3
+
+
+STYLES: dict[str, dict[str, Any]] = {
+    "llama": {"seed": 20, "per_layer": (*tiny.QKV_BIAS, "attn_output.bias", *tiny.FFN_BIAS)},
+    "qwen2": {"seed": 21, "per_layer": tiny.QKV_BIAS, "tied": True},
+    "qwen3": {"seed": 22, "head_dim": 16, "per_layer": ("attn_q_norm.weight", "attn_k_norm.weight")},
+}
+
+
+@pytest.mark.parametrize("n_rot", [4, 8])
+@pytest.mark.parametrize("architecture", STYLES)
+def test_logits_equal_a_straight_line_float64_forward(architecture: str, n_rot: int) -> None:
+    style = STYLES[architecture]
+    metadata, tensors = tiny.make(architecture, **style, n_rot=n_rot)
+    values = {name: tensor.values() for name, tensor in tensors.items()}
+    expected = forward(
+        values,
+        TOKENS,
+        layers=2,
+        heads=4,
+        kv_heads=[2, 2],
+        head_dim=style.get("head_dim", 8),
+        n_rot=n_rot,
+        neox=architecture != "llama",
+    )
+    assert nmse(run((metadata, tensors)), expected).max() < 1e-11
+
+
+def test_heads_may_differ_from_layer_to_layer() -> None:
+    metadata, tensors = tiny.make("llama", seed=23)
+    other = tiny.make("llama", seed=24, kv_heads=4)[1]
+    tensors |= {name: other[name] for name in other if name.startswith("blk.1.")}
+    metadata["llama.attention.head_count_kv"] = [2, 4]
+    values = {name: tensor.values() for name, tensor in tensors.items()}
+    expected = forward(values, TOKENS, layers=2, heads=4, kv_heads=[2, 4], head_dim=8, n_rot=8, neox=False)
+    assert nmse(run((metadata, tensors)), expected).max() < 1e-11
+
+
+@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0"])
+def test_a_quantized_model_computes_with_the_numbers_its_bytes_mean(format: str) -> None:
+    """Widths of 32 are one block of Q8_0 and Q4_0; 64 inner columns two."""
+    metadata, tensors = tiny.make("llama", seed=25)
+    inner = np.random.RandomState(0).standard_normal((4, 64, WIDTH)) / 6
+    for i in range(2):
+        tensors[f"blk.{i}.ffn_gate.weight"] = MemoryWeight.of(f"blk.{i}.ffn_gate.weight", inner[i])
+        tensors[f"blk.{i}.ffn_up.weight"] = MemoryWeight.of(f"blk.{i}.ffn_up.weight", inner[i] * 0.5)
+        tensors[f"blk.{i}.ffn_down.weight"] = MemoryWeight.of(f"blk.{i}.ffn_down.weight", inner[2 + i].T)
+    metadata["llama.feed_forward_length"] = 64
+    packed = {n: MemoryWeight.of(n, t.values(), format if len(t.shape) == 2 else "F32") for n, t in tensors.items()}
+    plain = {n: MemoryWeight.of(n, t.values()) for n, t in packed.items()}
+    np.testing.assert_array_equal(run((metadata, packed)), run((metadata, plain)))
+    assert nmse(run((metadata, packed)), run((metadata, tensors))).max() > 1e-12  # packing did change the numbers
+
+
+@pytest.mark.parametrize("prompt", [0, 1, 7, 24])
+def test_chunking_of_the_prompt_does_not_change_a_bit(prompt: int) -> None:
+    model = VARIANTS["qwen3"]()
+    np.testing.assert_array_equal(run(model, prompt=prompt), run(model))
+
+
+def test_sequences_in_one_batch_do_not_see_each_other() -> None:
+    model = VARIANTS["llama plain"]()
+    other = TOKENS[::-1].copy()
+    driver = Driver(bind_reference(plan_of(*model), positions=CONTEXT), sequences=2)
+    parts = [driver.step([(1, other[:5]), (0, TOKENS[:9])]), driver.step([(0, TOKENS[9:16]), (1, other[5:6])])]
+    ours = np.concatenate([parts[0][5:], parts[1][:7]])
+    theirs = np.concatenate([parts[0][:5], parts[1][7:]])
+    np.testing.assert_array_equal(ours, run(model)[:16])
+    np.testing.assert_array_equal(theirs, run(model, other)[:6])
+
+
+def test_only_wanted_rows_reach_the_last_feed_forward_and_the_output_matrix() -> None:
+    plan = plan_of(*VARIANTS["llama plain"]())
+    selected = [op.x.width for op in plan.operations if isinstance(op, SelectRows)]
+    assert selected == [WIDTH, WIDTH]
+    linears = {op.weight.name: op.out.rows for op in plan.operations if isinstance(op, Linear)}
+    assert {name for name, rows in linears.items() if rows == "logits"} == {
+        "output.weight",
+        *(f"blk.1.{part}.weight" for part in ("attn_output", "ffn_gate", "ffn_up", "ffn_down")),
+    }
+    driver = Driver(bind_reference(plan, positions=CONTEXT))
+    some = driver.step([(0, TOKENS)], logit_rows=[23, 4])
+    np.testing.assert_array_equal(some, run(VARIANTS["llama plain"]())[[23, 4]])
+
+
+def test_smollm3_rotates_three_layers_of_four() -> None:
+    plan = plan_of(*VARIANTS["smollm3"]())
+    rotated = [op.x.name for op in plan.operations if isinstance(op, Rotate) and "attn_q" in op.x.name]
+    assert rotated == [f"blk.{layer}.attn_q.weight" for layer in (0, 1, 2, 4, 5, 6)]
+
+
+def test_head_norms_are_applied_wherever_the_file_has_them() -> None:
+    model = tiny.make("llama", seed=26, per_layer=("attn_q_norm.weight",))
+    assert [op.groups for op in plan_of(*model).operations if isinstance(op, Norm) and op.groups > 1] == [4, 4]
+
+
+def change(model: tiny.Model, name: str, weight: MemoryWeight | None) -> tiny.Model:
+    metadata, tensors = model
+    rest = {n: t for n, t in tensors.items() if n != name}
+    return metadata, rest if weight is None else rest | {name: weight}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "token_embd.weight",
+        "output_norm.weight",
+        "blk.1.attn_k.weight",
+        "blk.0.ffn_norm.weight",
+        "blk.1.ffn_down.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(name: str) -> None:
+    with pytest.raises(ModelError, match=rf"^{name}: the file does not hold this tensor; expected shape \("):
+        plan_of(*change(VARIANTS["llama plain"](), name, None))
+
+
+def test_qwen3_needs_its_head_norms() -> None:
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_q_norm\.weight: .*expected shape \(8\)"):
+        plan_of(*tiny.make("qwen3", seed=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("token_embd.weight", (VOCABULARY + 1, WIDTH)),
+        ("output.weight", (WIDTH, VOCABULARY)),
+        ("blk.0.attn_q.weight", (WIDTH, WIDTH - 2)),
+        ("blk.0.attn_q.bias", (WIDTH + 1,)),
+        ("blk.1.ffn_up.weight", (FFN * WIDTH,)),
+        ("blk.1.ffn_norm.weight", (1, WIDTH)),
+        ("rope_freqs.weight", (8,)),
+        ("blk.0.attn_v.scale", (2,)),
+    ],
+)
+def test_a_wrong_shape_says_found_and_expected(name: str, shape: tuple[int, ...]) -> None:
+    model = change(VARIANTS["llama plain"](), name, MemoryWeight.of(name, np.ones(shape)))
+    found = ", ".join(map(str, shape))
+    with pytest.raises(ModelError, match=rf"^{name}: expected shape \(.*\), found \({found}\)$"):
+        plan_of(*model)
+
+
+def test_a_format_that_cannot_be_a_weight_is_named() -> None:
+    name = "blk.0.attn_q.weight"
+    rows = np.zeros((WIDTH, WIDTH * 4), np.uint8)
+    for format in ("I32", "Q9_9"):
+        with pytest.raises(ModelError, match=rf"{name}: format {format} .*supported: .*F16.*Q4_0"):
+            plan_of(*change(VARIANTS["llama plain"](), name, MemoryWeight(name, format, (WIDTH, WIDTH), rows)))
+    down = "blk.0.ffn_down.weight"  # 40 columns do not fill blocks of 32
+    with pytest.raises(ModelError, match=rf"{down}: Q8_0: .*40"):
+        plan_of(*change(VARIANTS["llama plain"](), down, MemoryWeight(down, "Q8_0", (WIDTH, FFN), rows)))
+
+
+@pytest.mark.parametrize("bad", [0.0, np.nan, np.inf])
+def test_frequency_factors_must_divide(bad: float) -> None:
+    factors = MemoryWeight.of("rope_freqs.weight", np.array([1.0, bad, 1.0, 1.0]))
+    with pytest.raises(ModelError, match=r"^rope_freqs\.weight: holds"):
+        plan_of(*change(VARIANTS["llama plain"](), "rope_freqs.weight", factors))
+
+
+def test_a_temperature_needs_whole_heads_rotated() -> None:
+    metadata, tensors = tiny.make("mistral3", seed=1, n_rot=4, keys={"attention.temperature_scale": 0.1})
+    with pytest.raises(ModelError, match=r"mistral3\.attention\.temperature_scale.*8, found 4"):
+        plan_of(metadata, tensors)
+
+
+def test_the_summary_counts_a_model_worked_out_by_hand() -> None:
+    metadata, tensors = tiny.make("llama", seed=1, layers=1, tied=True, per_layer=("attn_q.bias",), format="F16")
+    tensors["blk.0.attn_q.input_scale"] = MemoryWeight.of("blk.0.attn_q.input_scale", np.ones(1))
+    architecture = architecture_of(metadata)
+    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
+    table = 29 * 32
+    matrices = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 40 * 32
+    vectors = 3 * 32 + 32
+    assert summary.parameters == table + matrices + vectors
+    assert summary.weight_bytes == 2 * (table + matrices) + 4 * vectors
+    assert summary.bytes_per_token == summary.weight_bytes + 2 * 32  # the table as output matrix, and a row of it
+    assert summary.flops_per_token == 2 * (table + matrices)
+    assert summary.attention_flops_per_position == 4 * 4 * 8
+    assert summary.cache_values_per_token == 2 * 2 * 8
+    assert summary.unused == ("blk.0.attn_q.input_scale",)
+
+
+def test_an_untied_embedding_costs_a_row_per_token() -> None:
+    metadata, tensors = VARIANTS["llama plain"]()
+    architecture = architecture_of(metadata)
+    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
+    assert summary.bytes_per_token == summary.weight_bytes - (VOCABULARY - 1) * WIDTH * 4
+    assert summary.unused == ()

@@ -1,0 +1,100 @@
+"""llama.cpp's logits and texts for the reference models: random weights per architecture, and two trained ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from models import architecture_of, read_config, summarize
+from tests.conftest import reference
+from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
+
+ARCHITECTURES = ["llama", "mistral3", "qwen2", "qwen3", "smollm3"]
+
+Feed = Callable[[Driver, np.ndarray], Iterator[np.ndarray]]
+
+
+def as_llama_cpp(driver: Driver, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    yield driver.step([(0, tokens[:32])])
+    for token in tokens[32:]:
+        yield driver.step([(0, [token])])
+
+
+def in_odd_chunks(driver: Driver, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    for start, stop in [(0, 1), (1, 4), (4, 31), (31, 40)]:
+        yield driver.step([(0, tokens[start:stop])])
+
+
+def beside_another_sequence(driver: Driver, tokens: np.ndarray) -> Iterator[np.ndarray]:
+    other = tokens[::-1]
+    yield driver.step([(1, other[:3]), (0, tokens[:20])])[3:]
+    yield driver.step([(0, tokens[20:35]), (1, other[3:40])])[:15]
+    yield driver.step([(0, tokens[35:])])
+
+
+@pytest.mark.parametrize("cache_type", ["f32", "f16"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_logits_of_every_position(architecture: str, cache_type: str) -> None:
+    """The distance is llama.cpp's own rounding of activations to F16; with F32 weights it is 1e-11 and less."""
+    metadata, tensors = open_model(reference("archs", f"{architecture}-dense.gguf"))
+    truth = np.load(reference("archs", f"{architecture}-dense.npz"))
+    assert int(truth["prompt_len"].item()) == 32
+    plan = plan_of(metadata, tensors)
+    results = []
+    for feed in (as_llama_cpp, in_odd_chunks, beside_another_sequence):
+        driver = Driver(bind_reference(plan, cache_type, positions=64), sequences=2)
+        results.append(np.concatenate(list(feed(driver, truth["tokens"]))))
+        assert nmse(results[-1], truth["logits"]).max() < 2e-6
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_only_unused_tensors_are_those_llama_cpp_ignores(architecture: str) -> None:
+    metadata, tensors = open_model(reference("archs", f"{architecture}-dense.gguf"))
+    row = architecture_of(metadata)
+    ignored = {"input_scale"} if row.ffn_scales else {"input_scale", "scale"}
+    for name in summarize(read_config(metadata, row.name), row, tensors).unused:
+        part, kind = name.rsplit(".", 1)
+        assert kind in ignored or name == "cls.output.weight"
+        assert kind != "scale" or "ffn" in part
+
+
+@pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])
+def test_greedy_text_is_that_of_llama_cpp(name: str) -> None:
+    metadata, tensors = open_model(reference("models", f"{name}.gguf"))
+    expected = reference("models", f"{name}.greedy160.txt").read_text()
+    pieces = metadata["tokenizer.ggml.tokens"]
+    prompt = [metadata["tokenizer.ggml.bos_token_id"], *merge(" Once upon a time", metadata)]
+    driver = Driver(bind_reference(plan_of(metadata, tensors), "f16", positions=256))
+    tokens = prompt[1:]
+    logits = driver.step([(0, prompt)], logit_rows=[len(prompt) - 1])
+    for _ in range(160):
+        token = int(logits[0].argmax())
+        if token == metadata["tokenizer.ggml.eos_token_id"]:
+            break
+        tokens.append(token)
+        logits = driver.step([(0, [token])])
+    assert text(tokens, pieces).strip() == expected.strip()
+
+
+def merge(prompt: str, metadata: dict[str, list[str]]) -> list[int]:
+    """SentencePiece, plainly: merge the neighbours whose union scores best (leftmost first) until none is a piece."""
+    ids = {piece: i for i, piece in enumerate(metadata["tokenizer.ggml.tokens"])}
+    scores = metadata["tokenizer.ggml.scores"]
+    parts = list(prompt.replace(" ", "▁"))
+    while pairs := [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(parts)) if a + b in ids]:
+        i = -max(pairs)[1]
+        parts[i : i + 2] = [parts[i] + parts[i + 1]]
+    return [ids[part] for part in parts]
+
+
+def text(tokens: list[int], pieces: list[str]) -> str:
+    raw = b""
+    for token in tokens:
+        piece = pieces[token]
+        raw += bytes([int(piece[3:5], 16)]) if piece.startswith("<0x") else piece.replace("▁", " ").encode()
+    return raw.decode()
