@@ -33,7 +33,9 @@ def test_blocks_without_spread() -> None:
     zeros, threes, weights = np.zeros((1, 32), np.float32), np.full((1, 32), -3, np.float32), np.ones(32, np.float32)
     for zero in (zeros, -zeros):  # 0 / -8 is -0, the half 0x8000
         assert quant.quantize(zero, "Q4_0").tobytes() == b"\x00\x80" + b"\x88" * 16
-    assert quant.quantize(zeros, "Q4_0", weights).tobytes() == bytes(18)  # the search leaves the integers at 0
+    signs = np.where(np.arange(32) % 2, np.float32(-1e-16), np.float32(1e-16))[None]
+    for tiny in (zeros, signs):  # below 1e-15 the search leaves scale and integers at 0
+        assert quant.quantize(tiny, "Q4_0", weights).tobytes() == bytes(18)
     assert quant.quantize(threes, "Q4_1").tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)  # 0xC200 is the half -3
     assert quant.quantize(threes, "Q4_1", weights).tobytes() == bytes(2) + b"\x00\xc2" + bytes(16)
 
@@ -92,6 +94,20 @@ def test_nvfp4() -> None:
     stored = bytes([0x38, 0x39, 0x01, 0x7F]) + b"\x27" * 32  # low nibbles 7: level 6; high nibbles 2: level 1
     assert one(stored, "NVFP4") == [v * s for s in (1.0, 1.125, 2.0**-9, 0.0) for v in [6.0] * 8 + [1.0] * 8]
     assert write([6.0] * 8 + [-1.0] * 8 + [0.0] * 48, "NVFP4") == bytes([0x38, 0, 0, 0]) + b"\xa7" * 8 + bytes(24)
+
+
+def test_q1_0() -> None:
+    # Summed in order, every 2**-11 vanishes in 16392 (half a unit in its last place, ties to even); the mean, 128.0625,
+    # lies between two halves, 128 and 128.125, and goes to the even one. Any other order of addition gives 128.125.
+    stored = write([16392.0, -0.0] + [-(2.0**-11)] * 7 + [2.0**-11] * 119, "Q1_0")
+    assert stored == b"\x00\x58" + bytes([0b00000011, 0b11111110]) + b"\xff" * 14
+    assert one(stored, "Q1_0") == [128.0] * 2 + [-128.0] * 7 + [128.0] * 119
+
+
+def test_q2_0() -> None:
+    stored = b"\x00\x38" + bytes([0b11_10_01_00] * 16)  # lowest bits first: -1, 0, 1, 2
+    assert one(stored, "Q2_0") == [-0.5, 0.0, 0.5, 1.0] * 16
+    assert write([-4.0, 1.99, 2.0, 4.0] * 16, "Q2_0") == b"\x00\x44" + bytes([0b10_10_01_00] * 16)  # 2 / 4 rounds to 1
 
 
 def test_ternary() -> None:

@@ -111,6 +111,8 @@ def test_strange_arrays(name: str) -> None:
     parts = [quant.dequantize(part, name) for part in np.array_split(stored, 9)]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
     np.testing.assert_array_equal(quant.dequantize(np.asfortranarray(stored)[::2], name), whole[::2])
+    one_block = stored[:, : fmt.block_bytes]
+    np.testing.assert_array_equal(quant.dequantize(np.asfortranarray(one_block), name), whole[:, : fmt.block_values])
     assert quant.dequantize(stored[:0], name).shape == (0, 4 * fmt.block_values)
     assert quant.dequantize(stored[:, :0], name).shape == (len(stored), 0)
     if fmt.quantize:
