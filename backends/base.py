@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from backends.plan import F32, Batch, Plan
+
+
+Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
 
 class BackendError(Exception):
@@ -61,4 +65,8 @@ class Backend(Protocol):
         """One line: device, instruction set, threads."""
         ...
 
-    def bind(self, plan: Plan, limits: Limits, cache_type: str) -> Executable: ...
+    def bind(
+        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
+    ) -> Executable: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,297 @@
+"""The CPU backend as the program sees it: open, bind a plan, step."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import BackendError, Limits, Memory, Progress
+from backends.cpu import bind, rope, weights
+from backends.cpu.buffers import Buffer
+from backends.cpu.isa import Isa, host
+from backends.cpu.jit import Library, default_cache
+from backends.cpu.kernels import attention, linear
+from backends.cpu.kernels.common import Step
+from backends.cpu.kernels.executor import Entry
+from backends.cpu.memory import Arena, address, aligned, int_block
+from backends.cpu.pool import Pool
+from backends.cpu.simd import LANES
+from backends.plan import BLOCK, F32, Attention, Batch, Embed, Linear, Norm, Plan, Rope, Weight
+
+CACHE_TYPES = ("f16",)
+ROPE_STEP = 1024  # positions by which the rope tables grow
+
+
+def default_threads() -> int:
+    """Processors this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+class CpuBackend:
+    """Kernels for one instruction set and a pool of threads; several models can be bound to it."""
+
+    name = "cpu"
+
+    def __init__(self, threads: int | None = None, isa: Isa | None = None, cache: Path | None | Literal["default"] = "default") -> None:
+        if threads is not None and not 1 <= threads <= 1024:
+            raise BackendError(f"threads is {threads}; give a number from 1 to 1024")
+        self.isa = isa or host()
+        self.library = Library(self.isa, default_cache() if cache == "default" else cache)
+        self.pool = Pool(self.library, threads or default_threads())
+
+    def describe(self) -> str:
+        return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
+
+    def bind(self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None) -> CpuExecutable:
+        if cache_type not in CACHE_TYPES:
+            raise BackendError(f"cache type {cache_type} is not one of {', '.join(CACHE_TYPES)}")
+        return CpuExecutable(self, plan, limits, progress)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+class CpuExecutable:
+    """A plan bound to memory. One step at a time."""
+
+    def __init__(self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None) -> None:
+        self.limits, self._plan, self._pool = limits, plan, backend.pool
+        for size, what in ((limits.rows, "rows"), (limits.logit_rows, "logit rows"), (limits.blocks, "cache blocks")):
+            if size < 1:
+                raise BackendError(f"limits: {what} is {size}; at least 1 is needed")
+        matrices = _matrices(plan)
+        for weight in matrices:
+            weights.check(weight)
+        program = bind.program(plan, limits, backend.pool.threads)
+        kernels = [*program.kernels.values(), *(linear.repack(f) for f in {w.format for w in matrices})]
+        report = progress or (lambda what, done, total: None)
+        backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
+        self._weights, panels = weights.load(
+            matrices, backend.library, backend.pool.threads, lambda done, total: report("loading weights", done, total)
+        )
+        self._scratch = program.buffers.commit()
+        self._cache, cache_addresses, cache_bytes = _cache(plan, limits)
+        self._vectors: dict[str, NDArray[np.float32]] = {}
+        self._ropes: dict[Rope, tuple[Arena, int]] = {}
+        self._rope_filled = 0
+        self._tiles = {n: (np.zeros(2, np.int64), np.zeros((limits.rows, 2), np.int32)) for n in _tile_sizes(plan)}
+        self._step = np.zeros(Step.SIZE, np.int64)
+        self._inputs = _Inputs(limits)
+        stride = max((attention.scratch_bytes(*shape, BLOCK) for shape in _attention_shapes(plan)), default=64)
+        self._attention_scratch = Arena(aligned(stride) * backend.pool.threads, "attention")
+
+        names: dict[str, int] = {
+            "step": address(self._step),
+            "rows:batch": address(self._step) + 8 * Step.ROWS,
+            "rows:logits": address(self._step) + 8 * Step.LOGIT_ROWS,
+            "scratch": self._attention_scratch.address,
+            "scratch_stride": aligned(stride),
+            **cache_addresses,
+        }
+        for name, p in panels.items():
+            names |= {
+                f"weights:{name}": p.address,
+                f"blocks:{name}": p.blocks,
+                f"panels:{name}": p.panels,
+                f"panel_bytes:{name}": p.panel_bytes,
+                f"chunk:{name}": bind.chunk(p.panels, p.panel_bytes, backend.pool.threads),
+            }
+        for name, weight, lanes in _vector_uses(plan):
+            self._vectors[name] = weights.vector(weight, lanes)
+            names[name] = address(self._vectors[name])
+
+        self._counters = np.zeros((len(program.calls), 8), np.int64)
+        self._blocks: list[NDArray[np.int64]] = []
+        self.entries = np.zeros((len(program.calls), Entry.SIZE), np.int64)
+        self.labels = [call.label for call in program.calls]
+        for number, call in enumerate(program.calls):
+            names["counter"] = address(self._counters[number])
+            block = int_block(call.size, {slot: self._resolve(value, names, program) for slot, value in call.slots.items()})
+            self._blocks.append(block)
+            self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0)
+        vocabulary = plan.logits.width
+        rows = self._scratch.view(program.buffers.address(program.logits), limits.logit_rows * program.logits.stride)
+        self._logits = rows.view(np.float32).reshape(limits.logit_rows, -1)[:, :vocabulary]
+        self.memory = Memory(
+            weights=sum(p.bytes for p in panels.values()) + sum(v.nbytes for v in self._vectors.values()),
+            cache=cache_bytes,
+            scratch=self._scratch.size + self._attention_scratch.size,
+            weights_per_token=_weights_per_token(plan, panels),
+            cache_per_token=cache_bytes // (limits.blocks * BLOCK),
+        )
+        self._vocabulary_in = _embedding_rows(plan)
+
+    def _resolve(self, value: bind.Slot, names: dict[str, int], program: bind.Program) -> int | float:
+        match value:
+            case str():
+                return names[value]
+            case Buffer():
+                return program.buffers.address(value)
+            case ("rope", what):
+                return self._rope_table(cast(Rope, what)).address
+            case ("tiles", size):
+                return address(self._tiles[cast(int, size)][0])
+        return cast("int | float", value)
+
+    # -- stepping --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> F32:
+        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        self._inputs.fill(self._step, batch, self._vocabulary_in, self.limits)
+        last = int(batch.positions.max())
+        if last >= self._rope_filled:
+            self._grow_ropes(last + 1)
+        for size, (header, tiles) in self._tiles.items():
+            count = _fill_tiles(tiles, batch, size)
+            header[:] = address(tiles), count
+        self._pool.run(self.entries, self._counters)
+        return self._logits[: len(batch.logit_rows)]
+
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
+        for keys_or_values in self._cache:
+            keys_or_values[target] = keys_or_values[source]
+
+    def close(self) -> None:
+        """Memory is returned when the last view of it goes."""
+        self._cache = []
+
+    def profile(self) -> list[tuple[str, int]]:
+        """(operation, cycles spent since bind, barrier included) in order of the plan."""
+        return list(zip(self.labels, (int(t) for t in self.entries[:, Entry.TICKS]), strict=True))
+
+    # -- rope tables -----------------------------------------------------------------------------------------------
+
+    def _rope_table(self, rope_: Rope) -> Arena:
+        if rope_ not in self._ropes:
+            row = 8 * (rope_.n_rot // 2)
+            self._ropes[rope_] = (Arena(row * self.limits.positions, "the rope table"), row)
+        return self._ropes[rope_][0]
+
+    def _grow_ropes(self, needed: int) -> None:
+        """Fill tables up to a position of the batch; most chats never need a long context's full table."""
+        stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
+        for rope_, (arena, row) in self._ropes.items():
+            values = rope.table(rope_, self._rope_filled, stop)
+            at = arena.address + self._rope_filled * row
+            arena.view(at, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
+        self._rope_filled = stop
+
+
+class _Inputs:
+    """The batch's arrays at addresses that never change."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.rows = np.zeros((4, limits.rows), np.int32)
+        self.logit_rows = np.zeros(limits.logit_rows, np.int32)
+
+    def fill(self, step: NDArray[np.int64], batch: Batch, vocabulary: int, limits: Limits) -> None:
+        count, wanted = len(batch.tokens), len(batch.logit_rows)
+        check_batch(batch, vocabulary, limits)
+        for target, source in zip(self.rows, (batch.tokens, batch.positions, batch.slots, batch.sequence), strict=True):
+            target[:count] = source
+        self.logit_rows[:wanted] = batch.logit_rows
+        self.tables = np.ascontiguousarray(batch.tables, np.int32)
+        step[Step.ROWS], step[Step.LOGIT_ROWS] = count, wanted
+        for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SLOTS, Step.SEQUENCE), self.rows, strict=True):
+            step[slot] = address(array)
+        step[Step.LOGIT_INDEX] = address(self.logit_rows)
+        step[Step.TABLES], step[Step.TABLE_STRIDE] = address(self.tables), self.tables.shape[1] * 4
+
+
+def check_batch(batch: Batch, vocabulary: int, limits: Limits) -> None:
+    """BackendError unless every number of the batch is inside what was bound: kernels do not look again."""
+    count, wanted = len(batch.tokens), len(batch.logit_rows)
+    if not 1 <= count <= limits.rows or wanted > limits.logit_rows:
+        raise BackendError(f"batch of {count} rows, {wanted} logit rows; bound for {limits.rows} and {limits.logit_rows}")
+    blocks = batch.tables.shape[1] if batch.tables.ndim == 2 else 0
+    ranges = (
+        ("token", batch.tokens, vocabulary),
+        ("position", batch.positions, min(limits.positions, blocks * BLOCK)),
+        ("slot", batch.slots, limits.blocks * BLOCK),
+        ("sequence", batch.sequence, len(batch.tables)),
+        ("logit row", batch.logit_rows, count),
+        ("cache block", batch.tables, limits.blocks),
+    )
+    for what, numbers, stop in ranges:
+        if numbers.size and not (0 <= int(numbers.min()) and int(numbers.max()) < stop):
+            raise BackendError(f"batch: a {what} is outside 0..{stop - 1}")
+
+
+def _fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
+    """Runs of neighbouring rows of one sequence at following positions, cut where the position is a multiple of `size`,
+    so that all rows of a tile see the same cache blocks. Returns how many."""
+    count = len(batch.tokens)
+    if count == 1 or size == 1:
+        tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1
+        return count
+    follows = (np.diff(batch.positions) == 1) & (np.diff(batch.sequence) == 0) & (batch.positions[1:] % size != 0)
+    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    tiles[: len(starts), 0] = starts
+    tiles[: len(starts), 1] = np.diff(np.append(starts, count))
+    return len(starts)
+
+
+def _matrices(plan: Plan) -> list[Weight]:
+    found: dict[str, Weight] = {}
+    for op in plan.operations:
+        if isinstance(op, Embed):
+            found[op.table.name] = op.table
+        elif isinstance(op, Linear):
+            found[op.weight.name] = op.weight
+    return list(found.values())
+
+
+def _vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
+    """(address name, tensor, lanes to pad to): a linear's bias is as long as its panels."""
+    found: dict[str, tuple[str, Weight, int]] = {}
+    for op in plan.operations:
+        if isinstance(op, Norm):
+            for weight in (op.weight, op.bias):
+                if weight is not None:
+                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
+        elif isinstance(op, Linear) and op.bias is not None:
+            found[f"panel_vector:{op.bias.name}"] = (f"panel_vector:{op.bias.name}", op.bias, 2 * LANES)
+    return list(found.values())
+
+
+def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
+    return sum(panels[op.weight.name].bytes for op in plan.operations if isinstance(op, Linear))
+
+
+def _embedding_rows(plan: Plan) -> int:
+    return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1)
+
+
+def _attention_shapes(plan: Plan) -> set[tuple[int, int]]:
+    """(head_dim, query heads per key-value head) of the plan's attention."""
+    layers = plan.layers
+    return {
+        (layers[op.layer].head_dim, op.heads // layers[op.layer].kv_heads)
+        for op in plan.operations
+        if isinstance(op, Attention)
+    }
+
+
+def _tile_sizes(plan: Plan) -> set[int]:
+    return {attention.tile_tokens(group) for _, group in _attention_shapes(plan)}
+
+
+def _cache(plan: Plan, limits: Limits) -> tuple[list[NDArray[np.uint8]], dict[str, int], int]:
+    """Per layer keys, then values: uint8 (blocks, bytes of a block), their addresses by name, bytes in all."""
+    sizes = []
+    for layer in plan.layers:
+        padded = -(-layer.head_dim // LANES) * LANES
+        sizes.append((layer.kv_heads * BLOCK * layer.head_dim * 2, layer.kv_heads * BLOCK * padded * 2))
+    total = sum(aligned(k * limits.blocks) + aligned(v * limits.blocks) for k, v in sizes)
+    arena = Arena(total, "the cache")
+    arrays, addresses = [], {}
+    for number, pair in enumerate(sizes):
+        for what, size in zip("kv", pair, strict=True):
+            at = arena.take(size * limits.blocks)
+            addresses[f"{what}_cache:{number}"] = at
+            arrays.append(arena.view(at, size * limits.blocks).reshape(limits.blocks, size))
+    return arrays, addresses, total

@@ -1,0 +1,315 @@
+"""From a plan to entries that threads replay: fuse, give every value a buffer, put barriers where data demands them.
+
+Fusions: an addition goes into the linear that feeds it; norm and glu write the quantized activations their readers want; linears
+that share an input run without a barrier between them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.base import Limits
+from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
+from backends.cpu.jit import Kernel
+from backends.cpu.kernels import attention, linear, rowwise
+from backends.cpu.kernels.common import X_VALUES
+from backends.cpu.panels import INTEGER_PANELS
+from backends.plan import (
+    BLOCK, Add, Append, Attention, Embed, Glu, Linear, Norm, Operation, Plan, Rope, Rotate, Scale, SelectRows, Value,
+)  # fmt: skip
+
+Domain = Literal["batch", "logits", "tasks", "select"]
+Slot = int | float | str | Buffer | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
+Resource = int | str  # a buffer's number, or a name such as "cache.3"
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call of the plan. Slots hold numbers, buffers, or the names of addresses that are known at the end."""
+
+    kernel: str
+    size: int
+    slots: dict[int, Slot]
+    domain: Domain
+    reads: set[Resource]
+    writes: set[Resource]
+    label: str
+    barrier: bool = False
+
+
+@dataclass(slots=True)
+class Program:
+    """What binding decides before any memory is taken."""
+
+    calls: list[Call]
+    buffers: Buffers
+    kernels: dict[str, Kernel]
+    logits: Buffer
+
+
+class _Binder:
+    def __init__(self, plan: Plan, limits: Limits, threads: int) -> None:
+        self.plan, self.threads = plan, threads
+        self.buffers = Buffers(limits)
+        self.calls: list[Call] = []
+        self.kernels: dict[str, Kernel] = {}
+        self.where: dict[int, Buffer] = {}  # value -> float32 rows
+        self.quantized: dict[int, Buffer] = {}  # value -> activation blocks
+        self.uses = _uses(plan)
+        self.wants_blocks = {
+            op.x.index for op in plan.operations if isinstance(op, Linear) and op.weight.format in INTEGER_PANELS
+        }
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def take(self, value: Value) -> Buffer:
+        buffer = self.buffers.take(value.rows, float_stride(value.width))
+        self.where[value.index] = buffer
+        return buffer
+
+    def blocks_of(self, value: Value) -> Buffer:
+        buffer = self.buffers.take(value.rows, quantized_stride(value.width))
+        self.quantized[value.index] = buffer
+        return buffer
+
+    def used(self, *values: Value) -> None:
+        """One use less of each; the last gives its buffers back."""
+        for value in values:
+            self.uses[value.index] -= 1
+            if not self.uses[value.index]:
+                self.buffers.give(self.where.pop(value.index))
+                if value.index in self.quantized:
+                    self.buffers.give(self.quantized.pop(value.index))
+
+    def call(
+        self, kernel: Kernel, size: int, slots: dict[int, Slot], domain: Domain, label: str,
+        reads: set[Resource] | None = None, writes: set[Resource] | None = None,
+    ) -> None:  # fmt: skip
+        self.kernels[kernel.name] = kernel
+        self.calls.append(Call(kernel.name, size, slots, domain, reads or set(), writes or set(), label))
+
+    def quantize_slots(self, value: Value, first: int) -> tuple[dict[int, Slot], set[Resource]]:
+        """Slots (address, stride, blocks) for a kernel that also writes the value's activation blocks, if wanted."""
+        if value.index not in self.wants_blocks:
+            return {}, set()
+        q = self.blocks_of(value)
+        return {first: q, first + 1: q.stride, first + 2: value.width // X_VALUES}, {q.number}
+
+    # -- operations ------------------------------------------------------------------------------------------------
+
+    def run(self) -> Program:
+        operations = list(self.plan.operations)
+        fused = _additions_into_linears(operations, self.uses)
+        emit: dict[type[Operation], Callable[..., None]] = {
+            Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
+            Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
+        }  # fmt: skip
+        for number, op in enumerate(operations):
+            if number in fused.values():
+                continue
+            if isinstance(op, Linear):
+                other = fused.get(number)
+                addition = operations[other] if other is not None else None
+                assert addition is None or isinstance(addition, Add)
+                self.linear(op, addition)
+            else:
+                emit[type(op)](op)
+        _place_barriers(self.calls)
+        return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index])
+
+    def embed(self, op: Embed) -> None:
+        y = self.take(op.out)
+        a, name = linear.EmbedArg, op.table.name
+        slots: dict[int, Slot] = {
+            a.STEP: "step", a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}",
+            a.PANEL_BYTES: f"panel_bytes:{name}", a.Y: y, a.Y_STRIDE: y.stride,
+        }  # fmt: skip
+        self.call(linear.embed(op.table.format), a.SIZE, slots, "batch", "embed", writes={y.number})
+
+    def norm(self, op: Norm) -> None:
+        x, y, a = self.where[op.x.index], self.take(op.out), rowwise.NormArg
+        q, q_writes = self.quantize_slots(op.out, a.Q)
+        slots: dict[int, Slot] = {
+            a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride, a.WEIGHT: f"vector:{op.weight.name}",
+            a.BIAS: f"vector:{op.bias.name}" if op.bias else 0, a.WIDTH: op.x.width // op.groups,
+            a.GROUPS: op.groups, a.EPS: float(op.eps), a.ROWS: f"rows:{op.x.rows}", **q,
+        }  # fmt: skip
+        self.call(
+            rowwise.norm(op.kind), a.SIZE, slots, op.x.rows, "norm", {x.number}, {y.number, *q_writes}
+        )
+        self.used(op.x)
+
+    def linear(self, op: Linear, addition: Add | None) -> None:
+        a, name, integer = linear.LinearArg, op.weight.name, op.weight.format in INTEGER_PANELS
+        if integer and op.x.index not in self.quantized:
+            self.quantize(op.x)
+        x = (self.quantized if integer else self.where)[op.x.index]
+        residual: dict[int, Slot] = {}
+        reads: set[Resource] = {x.number}
+        out = op.out
+        if addition is not None:
+            other = addition.b if addition.a is op.out else addition.a
+            r = self.where[other.index]
+            residual = {a.RESIDUAL: r, a.RESIDUAL_STRIDE: r.stride}
+            reads.add(r.number)
+            out = addition.out
+            self.used(other)  # the sum may take its place: every element is read by the thread that writes it
+        y = self.take(out)
+        slots: dict[int, Slot] = {
+            a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",
+            a.PANEL_BYTES: f"panel_bytes:{name}", a.CHUNK: f"chunk:{name}", a.X: x, a.X_STRIDE: x.stride,
+            a.Y: y, a.Y_STRIDE: y.stride, a.BIAS: f"panel_vector:{op.bias.name}" if op.bias else 0,
+            a.SCALE: float(op.scale), a.ROWS: f"rows:{op.x.rows}", a.COUNTER: "counter", **residual,
+        }  # fmt: skip
+        self.call(linear.linear(op.weight.format), a.SIZE, slots, "tasks", name, reads, {y.number})
+        self.used(op.x)
+
+    def quantize(self, value: Value) -> None:
+        x, q, a = self.where[value.index], self.blocks_of(value), rowwise.QuantizeArg
+        slots: dict[int, Slot] = {
+            a.X: x, a.X_STRIDE: x.stride, a.ROWS: f"rows:{value.rows}", a.Q: q, a.Q_STRIDE: q.stride,
+            a.Q_BLOCKS: value.width // X_VALUES,
+        }  # fmt: skip
+        self.call(rowwise.quantize(), a.SIZE, slots, value.rows, "quantize", {x.number}, {q.number})
+
+    def rotate(self, op: Rotate) -> None:
+        x = self.where[op.x.index]
+        self.used(op.x)  # in place where this was the last use: a pair is read before it is written
+        y, a = self.take(op.out), rowwise.RotateArg
+        slots: dict[int, Slot] = {
+            a.STEP: "step", a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.HEADS: op.x.width // op.head_dim, a.TABLE: ("rope", op.rope),
+        }  # fmt: skip
+        kernel = rowwise.rotate(op.rope.style, op.head_dim, op.rope.n_rot)
+        self.call(kernel, a.SIZE, slots, "batch", "rotate", {x.number}, {y.number})
+
+    def append(self, op: Append) -> None:
+        k, v, a = self.where[op.k.index], self.where[op.v.index], rowwise.AppendArg
+        layer = self.plan.layers[op.layer]
+        slots: dict[int, Slot] = {
+            a.STEP: "step", a.K: k, a.K_STRIDE: k.stride, a.V: v, a.V_STRIDE: v.stride,
+            a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.HEADS: layer.kv_heads,
+        }  # fmt: skip
+        kernel = rowwise.append(layer.head_dim, BLOCK)
+        self.call(kernel, a.SIZE, slots, "batch", "append", {k.number, v.number}, {f"cache.{op.layer}"})
+        self.used(op.k, op.v)
+
+    def attention(self, op: Attention) -> None:
+        q, y, a = self.where[op.q.index], self.take(op.out), attention.AttentionArg
+        layer = self.plan.layers[op.layer]
+        group = op.heads // layer.kv_heads
+        slots: dict[int, Slot] = {
+            a.STEP: "step", a.Q: q, a.Q_STRIDE: q.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.KV_HEADS: layer.kv_heads,
+            a.SCALE: float(op.scale), a.COUNTER: "counter", a.SCRATCH: "scratch", a.SCRATCH_STRIDE: "scratch_stride",
+            a.TILES: ("tiles", attention.tile_tokens(group)),
+        }  # fmt: skip
+        kernel = attention.attention(layer.head_dim, group, BLOCK)
+        self.call(kernel, a.SIZE, slots, "tasks", "attention", {q.number, f"cache.{op.layer}"}, {y.number, "scratch"})
+        self.used(op.q)
+
+    def glu(self, op: Glu) -> None:
+        gate, up, a = self.where[op.gate.index], self.where[op.up.index], rowwise.GluArg
+        self.used(op.gate, op.up)
+        y = self.take(op.out)
+        q, q_writes = self.quantize_slots(op.out, a.Q)
+        slots: dict[int, Slot] = {
+            a.GATE: gate, a.GATE_STRIDE: gate.stride, a.UP: up, a.UP_STRIDE: up.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.WIDTH: op.out.width, a.ROWS: f"rows:{op.out.rows}", **q,
+        }  # fmt: skip
+        reads: set[Resource] = {gate.number, up.number}
+        self.call(rowwise.glu(op.activation), a.SIZE, slots, op.out.rows, "glu", reads, {y.number, *q_writes})
+
+    def add(self, op: Add) -> None:
+        self._pair(rowwise.add(), op.out, (op.a, op.b), {}, "add")
+
+    def scale(self, op: Scale) -> None:
+        self._pair(rowwise.scale(), op.out, (op.x,), {rowwise.PairArg.FACTOR: float(op.factor)}, "scale")
+
+    def _pair(self, kernel: Kernel, out: Value, inputs: tuple[Value, ...], more: dict[int, Slot], label: str) -> None:
+        buffers, a = [self.where[value.index] for value in inputs], rowwise.PairArg
+        self.used(*inputs)
+        y = self.take(out)
+        slots: dict[int, Slot] = {
+            a.Y: y, a.Y_STRIDE: y.stride, a.WIDTH: out.width, a.ROWS: f"rows:{out.rows}", **more,
+        }  # fmt: skip
+        for slot, buffer in zip((a.A, a.B), buffers, strict=False):
+            slots |= {slot: buffer, slot + 1: buffer.stride}
+        self.call(kernel, a.SIZE, slots, out.rows, label, {b.number for b in buffers}, {y.number})
+
+    def select(self, op: SelectRows) -> None:
+        x, y, a = self.where[op.x.index], self.take(op.out), rowwise.SelectArg
+        slots: dict[int, Slot] = {
+            a.STEP: "step", a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride, a.WIDTH: op.out.width,
+        }  # fmt: skip
+        self.call(rowwise.select(), a.SIZE, slots, "select", "select", {x.number}, {y.number})
+        self.used(op.x)
+
+
+def program(plan: Plan, limits: Limits, threads: int) -> Program:
+    """Calls, buffers and kernels of a plan."""
+    return _Binder(plan, limits, threads).run()
+
+
+def _inputs(op: Operation) -> tuple[Value, ...]:
+    match op:
+        case Embed():
+            return ()
+        case Append(k=k, v=v):
+            return (k, v)
+        case Attention(q=q):
+            return (q,)
+        case Glu(gate=gate, up=up):
+            return (gate, up)
+        case Add(a=a, b=b):
+            return (a, b)
+    return (op.x,)
+
+
+def _uses(plan: Plan) -> Counter[int]:
+    uses = Counter(value.index for op in plan.operations for value in _inputs(op))
+    uses[plan.logits.index] += 1  # the caller's
+    return uses
+
+
+def _additions_into_linears(operations: list[Operation], uses: Counter[int]) -> dict[int, int]:
+    """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
+    made = {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
+    fused: dict[int, int] = {}
+    for number, op in enumerate(operations):
+        if isinstance(op, Add) and op.a is not op.b:
+            for term, other in ((op.a, op.b), (op.b, op.a)):
+                at = made[term.index]
+                if isinstance(operations[at], Linear) and uses[term.index] == 1 and made[other.index] < at:
+                    fused[at] = number
+                    break
+    return fused
+
+
+def _place_barriers(calls: list[Call]) -> None:
+    """A barrier before a call that touches what another thread may still be reading or writing."""
+    since: list[Call] = []
+    for number, call in enumerate(calls):
+        for earlier in since:
+            same_share = earlier.domain == call.domain and call.domain in ("batch", "logits")
+            touched = earlier.writes & (call.reads | call.writes) or earlier.reads & call.writes
+            if touched and not same_share:
+                calls[number - 1].barrier = True
+                since = []
+                break
+        since.append(call)
+    if calls:
+        calls[-1].barrier = True
+
+
+def chunk(panels: int, panel_bytes: int, threads: int) -> int:
+    """Panels of one task, even: a few tasks per thread for balance, and no more than stays in L2 while tokens pass by."""
+    by_cache = L2_CHUNK // max(panel_bytes, 1)
+    by_balance = panels // (threads * 6)
+    return max(min(by_cache, by_balance) // 2 * 2, 2)
+
+
+L2_CHUNK = 384 << 10

@@ -1,0 +1,63 @@
+"""Where the values of a plan live: row buffers, taken when a value is made and handed on after its last use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.base import Limits
+from backends.cpu.kernels.common import X_BLOCK, X_VALUES
+from backends.cpu.memory import LINE, Arena, aligned
+from backends.plan import Rows
+
+# Rows a power of two apart would share cache sets; one line more spreads them.
+ROW_PADDING = LINE
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """`rows` rows, `stride` bytes apart. `number` tells buffers apart; `offset` is from the start of the arena."""
+
+    number: int
+    offset: int
+    stride: int
+
+
+def float_stride(width: int) -> int:
+    """Bytes of a float32 row: whole pairs of panels, so that kernels store full vectors."""
+    return -(-width // 32) * 32 * 4 + ROW_PADDING
+
+
+def quantized_stride(width: int) -> int:
+    return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
+
+
+class Buffers:
+    """Sizes first, memory last: `take` and `give` plan, `commit` allocates."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
+        self._free: dict[tuple[Rows, int], list[Buffer]] = {}
+        self._kind: dict[int, tuple[Rows, int]] = {}
+        self.size = 0
+        self._arena: Arena | None = None
+
+    def take(self, rows: Rows, stride: int) -> Buffer:
+        free = self._free.get((rows, stride))
+        if free:
+            return free.pop()
+        buffer = Buffer(len(self._kind), self.size, stride)
+        self._kind[buffer.number] = (rows, stride)
+        # A line more at the end: kernels may read one vector beyond the last row's values.
+        self.size += aligned(self._rows[rows] * stride) + LINE
+        return buffer
+
+    def give(self, buffer: Buffer) -> None:
+        self._free.setdefault(self._kind[buffer.number], []).append(buffer)
+
+    def commit(self) -> Arena:
+        self._arena = Arena(self.size, "the activations")
+        return self._arena
+
+    def address(self, buffer: Buffer) -> int:
+        assert self._arena is not None
+        return self._arena.address + buffer.offset

@@ -1,0 +1,113 @@
+"""Instruction sets: one row each, and which row this machine (or a named one) gets.
+
+A row says how LLVM is told to generate code, how four byte products are summed, and how large a register tile the mat-mul may
+hold. Every row gives the same bits; the rows differ in speed only.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+Dot = Literal["vnni512", "vnni256", "maddubs", "sdot", "plain"]
+
+
+@dataclass(frozen=True, slots=True)
+class Isa:
+    """One target of code generation."""
+
+    name: str
+    cpu: str  # LLVM's name of the processor
+    features: str  # LLVM's feature string
+    triple: str  # "" is the host's
+    dot: Dot
+    half_conversion: bool  # float16 <-> float32 in hardware
+    pause: str  # LLVM intrinsic of the spin-wait hint, "" for none
+    int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
+    float_tile: tuple[int, int]
+    query_rows: int  # query rows that share one read of the keys in attention
+
+    @property
+    def biased_needs_offset(self) -> bool:
+        """Whether a dot product of bytes stored as q + 128 leaves 128 * sum(x) to be taken off."""
+        return self.dot in ("vnni512", "vnni256")
+
+
+X86_PAUSE = "llvm.x86.sse2.pause"
+
+# name: (features that must be there, dot, tile of the integer mat-mul, of the float mat-mul, query rows)
+X86_ROWS: dict[str, tuple[tuple[str, ...], Dot, tuple[int, int], tuple[int, int], int]] = {
+    "avx512-vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"), "vnni512", (6, 2), (6, 2), 8),
+    "avx-vnni": (("avx2", "avxvnni", "fma", "f16c"), "vnni256", (3, 1), (3, 1), 4),
+    "avx2": (("avx2", "fma", "f16c"), "maddubs", (2, 1), (3, 1), 4),
+}
+
+
+def _parse(features: str) -> dict[str, bool]:
+    return {part[1:]: part[0] == "+" for part in features.split(",") if part[:1] in "+-" and len(part) > 1}
+
+
+def _flatten(features: dict[str, bool]) -> str:
+    return ",".join(("+" if on else "-") + name for name, on in sorted(features.items()))
+
+
+def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
+    """The best row for a processor that LLVM calls `cpu` with these features, on a `machine` such as x86_64."""
+    if machine in ("aarch64", "arm64"):
+        dot: Dot = "sdot" if features.get("dotprod") else "plain"
+        name = "arm-dotprod" if dot == "sdot" else "arm"
+        return Isa(name, cpu, _flatten(features), "", dot, True, "", (4, 1), (4, 1), 4)
+    if machine in ("x86_64", "AMD64"):
+        for name, (needed, dot, int_tile, float_tile, rows) in X86_ROWS.items():
+            if all(features.get(feature) for feature in needed):
+                # Without this LLVM splits 512-bit values in two on processors that lower their clock for them.
+                flags = features | {"prefer-256-bit": False} if dot == "vnni512" else features
+                return Isa(name, cpu, _flatten(flags), "", dot, True, X86_PAUSE, int_tile, float_tile, rows)
+        return Isa("generic", cpu, _flatten(features), "", "plain", False, X86_PAUSE, (2, 1), (2, 1), 4)
+    return Isa("generic", cpu, _flatten(features), "", "plain", False, "", (2, 1), (2, 1), 4)
+
+
+def named(name: str) -> Isa:
+    """A row by its name whatever this machine is, to run or inspect a lesser instruction set's code."""
+    row = X86_ROWS.get(name)
+    if row is not None:
+        cpu = {"avx512-vnni": "cascadelake", "avx-vnni": "alderlake", "avx2": "haswell"}[name]
+        return for_cpu(cpu, dict.fromkeys(row[0], True), "x86_64")
+    if name == "arm-dotprod":
+        features = {"dotprod": True, "neon": True, "fullfp16": True}
+        isa = for_cpu("neoverse-n1", features, "aarch64")
+        return Isa(**{**{f: getattr(isa, f) for f in isa.__slots__}, "triple": "aarch64-unknown-linux-gnu"})
+    if name == "generic":
+        return for_cpu("x86-64", {}, "x86_64")
+    raise ValueError(f"unknown instruction set '{name}'; known: {', '.join(X86_ROWS)}, arm-dotprod, generic")
+
+
+def host() -> Isa:
+    """This machine's row. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override what LLVM detects, as they do for Numba."""
+    import platform
+
+    import llvmlite.binding as llvm
+
+    cpu = os.environ.get("NUMBA_CPU_NAME") or llvm.get_host_cpu_name()
+    given = os.environ.get("NUMBA_CPU_FEATURES")
+    if given is not None:
+        features = _parse(given)
+    elif "NUMBA_CPU_NAME" in os.environ:
+        features = dict.fromkeys(KNOWN_CPUS.get(cpu, ()), True)
+    else:
+        features = dict(llvm.get_host_cpu_features())
+    return for_cpu(cpu, features, platform.machine())
+
+
+# What a processor named without features may be asked to do.
+KNOWN_CPUS: dict[str, tuple[str, ...]] = {
+    "generic": (),
+    "x86-64": (),
+    "haswell": X86_ROWS["avx2"][0],
+    "skylake": X86_ROWS["avx2"][0],
+    "znver3": X86_ROWS["avx2"][0],
+    "alderlake": X86_ROWS["avx-vnni"][0],
+    "cascadelake": X86_ROWS["avx512-vnni"][0],
+    "znver4": X86_ROWS["avx512-vnni"][0],
+}

@@ -1,0 +1,169 @@
+"""Compile kernels to object code, keep the objects on disk, load them.
+
+A kernel's key is made of this package's source, the LLVM version, the instruction set and the kernel's own name, so a stale object
+is never found. The cache folder is private to the user; an object that fails its checksum is compiled again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import llvmlite
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from backends.cpu.isa import Isa
+
+Emit = Callable[[Isa], ir.Module]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A name that says everything about the kernel (it is part of the key) and the function that emits it."""
+
+    name: str
+    emit: Emit
+
+
+@cache
+def _initialize() -> None:
+    if not hasattr(llvm, "initialize_all_targets"):  # pragma: no cover - very old llvmlite
+        raise ImportError("llvmlite 0.44 or newer is needed")
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+@cache
+def _source_hash() -> bytes:
+    here = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(here.rglob("*.py")):
+        digest.update(path.relative_to(here).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.digest()
+
+
+def target_machine(isa: Isa) -> llvm.TargetMachine:
+    _initialize()
+    if isa.triple:
+        llvm.initialize_all_targets()
+        llvm.initialize_all_asmprinters()
+        target = llvm.Target.from_triple(isa.triple)
+    else:
+        target = llvm.Target.from_default_triple()
+    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, reloc="default", codemodel="jitdefault", jit=True)
+
+
+def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.ModuleRef:
+    module = kernel.emit(isa)
+    module.triple = machine.triple
+    module.data_layout = str(machine.target_data)
+    parsed = llvm.parse_assembly(str(module))
+    parsed.verify()
+    # The kernels say their own vectors; LLVM's vectorizers would only lengthen the compile.
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False
+    options.loop_unrolling = False
+    builder = llvm.create_pass_builder(machine, options)
+    builder.getModulePassManager().run(parsed, builder)
+    return parsed
+
+
+def assembly(kernel: Kernel, isa: Isa) -> str:
+    """The machine code as text, for tests of code generation."""
+    machine = target_machine(isa)
+    return str(machine.emit_assembly(optimized(kernel, isa, machine)))
+
+
+def default_cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "localllm" / "kernels"
+
+
+class Library:
+    """Compiled kernels of one instruction set; `address` gives the entry of each."""
+
+    def __init__(self, isa: Isa, folder: Path | None) -> None:
+        """Keep objects under `folder`; None keeps none."""
+        _initialize()
+        self.isa = isa
+        self.compiled = 0  # kernels compiled by this process, not found on disk
+        self._folder = folder
+        self._machine: llvm.TargetMachine | None = None
+        self._engine: llvm.ExecutionEngine | None = None
+        self._addresses: dict[str, int] = {}
+
+    def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
+        """Make `address` work for these kernels. `progress(done, total, name)` is called for each that must be compiled."""
+        wanted = {k.name: k for k in kernels if k.name not in self._addresses}
+        objects = {name: self._from_disk(name) for name in wanted}
+        missing = [name for name, data in objects.items() if data is None]
+        for done, name in enumerate(missing):
+            if progress is not None:
+                progress(done, len(missing), name)
+            objects[name] = self._compile(wanted[name])
+        if missing and progress is not None:
+            progress(len(missing), len(missing), "")
+        if not objects:
+            return
+        engine = self._execution_engine()
+        for data in objects.values():
+            assert data is not None
+            engine.add_object_file(llvm.ObjectFileRef.from_data(data))
+        engine.finalize_object()
+        for name in objects:
+            self._addresses[name] = engine.get_function_address(name)
+
+    def address(self, name: str) -> int:
+        return self._addresses[name]
+
+    def _execution_engine(self) -> llvm.ExecutionEngine:
+        if self._engine is None:
+            machine = llvm.Target.from_default_triple().create_target_machine(codemodel="jitdefault", jit=True)
+            module = llvm.parse_assembly(f'target triple = "{llvm.get_process_triple()}"')
+            self._engine = llvm.create_mcjit_compiler(module, machine)
+        return self._engine
+
+    def _compile(self, kernel: Kernel) -> bytes:
+        if self._machine is None:
+            self._machine = target_machine(self.isa)
+        data = bytes(self._machine.emit_object(optimized(kernel, self.isa, self._machine)))
+        self.compiled += 1
+        self._to_disk(kernel.name, data)
+        return data
+
+    def _path(self, name: str) -> Path | None:
+        if self._folder is None:
+            return None
+        version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+        parts = (name, version, self.isa.name, self.isa.cpu, self.isa.features, self.isa.triple)
+        key = hashlib.sha256(_source_hash() + "\0".join(parts).encode()).hexdigest()
+        return self._folder / f"{key[:40]}.o"
+
+    def _from_disk(self, name: str) -> bytes | None:
+        path = self._path(name)
+        try:
+            if path is None or path.stat().st_uid != os.getuid():
+                return None
+            data = path.read_bytes()
+        except OSError:
+            return None
+        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+    def _to_disk(self, name: str, data: bytes) -> None:
+        path = self._path(name)
+        if path is None:
+            return
+        try:  # a cache that cannot be written costs the next start time, nothing else
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.sha256(data).digest() + data)
+            os.replace(temporary, path)
+        except OSError:
+            pass

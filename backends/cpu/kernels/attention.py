@@ -1,0 +1,205 @@
+"""Attention over the paged cache: softmax block by block in order of position, for decode and prefill alike.
+
+A task is a tile of neighbouring rows of one sequence and one key-value head with all its query heads. A cache block of 64
+positions is always taken whole: scores of all 64, positions that a row may not see weigh exactly 0, then one update of the running
+maximum, sum and output. So a row's result does not depend on the tile, the batch or the threads.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from backends.cpu.jit import Kernel
+from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tasks
+from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
+
+
+class AttentionArg(IntEnum):
+    STEP = 0
+    Q = 1
+    Q_STRIDE = 2
+    Y = 3
+    Y_STRIDE = 4
+    K_CACHE = 5
+    V_CACHE = 6
+    KV_HEADS = 7
+    SCALE = 8
+    COUNTER = 9
+    SCRATCH = 10
+    SCRATCH_STRIDE = 11  # bytes of one thread
+    TILES = 12  # address of {int64 address of int32 (first row, rows), int64 count}
+    SIZE = 16
+
+
+MAX_QUERY_ROWS = 16
+LOWEST = -1.0e30  # below any score, and finite: the first maximum
+
+
+def tile_tokens(group: int) -> int:
+    """Tokens of a tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
+    tokens = 1
+    while tokens * 2 * group <= MAX_QUERY_ROWS:
+        tokens *= 2
+    return tokens
+
+
+def _padded(head_dim: int) -> int:
+    return -(-head_dim // LANES) * LANES
+
+
+def scratch_bytes(head_dim: int, group: int, block: int) -> int:
+    """Bytes of one thread's scratch: scaled queries, scores, outputs, and per row maximum, sum, correction."""
+    rows = max(group, tile_tokens(group) * group)
+    return rows * 4 * (2 * _padded(head_dim) + block + 3) + 64
+
+
+def _divisor(n: int, limit: int) -> int:
+    return max(d for d in range(1, limit + 1) if n % d == 0)
+
+
+def attention(head_dim: int, group: int, block: int) -> Kernel:
+    """y = softmax(scale * q k^T) v for every row; `group` query heads read one key-value head."""
+    tokens = tile_tokens(group)
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        step = a.pointer(AttentionArg.STEP)
+        kv_heads = a.int(AttentionArg.KV_HEADS)
+        header = a.pointer(AttentionArg.TILES)
+        tiles = f.load_int(header, 1)
+        scratch = a.pointer(AttentionArg.SCRATCH) + thread * a.int(AttentionArg.SCRATCH_STRIDE)
+        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * kv_heads) as task:
+            # The last tiles see the most positions: they go first.
+            tile = (tiles - 1 - task // kv_heads) * 2
+            head = task % kv_heads
+            list_ = f.pointer(f.load_int(header))
+            first, count = f.load_i32(list_, tile), f.load_i32(list_, tile + 1)
+            if tokens > 1:
+                with f.when(count.equals(tokens)):
+                    _rows(f, a, step, scratch, first, head, tokens, head_dim, group, block)
+                with f.when(count.differs(tokens)), f.loop(first, first + count) as row:
+                    _rows(f, a, step, scratch, row, head, 1, head_dim, group, block)
+            else:
+                with f.loop(first, first + count) as row:
+                    _rows(f, a, step, scratch, row, head, 1, head_dim, group, block)
+
+    return kernel(f"attention_{head_dim}_{group}_{block}", body)
+
+
+def _rows(
+    f: Function, a: Arguments, step: Value, scratch: Value, first: Value, head: Value,
+    tokens: int, head_dim: int, group: int, block: int,
+) -> None:  # fmt: skip
+    """All query heads of `head` for `tokens` rows from `first`."""
+    rows, width = tokens * group, _padded(head_dim)
+    queries, scores = scratch, scratch + rows * width * 4
+    outputs = scores + rows * block * 4
+    maxima = outputs + rows * width * 4
+    sums, corrections = maxima + rows * 4, maxima + rows * 8
+    kv_heads = a.int(AttentionArg.KV_HEADS)
+    scale = f.splat(a.float(AttentionArg.SCALE))
+    lowest = f.constant(F32, LOWEST)
+
+    def head_row(slot: int, row: int) -> Value:
+        """Address of query head row % group of token row // group in q or y."""
+        base = a.pointer(slot) + (first + row // group) * a.int(slot + 1)
+        return base + (head * group + row % group) * (4 * head_dim)
+
+    for row in range(rows):
+        source = head_row(AttentionArg.Q, row)
+        with f.loop(0, width, LANES) as d:  # beyond head_dim: other heads' numbers or padding, never read
+            f.store(queries + (d + row * width) * 4, f.load(source + d * 4, f32x16) * scale)
+            f.store(outputs + (d + row * width) * 4, f.zeros(f32x16))
+        f.store(maxima + row * 4, lowest)
+        f.store(sums + row * 4, f.zeros(F32))
+
+    positions = f.pointer(f.load_int(step, Step.POSITIONS))
+    limits = [f.load_i32(positions, first + token) for token in range(tokens)]
+    sequence = f.load_i32(f.pointer(f.load_int(step, Step.SEQUENCE)), first)
+    table = f.pointer(f.load_int(step, Step.TABLES)) + sequence * f.load_int(step, Step.TABLE_STRIDE)
+    with f.loop(0, limits[-1] // block + 1) as number:
+        at = f.load_i32(table, number) * kv_heads + head
+        keys = a.pointer(AttentionArg.K_CACHE) + at * (block * head_dim * 2)
+        values = a.pointer(AttentionArg.V_CACHE) + at * (block * width * 2)
+        _scores(f, queries, keys, scores, limits, number * block, rows, head_dim, group, block)
+        with f.loop(0, rows) as row:
+            _softmax(f, scores + row * (4 * block), maxima + row * 4, sums + row * 4, corrections + row * 4, block)
+        _weighted_sum(f, scores, values, outputs, corrections, rows, width, block)
+
+    for row in range(rows):
+        target = head_row(AttentionArg.Y, row)
+        inverse = f.splat(f.constant(F32, 1.0) / f.load(sums + row * 4, F32))
+        for d in range(0, head_dim, LANES):
+            value = f.load(outputs + (row * width + d) * 4, f32x16) * inverse
+            f.store_lanes(target + 4 * d, value, min(LANES, head_dim - d))
+
+
+def _scores(
+    f: Function, queries: Value, keys: Value, scores: Value, limits: list[Value], start: Value,
+    rows: int, head_dim: int, group: int, block: int,
+) -> None:  # fmt: skip
+    """scores[row][j] = q[row] . k[j], one chain over head_dim; -1e30 where position start + j is not to be seen."""
+    width = _padded(head_dim)
+    together = _divisor(rows, f.isa.query_rows)
+    unroll = _divisor(head_dim, 4)
+    with f.loop(0, block // LANES) as panel:
+        lanes = f.splat(Value(f, f.builder.trunc((start + panel * LANES).ir, I32))) + f.lane_numbers()
+        k = keys + panel * (head_dim * LANES * 2)
+        for base in range(0, rows, together):
+            sums = [f.var(f.zeros(f32x16)) for _ in range(together)]
+            with f.loop(0, head_dim, unroll) as d:
+                for u in range(unroll):
+                    key = f.load_half(k + (d + u) * (LANES * 2))
+                    for i, total in enumerate(sums):
+                        q = f.broadcast(queries + (d + ((base + i) * width + u)) * 4, F32)
+                        total.set(f.fma(key, q, total.get()))
+            for i, total in enumerate(sums):
+                limit = f.splat(Value(f, f.builder.trunc(limits[(base + i) // group].ir, I32)))
+                seen = f.select(lanes <= limit, total.get(), f.constant(f32x16, LOWEST))
+                f.store(scores + (panel * LANES + (base + i) * block) * 4, seen)
+
+
+def _softmax(f: Function, scores: Value, maximum: Value, total: Value, correction: Value, block: int) -> None:
+    """Scores to weights exp(score - maximum); the running maximum and sum, and by how much older sums shrink."""
+    parts = [f.load(scores + 4 * j, f32x16) for j in range(0, block, LANES)]
+    largest = parts[0]
+    for part in parts[1:]:
+        largest = f.fmax(largest, part)
+    before = f.load(maximum, F32)
+    now = f.fmax(before, f.reduce(largest, f.fmax))
+    shift = f.splat(now)
+    weights = f.zeros(f32x16)
+    for j, part in enumerate(parts):
+        weight = exp(f, part - shift)
+        f.store(scores + 4 * LANES * j, weight)
+        weights = weights + weight
+    shrink = f.lane(exp(f, f.splat(before - now, 4)), 0)
+    f.store(maximum, now)
+    f.store(correction, shrink)
+    f.store(total, f.fma(f.load(total, F32), shrink, f.reduce(weights, lambda p, q: p + q)))
+
+
+def _weighted_sum(
+    f: Function, weights: Value, values: Value, outputs: Value, corrections: Value, rows: int, width: int, block: int
+) -> None:
+    """output[row] = output[row] * correction[row] + sum over j, in order, of weight[row][j] * v[j]."""
+    together = _divisor(rows, 4)
+    strips = _divisor(width // LANES, 4 if f.isa.dot == "vnni512" else 2)
+    with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
+        sums = []
+        for row in range(together):
+            shrink = f.broadcast(corrections + (base + row) * 4, F32)
+            at = outputs + ((base + row) * width + d) * 4
+            sums.append([f.var(f.load(at + 4 * LANES * s, f32x16) * shrink) for s in range(strips)])
+        with f.loop(0, block) as j:
+            here = [f.load_half(values + (j * width + d + LANES * s) * 2) for s in range(strips)]
+            for row in range(together):
+                weight = f.broadcast(weights + ((base + row) * block + j) * 4, F32)
+                for s in range(strips):
+                    sums[row][s].set(f.fma(here[s], weight, sums[row][s].get()))
+        for row in range(together):
+            at = outputs + ((base + row) * width + d) * 4
+            for s in range(strips):
+                f.store(at + 4 * LANES * s, sums[row][s].get())
+
+
+assert vector(F32).count == LANES

@@ -1,0 +1,129 @@
+"""What kernels share: argument blocks, row shares, tasks taken from a counter, quantized activations, exp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+
+from llvmlite import ir
+
+from backends.cpu.isa import Isa
+from backends.cpu.jit import Kernel
+from backends.cpu.simd import F32, I8, I32, Function, Value, vector
+
+f32x16 = vector(F32)
+i32x16 = vector(I32)
+
+# A quantized activation row is a run of blocks {32 int8, float32 scale, int32 -8 * sum, int32 -128 * sum}; value = scale * int8.
+# The sums come multiplied by the offsets of the weight formats, so that a dot product starts from one broadcast load.
+X_BLOCK, X_VALUES, X_SCALE = 44, 32, 32
+X_OFFSET = {8: 36, 128: 40}
+
+
+class Step(IntEnum):
+    """Slots of the step block: what changes from one batch to the next. Counts and addresses, int64."""
+
+    ROWS = 0
+    LOGIT_ROWS = 1
+    TOKENS = 2
+    POSITIONS = 3
+    SLOTS = 4
+    SEQUENCE = 5
+    TABLES = 6
+    TABLE_STRIDE = 7  # bytes
+    LOGIT_INDEX = 8
+    SIZE = 16
+
+
+class Arguments:
+    """The int64 argument block of a kernel, by the names of an IntEnum."""
+
+    def __init__(self, f: Function) -> None:
+        self.f = f
+        self._base = f.pointer(f.arguments[0])
+
+    def int(self, slot: int) -> Value:
+        return self.f.load_int(self._base, slot)
+
+    def pointer(self, slot: int) -> Value:
+        return self.f.pointer(self.int(slot))
+
+    def float(self, slot: int) -> Value:
+        """A float32 whose bits stand in the low half of the slot."""
+        return self.f.load(self._base + 8 * slot, F32, 4)
+
+
+def kernel(name: str, body: Callable[[Function, Arguments, Value, Value], None]) -> Kernel:
+    """A plan kernel `int64 name(arguments, thread, threads)` from the function that emits its body."""
+
+    def emit(isa: Isa) -> ir.Module:
+        f = Function(name, 3, isa)
+        _, thread, threads = f.arguments
+        body(f, Arguments(f), thread, threads)
+        return f.finish()
+
+    return Kernel(name, emit)
+
+
+@contextmanager
+def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
+    """Loop over this thread's share of the rows; the share depends on nothing but the count, so row-wise kernels in a
+    row need no barrier between them."""
+    with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
+        yield row
+
+
+@contextmanager
+def tasks(f: Function, counter: Value, count: Value) -> Iterator[Value]:
+    """Loop over task numbers that threads take from a shared counter until there are none left."""
+    task = f.var(f.atomic_add(counter, 1))
+    with f.while_(lambda: task.get() < count):
+        yield task.get()
+        task.set(f.atomic_add(counter, 1))
+
+
+def quantize_block(f: Function, x: Value, out: Value) -> None:
+    """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
+    a, b = f.load(x, f32x16), f.load(x + 64, f32x16)
+    largest = f.reduce(f.fmax(f.abs(a), f.abs(b)), f.fmax)
+    inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
+    # A subnormal maximum would give an infinite inverse: such a block is zero.
+    inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
+    wide = f.splat(inverse)
+    total = f.constant(i32x16, 0)
+    for half, values in enumerate((a, b)):
+        integers = f.to_int32(f.round_even(values * wide))
+        f.store(out + 16 * half, f.truncate(integers, I8))
+        total = total + integers
+    f.store(out + X_SCALE, largest / f.constant(F32, 127.0))
+    minus = f.constant(I32, 0) - f.reduce(total, lambda p, q: p + q)
+    for offset, at in X_OFFSET.items():
+        f.store(out + at, minus * offset)
+
+
+def quantize_row(f: Function, x: Value, out: Value, blocks: Value) -> None:
+    with f.loop(0, blocks) as block:
+        quantize_block(f, x + block * (4 * X_VALUES), out + block * X_BLOCK)
+
+
+# exp by range reduction to [-ln 2 / 2, ln 2 / 2] and the Taylor-like polynomial of Cephes' expf (relative error < 2e-7).
+_LOG2E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+
+
+def exp(f: Function, x: Value) -> Value:
+    """e^x of a float32 vector; 0 below -87, largest finite scale above 88; exp(0) is exactly 1."""
+    type_ = x.type
+    c = lambda number: f.constant(type_, number)  # noqa: E731
+    clamped = f.fmin(f.fmax(x, c(-87.0)), c(88.0))
+    n = f.round_even(clamped * _LOG2E)
+    r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
+    p = c(_EXP[0])
+    for coefficient in _EXP[1:]:
+        p = f.fma(p, r, c(coefficient))
+    y = f.fma(p, r * r, r) + 1.0
+    integers = vector(I32, type_.count)
+    power = f.bits((f.to_int32(n) + 127) << 23, type_)
+    assert power.type == type_ and integers.count == type_.count
+    return f.select(x < -87.0, c(0.0), y * power)

@@ -1,0 +1,109 @@
+"""The replay loop: a plan is an array of (kernel, arguments, barrier, ticks); threads run it inside compiled code.
+
+Threads meet at a spin barrier where an entry says so. Between batches a worker spins for a while, then returns to Python to sleep.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from llvmlite import ir
+
+from backends.cpu.isa import Isa
+from backends.cpu.jit import Kernel
+from backends.cpu.simd import I64, Function, Value
+
+
+class Entry(IntEnum):
+    """int64 slots of one plan entry."""
+
+    KERNEL = 0
+    ARGUMENTS = 1
+    BARRIER = 2  # 1: all threads meet after this operation
+    TICKS = 3  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
+    SIZE = 4
+
+
+class Sync(IntEnum):
+    """int64 slots of the memory the threads share; a cache line for each word that is written while others spin."""
+
+    COMMAND = 0  # number of batches asked for so far
+    QUIT = 8
+    ARRIVALS = 16
+    PLAN = 24
+    COUNT = 25
+    YIELD = 28  # address of sched_yield
+    THREAD = 32  # + 8 * thread: barrier round, batches seen
+    SEEN = 1  # after THREAD + 8 * thread
+
+
+SPINS_BEFORE_YIELD = 4096
+
+
+def _spin(f: Function, sync: Value, blocked: object) -> None:
+    """Wait while blocked(); give the processor away now and then, for machines with fewer cores than threads."""
+    assert callable(blocked)
+    spins = f.var(f.int(0))
+    with f.while_(blocked):
+        f.pause()
+        spins.set(spins.get() + 1)
+        with f.when((spins.get() % SPINS_BEFORE_YIELD).equals(0)):
+            f.call(f.load_int(sync, Sync.YIELD))
+
+
+def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
+    """Run every operation of the plan on this thread."""
+    plan, count = f.pointer(f.load_int(sync, Sync.PLAN)), f.load_int(sync, Sync.COUNT)
+    own = sync + (thread * 8 + int(Sync.THREAD)) * 8
+    arrivals = sync + 8 * Sync.ARRIVALS
+    ticks = f.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
+    clock = lambda: Value(f, f.builder.call(ticks, []))  # noqa: E731
+    before = f.var(clock())
+    with f.loop(0, count) as i:
+        entry = plan + i * (8 * Entry.SIZE)
+        f.call(f.load_int(entry, Entry.KERNEL), f.load_int(entry, Entry.ARGUMENTS), thread, threads)
+        with f.when(f.load_int(entry, Entry.BARRIER).differs(0)):
+            rounds = f.load_int(own) + 1
+            f.store(own, rounds, 8)
+            target = rounds * threads
+            with f.when((f.atomic_add(arrivals, 1) + 1) < target):
+                _spin(f, sync, lambda: f.atomic_load(arrivals) < target)
+        with f.when(thread.equals(0)):
+            now = clock()
+            f.store(entry + 8 * Entry.TICKS, f.load_int(entry, Entry.TICKS) + (now - before.get()), 8)
+            before.set(now)
+
+
+def step() -> Kernel:
+    """`step(sync, threads)`: thread 0's part of a batch that the workers have been told of."""
+
+    def emit(isa: Isa) -> ir.Module:
+        f = Function("step", 2, isa)
+        sync, threads = f.pointer(f.arguments[0]), f.arguments[1]
+        _replay(f, sync, f.int(0), threads)
+        return f.finish()
+
+    return Kernel("step", emit)
+
+
+def worker() -> Kernel:
+    """`worker(sync, thread, threads, spins)`: replay once per command; 1 when told to quit, 0 after `spins` idle turns."""
+
+    def emit(isa: Isa) -> ir.Module:
+        f = Function("worker", 4, isa)
+        sync, (thread, threads, limit) = f.pointer(f.arguments[0]), f.arguments[1:]
+        seen = sync + (thread * 8 + int(Sync.THREAD) + int(Sync.SEEN)) * 8
+        idle = f.var(f.int(0))
+        quit_ = sync + 8 * Sync.QUIT
+        with f.while_(lambda: idle.get() < limit):
+            with f.when(f.atomic_load(sync + 8 * Sync.COMMAND) > f.load_int(seen)):
+                f.store(seen, f.load_int(seen) + 1, 8)
+                _replay(f, sync, thread, threads)
+                idle.set(f.int(0))
+            with f.when(f.atomic_load(quit_).differs(0)):
+                idle.set(limit)
+            f.pause()
+            idle.set(idle.get() + 1)
+        return f.finish(f.atomic_load(quit_))
+
+    return Kernel("worker", emit)

@@ -1,0 +1,302 @@
+"""Operations that work row by row: norm, rotate, append to the cache, glu, add, scale, select, quantize.
+
+Each thread takes its share of the rows, the same share in every kernel, so a run of these needs no barrier inside. Rows are padded
+to whole vectors; the padding holds finite numbers that nothing reads.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Literal
+
+from backends.cpu.jit import Kernel
+from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, own_rows, quantize_row
+from backends.cpu.simd import F32, I16, I32, LANES, Function, Value, vector
+
+
+def _add(a: Value, b: Value) -> Value:
+    return a + b
+
+
+class NormArg(IntEnum):
+    X = 0
+    X_STRIDE = 1
+    Y = 2
+    Y_STRIDE = 3
+    WEIGHT = 4
+    BIAS = 5  # 0 for none
+    WIDTH = 6  # of one group
+    GROUPS = 7
+    EPS = 8
+    ROWS = 9
+    Q = 10  # activation blocks of y, 0 for none
+    Q_STRIDE = 11
+    Q_BLOCKS = 12
+    SIZE = 16
+
+
+def norm(kind: Literal["rms", "layer"]) -> Kernel:
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" leaves the mean out."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        width, weight = a.int(NormArg.WIDTH), a.pointer(NormArg.WEIGHT)
+        zero = f.zeros(f32x16)
+        count = f.to_float(width)
+
+        def load(x: Value, i: Value) -> Value:
+            """16 floats from i, zero beyond the group."""
+            left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
+            return f.select(f.lane_numbers() < left, f.load(x + i * 4, f32x16), zero)
+
+        def inside(i: Value, value: Value) -> Value:
+            left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
+            return f.select(f.lane_numbers() < left, value, zero)
+
+        with own_rows(f, f.load_int(a.pointer(NormArg.ROWS)), thread, threads) as row:
+            y_row = a.pointer(NormArg.Y) + row * a.int(NormArg.Y_STRIDE)
+            with f.loop(0, a.int(NormArg.GROUPS)) as group:
+                x = a.pointer(NormArg.X) + (row * a.int(NormArg.X_STRIDE) + group * width * 4)
+                y = y_row + group * width * 4
+                mean = f.var(f.zeros(F32))
+                if kind == "layer":
+                    total = f.var(zero)
+                    with f.loop(0, width, LANES) as i:
+                        total.set(total.get() + load(x, i))
+                    mean.set(f.reduce(total.get(), _add) / count)
+                center = f.splat(mean.get())
+                squares = f.var(zero)
+                with f.loop(0, width, LANES) as i:
+                    v = inside(i, load(x, i) - center)
+                    squares.set(f.fma(v, v, squares.get()))
+                variance = f.reduce(squares.get(), _add) / count
+                scale = f.splat(f.constant(F32, 1.0) / f.sqrt(variance + a.float(NormArg.EPS)))
+                with f.loop(0, width, LANES) as i:
+                    out = f.var(inside(i, (load(x, i) - center) * scale * f.load(weight + i * 4, f32x16)))
+                    bias = a.int(NormArg.BIAS)
+                    with f.when(bias.differs(0)):
+                        out.set(inside(i, out.get() + f.load(f.pointer(bias) + i * 4, f32x16)))
+                    f.store(y + i * 4, out.get())
+            _quantize_if_wanted(f, a, y_row, row, NormArg.Q)
+
+    return kernel(f"norm_{kind}", body)
+
+
+def _quantize_if_wanted(f: Function, a: Arguments, y: Value, row: Value, q_slot: int) -> None:
+    """Activation blocks of the row just made, while it is in L1; slots q_slot.. are address, stride, blocks."""
+    with f.when(a.int(q_slot).differs(0)):
+        quantize_row(f, y, a.pointer(q_slot) + row * a.int(q_slot + 1), a.int(q_slot + 2))
+
+
+class QuantizeArg(IntEnum):
+    X = 0
+    X_STRIDE = 1
+    ROWS = 2
+    Q = 3
+    Q_STRIDE = 4
+    Q_BLOCKS = 5
+    SIZE = 8
+
+
+def quantize() -> Kernel:
+    """Activation blocks of float32 rows."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        with own_rows(f, f.load_int(a.pointer(QuantizeArg.ROWS)), thread, threads) as row:
+            _quantize_if_wanted(f, a, a.pointer(QuantizeArg.X) + row * a.int(QuantizeArg.X_STRIDE), row, QuantizeArg.Q)
+
+    return kernel("quantize", body)
+
+
+class GluArg(IntEnum):
+    GATE = 0
+    GATE_STRIDE = 1
+    UP = 2
+    UP_STRIDE = 3
+    Y = 4
+    Y_STRIDE = 5
+    WIDTH = 6
+    ROWS = 7
+    Q = 8
+    Q_STRIDE = 9
+    Q_BLOCKS = 10
+    SIZE = 16
+
+
+def glu(activation: Literal["silu", "gelu"]) -> Kernel:
+    """y = activation(gate) * up. gelu is the tanh form, written as x * sigmoid(1.5957691 (x + 0.044715 x^3))."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        one = f.constant(f32x16, 1.0)
+        with own_rows(f, f.load_int(a.pointer(GluArg.ROWS)), thread, threads) as row:
+            gate = a.pointer(GluArg.GATE) + row * a.int(GluArg.GATE_STRIDE)
+            up = a.pointer(GluArg.UP) + row * a.int(GluArg.UP_STRIDE)
+            y = a.pointer(GluArg.Y) + row * a.int(GluArg.Y_STRIDE)
+            with f.loop(0, a.int(GluArg.WIDTH), LANES) as i:
+                x = f.load(gate + i * 4, f32x16)
+                z = x
+                if activation == "gelu":
+                    z = f.fma(x * x * x, f.constant(f32x16, 0.044715), x) * 1.5957691216057308
+                f.store(y + i * 4, x / (one + exp(f, f.zeros(f32x16) - z)) * f.load(up + i * 4, f32x16))
+            _quantize_if_wanted(f, a, y, row, GluArg.Q)
+
+    return kernel(f"glu_{activation}", body)
+
+
+class PairArg(IntEnum):
+    A = 0
+    A_STRIDE = 1
+    B = 2
+    B_STRIDE = 3
+    Y = 4
+    Y_STRIDE = 5
+    WIDTH = 6
+    ROWS = 7
+    FACTOR = 8
+    SIZE = 16
+
+
+def add() -> Kernel:
+    """y = a + b."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
+            p, q, y = (
+                a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.B, PairArg.Y)
+            )
+            with f.loop(0, a.int(PairArg.WIDTH), LANES) as i:
+                f.store(y + i * 4, f.load(p + i * 4, f32x16) + f.load(q + i * 4, f32x16))
+
+    return kernel("add", body)
+
+
+def scale() -> Kernel:
+    """y = a * factor."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        factor = f.splat(a.float(PairArg.FACTOR))
+        with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
+            p, y = (a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.Y))
+            with f.loop(0, a.int(PairArg.WIDTH), LANES) as i:
+                f.store(y + i * 4, f.load(p + i * 4, f32x16) * factor)
+
+    return kernel("scale", body)
+
+
+class SelectArg(IntEnum):
+    STEP = 0
+    X = 1
+    X_STRIDE = 2
+    Y = 3
+    Y_STRIDE = 4
+    WIDTH = 5
+    SIZE = 8
+
+
+def select() -> Kernel:
+    """y[l] = x[logit_rows[l]]."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        step = a.pointer(SelectArg.STEP)
+        with own_rows(f, f.load_int(step, Step.LOGIT_ROWS), thread, threads) as row:
+            source = f.load_i32(f.pointer(f.load_int(step, Step.LOGIT_INDEX)), row)
+            x = a.pointer(SelectArg.X) + source * a.int(SelectArg.X_STRIDE)
+            y = a.pointer(SelectArg.Y) + row * a.int(SelectArg.Y_STRIDE)
+            with f.loop(0, a.int(SelectArg.WIDTH), LANES) as i:
+                f.store(y + i * 4, f.load(x + i * 4, f32x16))
+
+    return kernel("select", body)
+
+
+class RotateArg(IntEnum):
+    STEP = 0
+    X = 1
+    X_STRIDE = 2
+    Y = 3  # may be x
+    Y_STRIDE = 4
+    HEADS = 5
+    TABLE = 6  # float32 (positions, 2, n_rot / 2): cosines, sines
+    SIZE = 8
+
+
+def rotate(style: Literal["norm", "neox"], head_dim: int, n_rot: int) -> Kernel:
+    """Rotary embedding of every head: (a, b) -> (a cos - b sin, a sin + b cos)."""
+    half = n_rot // 2
+    lanes = next(n for n in (16, 8, 4, 2, 1) if half % n == 0)
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        step = a.pointer(RotateArg.STEP)
+        row_type = vector(F32, lanes)
+        with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
+            position = f.load_i32(f.pointer(f.load_int(step, Step.POSITIONS)), row)
+            table = a.pointer(RotateArg.TABLE) + position * (8 * half)
+            with f.loop(0, a.int(RotateArg.HEADS)) as head:
+                x = a.pointer(RotateArg.X) + (row * a.int(RotateArg.X_STRIDE) + head * (4 * head_dim))
+                y = a.pointer(RotateArg.Y) + (row * a.int(RotateArg.Y_STRIDE) + head * (4 * head_dim))
+                with f.loop(0, half, lanes) as i:
+                    cosine = f.load(table + i * 4, row_type)
+                    sine = f.load(table + (i + half) * 4, row_type)
+                    if style == "neox":
+                        p, q = f.load(x + i * 4, row_type), f.load(x + (i + half) * 4, row_type)
+                    else:
+                        pairs = f.load(x + i * 8, vector(F32, 2 * lanes))
+                        p, q = (f.shuffle(pairs, pairs, range(odd, 2 * lanes, 2)) for odd in (0, 1))
+                    minus = f.constant(row_type, 0.0) - q
+                    first = f.fma(p, cosine, minus * sine)
+                    second = f.fma(p, sine, q * cosine)
+                    if style == "neox":
+                        f.store(y + i * 4, first)
+                        f.store(y + (i + half) * 4, second)
+                    else:
+                        order = [lane // 2 + (lane % 2) * lanes for lane in range(2 * lanes)]
+                        f.store(y + i * 8, f.shuffle(first, second, order))
+                if n_rot < head_dim:
+                    with f.loop(n_rot, head_dim) as i:
+                        f.store(y + i * 4, f.load(x + i * 4, F32))
+
+    return kernel(f"rotate_{style}_{head_dim}_{n_rot}", body)
+
+
+class AppendArg(IntEnum):
+    STEP = 0
+    K = 1
+    K_STRIDE = 2
+    V = 3
+    V_STRIDE = 4
+    K_CACHE = 5  # this layer: (blocks, kv heads, BLOCK / 16, head_dim, 16) float16
+    V_CACHE = 6  # this layer: (blocks, kv heads, BLOCK, padded head_dim) float16
+    HEADS = 7
+    SIZE = 8
+
+
+def append(head_dim: int, block: int) -> Kernel:
+    """Keys and values of every row to its cache slot: keys with the position as lane, values as rows."""
+    padded = -(-head_dim // LANES) * LANES
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        step = a.pointer(AppendArg.STEP)
+        heads = a.int(AppendArg.HEADS)
+        with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
+            slot = f.load_i32(f.pointer(f.load_int(step, Step.SLOTS)), row)
+            number, offset = slot // block, slot % block
+            with f.loop(0, heads) as head:
+                at = number * heads + head
+                k = a.pointer(AppendArg.K) + (row * a.int(AppendArg.K_STRIDE) + head * (4 * head_dim))
+                v = a.pointer(AppendArg.V) + (row * a.int(AppendArg.V_STRIDE) + head * (4 * head_dim))
+                panel = at * (block // LANES) + offset // LANES
+                k_to = a.pointer(AppendArg.K_CACHE) + (panel * (head_dim * LANES * 2) + (offset % LANES) * 2)
+                v_to = a.pointer(AppendArg.V_CACHE) + (at * block + offset) * (padded * 2)
+                with f.loop(0, head_dim, LANES) as d:
+                    halves = f.to_half(f.load(k + d * 4, f32x16))
+                    values = f.to_half(f.load(v + d * 4, f32x16))
+                    if head_dim % LANES == 0:
+                        f.store(v_to + d * 2, values)
+                        for lane in range(LANES):
+                            f.store(k_to + (d + lane) * (LANES * 2), f.lane(halves, lane))
+                    else:  # the last vector reaches into the next head: those lanes must not be written
+                        for lane in range(LANES):
+                            with f.when((d + lane) < head_dim):
+                                f.store(v_to + (d + lane) * 2, f.lane(values, lane))
+                                f.store(k_to + (d + lane) * (LANES * 2), f.lane(halves, lane))
+
+    assert I16.width == 16
+    return kernel(f"append_{head_dim}", body)

@@ -1,0 +1,66 @@
+"""Memory that kernels address: aligned anonymous mappings with large pages where the system gives them."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import BackendError
+
+LINE = 64
+
+
+def aligned(size: int) -> int:
+    return -(-size // LINE) * LINE
+
+
+class Arena:
+    """One zeroed mapping handed out front to back; pages cost memory when first touched."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size = size
+        try:
+            self._map = mmap.mmap(-1, max(size, 1) + LINE)
+        except (OSError, OverflowError, ValueError) as error:
+            raise BackendError(
+                f"cannot reserve {size / 2**30:.1f} GiB for {what}: {error}; use a smaller model or context (-c)"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
+            try:
+                self._map.madvise(mmap.MADV_HUGEPAGE)
+            except OSError:
+                pass  # a kernel without large pages: slower, not wrong
+        self._bytes = np.frombuffer(self._map, np.uint8)
+        start = -self._bytes.ctypes.data % LINE
+        self.address = self._bytes.ctypes.data + start
+        self._start, self._used = start, 0
+
+    def take(self, size: int) -> int:
+        """Address of `size` fresh bytes."""
+        address = self.address + self._used
+        self._used += aligned(size)
+        assert self._used <= aligned(self.size), "arena sized too small"
+        return address
+
+    def view(self, address: int, size: int) -> NDArray[np.uint8]:
+        at = self._start + address - self.address
+        return self._bytes[at : at + size]
+
+
+def int_block(size: int, values: dict[int, int | float]) -> NDArray[np.int64]:
+    """A kernel's argument block; a float goes in as float32 bits."""
+    block = np.zeros(size, np.int64)
+    for slot, value in values.items():
+        block[slot] = int(np.float32(value).view(np.int32)) if isinstance(value, float) else value
+    return block
+
+
+def address(array: NDArray[np.generic]) -> int:
+    return int(array.ctypes.data)
+
+
+def total(sizes: Sequence[int]) -> int:
+    return sum(aligned(size) for size in sizes)

@@ -1,0 +1,54 @@
+"""Cosine and sine tables for rotary embeddings, the same bits on every machine.
+
+NumPy's own sine differs between processors in the last place. These use only +, -, * and rounding in float64, which every
+processor does alike; the error (below 1e-11 at position 10^6) vanishes in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import Rope
+
+_TWO_PI_HIGH = 6.28318530717958623  # float64 nearest 2 pi, and the rest
+_TWO_PI_LOW = 2.4492935982947064e-16
+_SPLIT = 134217729.0  # 2^27 + 1
+
+
+def _product(a: NDArray[np.float64], b: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """a * b as an unevaluated sum of two float64, exact (Dekker 1971)."""
+    p = a * b
+    t = _SPLIT * a
+    a_high = t - (t - a)
+    a_low = a - a_high
+    u = _SPLIT * b
+    b_high = u - (u - b)
+    b_low = b - b_high
+    return p, ((a_high * b_high - p) + a_high * b_low + a_low * b_high) + a_low * b_low
+
+
+def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """sin and cos for |x| <= pi / 4 by Taylor series to x^17 and x^18."""
+    y = x * x
+    sine, cosine = np.zeros_like(x), np.zeros_like(x)
+    for k in range(8, 0, -1):
+        sine = (sine + 1.0) * (y * (-1.0 / ((2 * k) * (2 * k + 1))))
+        cosine = (cosine + 1.0) * (y * (-1.0 / ((2 * k - 1) * (2 * k))))
+    return x + x * sine, 1.0 + cosine
+
+
+def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
+    """float32 (stop - start, 2, n_rot / 2): cosines and sines of `backends.plan.rope_table`."""
+    positions = np.arange(start, stop, dtype=np.float64)[:, None]
+    angle = positions * np.asarray(rope.inverse_frequency, np.float64)
+    turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # quarter turns
+    high, low = _product(turns, _TWO_PI_HIGH / 4.0)
+    sine, cosine = _sine_series(((angle - high) - low) - turns * (_TWO_PI_LOW / 4.0))
+    quarter = turns.astype(np.int64) % 4
+    swap = (quarter % 2).astype(bool)
+    s, c = np.where(swap, cosine, sine), np.where(swap, sine, cosine)
+    s = np.where(quarter >= 2, -s, s)
+    c = np.where((quarter == 1) | (quarter == 2), -c, c)
+    magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(positions / rope.temperature_length)))
+    return np.stack([c * magnitude, s * magnitude], axis=1).astype(np.float32)

@@ -1,0 +1,377 @@
+"""Explicit SIMD as Python expressions: a kernel is a Python function that emits LLVM IR through these few names.
+
+`Function` builds one C function over 64-bit arguments; `Value` wraps an LLVM value and gives it operators. A Python `for`
+unrolls, `f.loop` loops, `f.var` is a mutable register. Floating-point operations are emitted one by one with no fast-math
+flags, so a kernel means the same sequence of IEEE operations on every instruction set; that is what makes results equal to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from llvmlite import ir
+
+from backends.cpu.isa import Isa
+
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+POINTER = ir.PointerType()
+LANES = 16  # rows of a panel, lanes of every register value, on every instruction set
+
+
+def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
+    return ir.VectorType(element, lanes)
+
+
+def _element(type_: ir.Type) -> ir.Type:
+    return type_.element if isinstance(type_, ir.VectorType) else type_
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """An LLVM value inside `f`; integers are signed; a Python number on the other side of an operator is a constant."""
+
+    f: Function
+    ir: ir.Value
+
+    @property
+    def type(self) -> ir.Type:
+        return self.ir.type
+
+    def _other(self, other: Value | float) -> ir.Value:
+        return other.ir if isinstance(other, Value) else self.f.constant(self.type, other).ir
+
+    def _binary(self, other: Value | float, integer: str, real: str | None) -> Value:
+        name = integer if isinstance(_element(self.type), ir.IntType) else real
+        assert name is not None, f"no such operation on {self.type}"
+        return Value(self.f, getattr(self.f.builder, name)(self.ir, self._other(other)))
+
+    def __add__(self, other: Value | float) -> Value:
+        if isinstance(self.type, ir.PointerType):
+            offset = other.ir if isinstance(other, Value) else ir.Constant(I64, int(other))
+            return Value(self.f, self.f.builder.gep(self.ir, [offset], source_etype=I8))
+        return self._binary(other, "add", "fadd")
+
+    def __sub__(self, other: Value | float) -> Value:
+        return self._binary(other, "sub", "fsub")
+
+    def __mul__(self, other: Value | float) -> Value:
+        return self._binary(other, "mul", "fmul")
+
+    def __truediv__(self, other: Value) -> Value:
+        return self._binary(other, "sdiv", "fdiv")
+
+    def __floordiv__(self, other: Value | int) -> Value:
+        """Quotient of non-negative integers."""
+        return self._binary(other, "udiv", None)
+
+    def __mod__(self, other: Value | int) -> Value:
+        return self._binary(other, "urem", None)
+
+    def __and__(self, other: Value | int) -> Value:
+        return self._binary(other, "and_", None)
+
+    def __or__(self, other: Value | int) -> Value:
+        return self._binary(other, "or_", None)
+
+    def __xor__(self, other: Value | int) -> Value:
+        return self._binary(other, "xor", None)
+
+    def __lshift__(self, other: int) -> Value:
+        return self._binary(other, "shl", None)
+
+    def __rshift__(self, other: int) -> Value:
+        """Logical shift: zeros come in from the left."""
+        return self._binary(other, "lshr", None)
+
+    def _compare(self, operator: str, other: Value | float) -> Value:
+        b = self.f.builder
+        compare = b.icmp_signed if isinstance(_element(self.type), ir.IntType) else b.fcmp_ordered
+        return Value(self.f, compare(operator, self.ir, self._other(other)))
+
+    def __lt__(self, other: Value | float) -> Value:
+        return self._compare("<", other)
+
+    def __le__(self, other: Value | float) -> Value:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: Value | float) -> Value:
+        return self._compare(">", other)
+
+    def __ge__(self, other: Value | float) -> Value:
+        return self._compare(">=", other)
+
+    def equals(self, other: Value | float) -> Value:
+        return self._compare("==", other)
+
+    def differs(self, other: Value | float) -> Value:
+        return self._compare("!=", other)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Variable:
+    """A mutable register; LLVM turns it into SSA values."""
+
+    f: Function
+    slot: ir.Value
+    type: ir.Type
+
+    def get(self) -> Value:
+        return Value(self.f, self.f.builder.load(self.slot, typ=self.type))
+
+    def set(self, value: Value) -> None:
+        assert value.type == self.type, f"{value.type} put into {self.type}"
+        self.f.builder.store(value.ir, self.slot)
+
+
+class Function:
+    """Builder of `int64 name(int64 ...)`; emits into its own module."""
+
+    def __init__(self, name: str, arguments: int, isa: Isa) -> None:
+        self.isa = isa
+        self.module = ir.Module(name=name)
+        self.function = ir.Function(self.module, ir.FunctionType(I64, [I64] * arguments), name=name)
+        self._entry = ir.IRBuilder(self.function.append_basic_block("entry"))
+        body = self.function.append_basic_block("body")
+        self.builder = ir.IRBuilder(body)
+        self._body = body
+        self.arguments = tuple(Value(self, a) for a in self.function.args)
+
+    def finish(self, result: int | Value = 0) -> ir.Module:
+        self.builder.ret(result.ir if isinstance(result, Value) else ir.Constant(I64, result))
+        self._entry.branch(self._body)
+        return self.module
+
+    # -- constants, variables, control flow ------------------------------------------------------------------------
+
+    def constant(self, type_: ir.Type, number: float) -> Value:
+        element = _element(type_)
+        number = int(number) if isinstance(element, ir.IntType) else float(number)
+        if isinstance(type_, ir.VectorType):
+            return Value(self, ir.Constant(type_, [ir.Constant(element, number)] * type_.count))
+        return Value(self, ir.Constant(type_, number))
+
+    def int(self, number: int) -> Value:
+        return self.constant(I64, number)
+
+    def zeros(self, type_: ir.Type) -> Value:
+        return self.constant(type_, 0)
+
+    def var(self, value: Value) -> Variable:
+        slot = self._entry.alloca(value.type)
+        variable = Variable(self, slot, value.type)
+        variable.set(value)
+        return variable
+
+    @contextmanager
+    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
+        """for i in range(start, stop, step) over int64."""
+        first = start if isinstance(start, Value) else self.int(start)
+        i = self.var(first)
+        with self.while_(lambda: i.get() < stop):
+            now = i.get()
+            yield now
+            i.set(now + step)
+
+    @contextmanager
+    def while_(self, condition: object) -> Iterator[None]:
+        assert callable(condition)
+        test = self.function.append_basic_block("test")
+        body = self.function.append_basic_block("loop")
+        done = self.function.append_basic_block("done")
+        self.builder.branch(test)
+        self.builder.position_at_end(test)
+        self.builder.cbranch(condition().ir, body, done)
+        self.builder.position_at_end(body)
+        yield
+        self.builder.branch(test)
+        self.builder.position_at_end(done)
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        with self.builder.if_then(condition.ir):
+            yield
+
+    def select(self, condition: Value, yes: Value, no: Value) -> Value:
+        return Value(self, self.builder.select(condition.ir, yes.ir, no.ir))
+
+    def minimum(self, a: Value, b: Value | int) -> Value:
+        """Smaller of two int64."""
+        other = b if isinstance(b, Value) else self.int(b)
+        return self.select(a < other, a, other)
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def pointer(self, address: Value) -> Value:
+        return Value(self, self.builder.inttoptr(address.ir, POINTER))
+
+    def load(self, pointer: Value, type_: ir.Type, align: int = 1) -> Value:
+        return Value(self, self.builder.load(pointer.ir, align=align, typ=type_))
+
+    def store(self, pointer: Value, value: Value, align: int = 1) -> None:
+        self.builder.store(value.ir, pointer.ir, align=align)
+
+    def load_int(self, pointer: Value, index: Value | int = 0) -> Value:
+        """The int64 at pointer[index]."""
+        return self.load(pointer + (index * 8), I64, 8)
+
+    def load_i32(self, pointer: Value, index: Value | int = 0) -> Value:
+        """The int32 at pointer[index], as int64."""
+        return Value(self, self.builder.sext(self.load(pointer + (index * 4), I32, 4).ir, I64))
+
+    def store_lanes(self, pointer: Value, value: Value, lanes: int) -> None:
+        """Store the first `lanes` of a vector; the rest of memory stays as it is."""
+        if lanes == value.type.count:
+            self.store(pointer, value)
+            return
+        for lane in range(lanes):
+            self.store(pointer + lane * (4 if _element(value.type) == F32 else 2), self.lane(value, lane))
+
+    def prefetch(self, pointer: Value) -> None:
+        function = self.module.declare_intrinsic(
+            "llvm.prefetch", [POINTER], ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
+        )
+        self.builder.call(function, [pointer.ir, I32(0), I32(3), I32(1)])
+
+    # -- lanes -----------------------------------------------------------------------------------------------------
+
+    def splat(self, scalar: Value, lanes: int = LANES) -> Value:
+        type_ = vector(scalar.type, lanes)
+        one = self.builder.insert_element(ir.Constant(type_, ir.Undefined), scalar.ir, I32(0))
+        mask = ir.Constant(vector(I32, lanes), [I32(0)] * lanes)
+        return Value(self, self.builder.shuffle_vector(one, ir.Constant(type_, ir.Undefined), mask))
+
+    def broadcast(self, pointer: Value, type_: ir.Type, lanes: int = LANES) -> Value:
+        """One scalar of memory in every lane."""
+        return self.splat(self.load(pointer, type_, 4 if type_ in (F32, I32) else 1), lanes)
+
+    def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
+        mask = ir.Constant(vector(I32, len(lanes)), [I32(lane) for lane in lanes])
+        return Value(self, self.builder.shuffle_vector(a.ir, b.ir, mask))
+
+    def lane(self, value: Value, index: int) -> Value:
+        return Value(self, self.builder.extract_element(value.ir, I32(index)))
+
+    def lane_numbers(self, lanes: int = LANES) -> Value:
+        return Value(self, ir.Constant(vector(I32, lanes), [I32(lane) for lane in range(lanes)]))
+
+    def reduce(self, value: Value, combine: object) -> Value:
+        """Lanes to one scalar by halves: lane i with lane i + n/2, and so on. Fixed order for every caller."""
+        assert callable(combine)
+        n = value.type.count
+        while n > 1:
+            n //= 2
+            low = self.shuffle(value, value, range(n))
+            high = self.shuffle(value, value, range(n, 2 * n))
+            value = combine(low, high)
+        return self.lane(value, 0)
+
+    # -- arithmetic ------------------------------------------------------------------------------------------------
+
+    def _intrinsic(self, name: str, *values: Value) -> Value:
+        type_ = values[0].type
+        suffix = f"v{type_.count}" if isinstance(type_, ir.VectorType) else ""
+        suffix += {F32: "f32", I32: "i32", I16: "i16", I8: "i8"}[_element(type_)]
+        kind = ir.FunctionType(type_, [v.type for v in values])
+        name = f"{name}.{suffix}"
+        function = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        return Value(self, self.builder.call(function, [v.ir for v in values]))
+
+    def fma(self, a: Value, b: Value, c: Value) -> Value:
+        """a * b + c, rounded once."""
+        return self._intrinsic("llvm.fma", a, b, c)
+
+    def sqrt(self, x: Value) -> Value:
+        return self._intrinsic("llvm.sqrt", x)
+
+    def abs(self, x: Value) -> Value:
+        return self._intrinsic("llvm.fabs", x)
+
+    def round_even(self, x: Value) -> Value:
+        return self._intrinsic("llvm.roundeven", x)
+
+    def fmax(self, a: Value, b: Value) -> Value:
+        """Larger of two floats that are not NaN (a NaN in a gives b)."""
+        return self.select(a > b, a, b)
+
+    def fmin(self, a: Value, b: Value) -> Value:
+        return self.select(a < b, a, b)
+
+    def to_float(self, x: Value) -> Value:
+        type_ = vector(F32, x.type.count) if isinstance(x.type, ir.VectorType) else F32
+        return Value(self, self.builder.sitofp(x.ir, type_))
+
+    def to_int32(self, x: Value) -> Value:
+        type_ = vector(I32, x.type.count) if isinstance(x.type, ir.VectorType) else I32
+        return Value(self, self.builder.fptosi(x.ir, type_))
+
+    def truncate(self, x: Value, element: ir.Type) -> Value:
+        return Value(self, self.builder.trunc(x.ir, vector(element, x.type.count)))
+
+    def bits(self, x: Value, type_: ir.Type) -> Value:
+        return Value(self, self.builder.bitcast(x.ir, type_))
+
+    def widen(self, x: Value, element: ir.Type, signed: bool = False) -> Value:
+        type_ = vector(element, x.type.count) if isinstance(x.type, ir.VectorType) else element
+        return Value(self, (self.builder.sext if signed else self.builder.zext)(x.ir, type_))
+
+    # -- half precision --------------------------------------------------------------------------------------------
+
+    def load_half(self, pointer: Value, lanes: int = LANES) -> Value:
+        """Half-precision numbers of memory as float32, exact."""
+        bits = self.load(pointer, vector(I16, lanes))
+        if self.isa.half_conversion:
+            return Value(self, self.builder.fpext(self.builder.bitcast(bits.ir, vector(F16, lanes)), vector(F32, lanes)))
+        wide = self.widen(bits, I32)
+        magnitude = self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112  # exponent bias 15 -> 127, subnormals too
+        special = self.bits(((wide & 0x7FFF) << 13) | 0x7F800000, vector(F32, lanes))
+        value = self.select((wide & 0x7C00).equals(0x7C00), special, magnitude)
+        return self.bits(self.bits(value, vector(I32, lanes)) | ((wide & 0x8000) << 16), vector(F32, lanes))
+
+    def load_bfloat(self, pointer: Value, lanes: int = LANES) -> Value:
+        wide = self.widen(self.load(pointer, vector(I16, lanes)), I32)
+        return self.bits(wide << 16, vector(F32, lanes))
+
+    def to_half(self, x: Value) -> Value:
+        """float32 to the bits of half precision (int16), ties to even; finite values beyond the range saturate at 65504."""
+        lanes = x.type.count
+        limit = self.constant(x.type, 65504.0)
+        x = self.fmax(self.fmin(x, limit), self.constant(x.type, -65504.0))
+        if self.isa.half_conversion:
+            return self.bits(Value(self, self.builder.fptrunc(x.ir, vector(F16, lanes))), vector(I16, lanes))
+        bits = self.bits(x, vector(I32, lanes))
+        sign = (bits >> 16) & 0x8000
+        magnitude = bits & 0x7FFFFFFF
+        # Normal: round the 13 dropped bits half to even in integer arithmetic. Subnormal: adding 0.5 rounds at 2^-24.
+        odd = (magnitude >> 13) & 1
+        normal = ((magnitude + 0xFFF + odd) >> 13) - (112 << 10)
+        small = self.bits(self.bits(magnitude, vector(F32, lanes)) + 0.5, vector(I32, lanes)) - 0x3F000000
+        half = self.select(magnitude < 0x38800000, small, normal)
+        return self.truncate(half | sign, I16)
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def atomic_add(self, pointer: Value, value: int) -> Value:
+        """Sequentially consistent fetch-and-add on an int64."""
+        return Value(self, self.builder.atomic_rmw("add", pointer.ir, I64(value), "seq_cst"))
+
+    def atomic_load(self, pointer: Value) -> Value:
+        return Value(self, self.builder.load_atomic(pointer.ir, "acquire", 8, typ=I64))
+
+    def atomic_store(self, pointer: Value, value: Value | int) -> None:
+        number = value if isinstance(value, Value) else self.int(value)
+        self.builder.store_atomic(number.ir, pointer.ir, "release", 8)
+
+    def pause(self) -> None:
+        if self.isa.pause:
+            kind = ir.FunctionType(ir.VoidType(), [])
+            function = self.module.globals.get(self.isa.pause) or ir.Function(self.module, kind, name=self.isa.pause)
+            self.builder.call(function, [])
+
+    def call(self, address: Value, *arguments: Value) -> Value:
+        """Call the C function at `address` with int64 arguments."""
+        kind = ir.FunctionType(I64, [I64] * len(arguments))
+        function = self.builder.inttoptr(address.ir, kind.as_pointer())
+        return Value(self, self.builder.call(function, [a.ir for a in arguments]))

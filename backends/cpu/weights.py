@@ -1,0 +1,110 @@
+"""Weights from the file to panels: read in pieces, repacked in parallel, never two copies of the model in memory."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import BackendError
+from backends.cpu.jit import Library
+from backends.cpu.kernels.linear import RepackArg
+from backends.cpu.memory import Arena, address, aligned, int_block
+from backends.cpu.panels import FORMATS, panel_count, panel_of
+from backends.cpu.simd import LANES
+from backends.plan import Weight
+from quant import dequantize
+
+PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """A matrix in panels: where it stands and how it is walked."""
+
+    address: int
+    format: str
+    panels: int
+    panel_bytes: int
+    blocks: int  # along K
+
+    @property
+    def bytes(self) -> int:
+        return self.panels * self.panel_bytes
+
+
+def check(weight: Weight) -> None:
+    """BackendError unless this backend has kernels for the matrix's format."""
+    if weight.format not in FORMATS:
+        raise BackendError(
+            f"{weight.name}: the cpu backend has no kernels for {weight.format} yet; "
+            f"it runs {', '.join(FORMATS)}, --backend reference runs every format slowly"
+        )
+
+
+def load(
+    weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
+) -> tuple[Arena, dict[str, Panels]]:
+    """Every matrix once, by name. `progress(done bytes, all bytes)`."""
+    matrices = {weight.name: weight for weight in weights}
+    sizes = {}
+    for name, weight in matrices.items():
+        rows, columns = weight.shape
+        sizes[name] = panel_count(rows) * panel_of(weight.format).panel_bytes(columns)
+    arena = Arena(sum(aligned(size) for size in sizes.values()), "the weights")
+    found: dict[str, Panels] = {}
+    pieces: list[tuple[Weight, Panels, int, int]] = []
+    for name, weight in matrices.items():
+        rows, columns = weight.shape
+        panel = panel_of(weight.format)
+        stored = Panels(
+            arena.take(sizes[name]),
+            weight.format,
+            panel_count(rows),
+            panel.panel_bytes(columns),
+            columns // panel.block_values,
+        )
+        found[name] = stored
+        step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES
+        pieces += [(weight, stored, row, min(row + step, rows)) for row in range(0, rows, step)]
+
+    word = ctypes.c_int64
+    kind = ctypes.CFUNCTYPE(word, word, word, word)
+    repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w in matrices.values()}}
+
+    def convert(piece: tuple[Weight, Panels, int, int]) -> int:
+        weight, stored, start, stop = piece
+        data = np.ascontiguousarray(weight.read(start, stop))
+        block = int_block(
+            RepackArg.SIZE,
+            {
+                RepackArg.SOURCE: address(data),
+                RepackArg.ROW_BYTES: data.shape[1],
+                RepackArg.ROWS: stop - start,
+                RepackArg.TARGET: stored.address + start // LANES * stored.panel_bytes,
+                RepackArg.BLOCKS: stored.blocks,
+                RepackArg.PANEL_BYTES: stored.panel_bytes,
+            },
+        )
+        repack[weight.format](address(block), 0, 1)
+        return data.nbytes
+
+    done, everything = 0, sum(stored.bytes for stored in found.values())
+    with ThreadPoolExecutor(threads, thread_name_prefix="localllm-load") as workers:
+        for size in workers.map(convert, pieces):
+            done += size
+            if progress is not None:
+                progress(min(done, everything), everything)
+    return arena, found
+
+
+def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
+    """A one-dimensional tensor as float32, zeros up to a multiple of `lanes`."""
+    values = dequantize(weight.read(0, 1), weight.format)[0][: weight.shape[0]]
+    out = np.zeros(-(-values.size // lanes) * lanes, np.float32)
+    out[: values.size] = values
+    return out
