@@ -53,6 +53,10 @@ class Executable(Protocol):
         """Copy cache blocks source[i] -> target[i] in every layer (copy-on-write, int32 block numbers)."""
         ...
 
+    def read_bandwidth(self) -> float:
+        """Bytes a second at which this machine now reads the bound weights and does nothing else: the roof of decoding."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.base import BackendError, Limits, Memory
+from backends.base import BackendError, Limits, Memory, Progress
 from backends.plan import (
     BLOCK,
     F32,
@@ -50,9 +51,13 @@ class ReferenceBackend:
     def describe(self) -> str:
         return f"reference: NumPy {np.__version__}, float64 arithmetic, one operation at a time"
 
-    def bind(self, plan: Plan, limits: Limits, cache_type: str = "f16") -> ReferenceExecutable:
+    def bind(
+        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
+    ) -> ReferenceExecutable:
         """Dequantizes every weight and allocates the cache; BackendError for what cannot be bound."""
         return ReferenceExecutable(plan, limits, cache_type)
+
+    def close(self) -> None: ...
 
 
 class ReferenceExecutable:
@@ -93,6 +98,13 @@ class ReferenceExecutable:
         write = (target[:, None] * BLOCK + offsets).ravel()
         for layer in (*self._keys, *self._values):
             layer[write] = layer[read]
+
+    def read_bandwidth(self) -> float:
+        """Bytes a second of summing the largest weight once."""
+        largest = max(self._weights.values(), key=lambda weight: weight.nbytes)
+        start = perf_counter()
+        largest.sum()
+        return largest.nbytes / (perf_counter() - start)
 
     def close(self) -> None:
         self._weights = {}

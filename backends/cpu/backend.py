@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from time import perf_counter
 from typing import Literal, cast
 
 import numpy as np
@@ -14,7 +15,7 @@ from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
-from backends.cpu.kernels import attention, linear
+from backends.cpu.kernels import attention, bandwidth, linear
 from backends.cpu.kernels.common import Step
 from backends.cpu.kernels.executor import Entry
 from backends.cpu.memory import Arena, address, aligned, int_block
@@ -23,6 +24,7 @@ from backends.cpu.simd import LANES
 from backends.plan import BLOCK, F32, Attention, Batch, Embed, Linear, Norm, Plan, Rope, Weight
 
 CACHE_TYPES = ("f16",)
+READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
 
 
@@ -59,7 +61,7 @@ class CpuExecutable:
     """A plan bound to memory. One step at a time."""
 
     def __init__(self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None) -> None:
-        self.limits, self._plan, self._pool = limits, plan, backend.pool
+        self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
         for size, what in ((limits.rows, "rows"), (limits.logit_rows, "logit rows"), (limits.blocks, "cache blocks")):
             if size < 1:
                 raise BackendError(f"limits: {what} is {size}; at least 1 is needed")
@@ -158,6 +160,25 @@ class CpuExecutable:
     def close(self) -> None:
         """Memory is returned when the last view of it goes."""
         self._cache = []
+
+    def read_bandwidth(self) -> float:
+        """Bytes a second, best of three passes over the weights (of at most 512 MiB of them)."""
+        pieces = min(self._weights.size, READ_AT_MOST) // bandwidth.PIECE
+        if not pieces:
+            return 0.0
+        counters, sink = np.zeros((1, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
+        a = bandwidth.ReadArg
+        block = int_block(
+            a.SIZE, {a.START: self._weights.address, a.PIECES: pieces, a.COUNTER: address(counters), a.SINK: address(sink)}
+        )
+        self._library.load([bandwidth.read()])
+        entries = np.array([[self._library.address("read"), address(block), 1, 0]], np.int64)
+        best = 0.0
+        for _ in range(3):
+            start = perf_counter()
+            self._pool.run(entries, counters)
+            best = max(best, pieces * bandwidth.PIECE / (perf_counter() - start))
+        return best
 
     def profile(self) -> list[tuple[str, int]]:
         """(operation, cycles spent since bind, barrier included) in order of the plan."""

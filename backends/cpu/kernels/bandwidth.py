@@ -1,0 +1,36 @@
+"""Read memory and do nothing else: the roof that decoding is measured against."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from backends.cpu.jit import Kernel
+from backends.cpu.kernels.common import Arguments, kernel, tasks
+from backends.cpu.simd import I64, Function, Value, vector
+
+PIECE = 1 << 16  # bytes of one task
+
+
+class ReadArg(IntEnum):
+    START = 0
+    PIECES = 1
+    COUNTER = 2
+    SINK = 3  # 64 bytes a thread, so that the reads are not optimized away
+    SIZE = 4
+
+
+def read() -> Kernel:
+    """Loads PIECES * 64 KiB from START, shared between the threads."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        line = vector(I64, 8)
+        sums = [f.var(f.zeros(line)) for _ in range(4)]
+        with tasks(f, a.pointer(ReadArg.COUNTER), a.int(ReadArg.PIECES)) as task:
+            start = a.pointer(ReadArg.START) + task * PIECE
+            with f.loop(0, PIECE, 256) as at:
+                for i, total in enumerate(sums):
+                    total.set(total.get() ^ f.load(start + at + 64 * i, line))
+        total = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()
+        f.store(a.pointer(ReadArg.SINK) + thread * 64, total)
+
+    return kernel("read", body)

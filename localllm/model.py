@@ -1,0 +1,210 @@
+"""A model opened for use: the file, its tokenizer, its plan on a backend, its cache. `load` makes one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends import open_backend
+from backends.base import Executable, Limits, Progress
+from backends.plan import BLOCK, Recorder
+from localllm.errors import LocalLLMError
+from localllm.gguf import GGUFFile, open_gguf
+from localllm.paging import BlockPool
+from localllm.sampling.options import SamplerOptions
+from localllm.sampling.repetition import find_breakers
+from localllm.sampling.sampler import Sampler
+from localllm.session import Piece, Session
+from localllm.tokenizer import Tokenizer, has_tokenizer
+from models import Config, architecture_of, read_config, record
+
+BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
+DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
+LOGIT_BYTES = 64 << 20  # logits of one batch at most
+
+BOX = {"demo": "demo.gguf", "draft": "draft.gguf"}  # models that come with the program
+
+
+class NoTokenizer(LocalLLMError):
+    """Text was given to a model whose file has no tokenizer."""
+
+
+class NoWeights(LocalLLMError):
+    """A computation was asked of a file that holds a vocabulary only."""
+
+
+def resolve(name: str | os.PathLike[str]) -> Path:
+    """The file a MODEL argument means: a path, or the name of a model in the box."""
+    path = Path(name)
+    if path.exists() or str(name) not in BOX:
+        return path
+    import models
+
+    return Path(models.__file__).parent / "demo" / BOX[str(name)]
+
+
+class Model:
+    """An open model. `load` is the way to make one; a context manager closes it."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.tokenizer = Tokenizer.from_metadata(file.metadata) if has_tokenizer(file.metadata) else None
+        self.context = 0
+        self.batch_rows = BATCH_ROWS
+        self.pool = BlockPool(0, BLOCK)
+        self.config: Config | None = None
+        self.device = ""
+        self._executable: Executable | None = None
+        self._close = file.close
+
+    def bind(
+        self, backend: str, threads: int | None, ctx: int | None, cache_type: str, progress: Progress | None
+    ) -> None:
+        """Put the weights on a backend and allocate the cache."""
+        architecture = architecture_of(self.file.metadata)
+        self.config = config = read_config(self.file.metadata, architecture.name)
+        self.context = _context(ctx, config)
+        recorder = Recorder()
+        plan = record(config, architecture, self.file.tensors, recorder)
+        opened = open_backend(backend, threads)
+        try:
+            blocks = -(-self.context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+            logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+            limits = Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+            self._executable = opened.bind(plan, limits, cache_type, progress)
+        except BaseException:
+            opened.close()
+            raise
+        self.pool = BlockPool(blocks, BLOCK)
+        self.device = opened.describe()
+        self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
+
+    @property
+    def executable(self) -> Executable:
+        if self._executable is None:
+            raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
+        return self._executable
+
+    def _words(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
+        return self.tokenizer
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of a text; `add_special` adds BOS and EOS as the file asks, `parse_special` reads control tokens."""
+        return self._words().encode(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return self._words().decode(ids)
+
+    # -- numbers ---------------------------------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """A new, empty conversation."""
+        _ = self.executable
+        return Session(self)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """float32 (T, vocabulary): the logits after every token of one fresh pass."""
+        session = self.session()
+        step = min(self.batch_rows, self.executable.limits.logit_rows)
+        try:
+            parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
+        finally:
+            session.close()
+        if not parts:
+            raise LocalLLMError("logits of no tokens were asked for; give at least one id")
+        return np.concatenate(parts)
+
+    def sampler(self, options: SamplerOptions) -> Sampler:
+        """A sampler for this vocabulary."""
+        breakers = None
+        if options.dry_multiplier and self.tokenizer is not None:
+            words = self.tokenizer
+            pieces = (words.piece(token) for token in range(words.vocab_size))
+            breakers = find_breakers(
+                options.dry_sequence_breakers, pieces, lambda text: words.encode(text, add_special=False)
+            )
+        return Sampler(options, breakers)
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        temperature: float = 0.8,
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        seed: int = -1,
+        stop: Sequence[str] = (),
+        sampling: SamplerOptions | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Piece]:
+        """Stream the continuation of a text or of token ids: pieces with `.text` and `.token`, then one with `.statistics`.
+
+        `sampling` replaces temperature, top_k, top_p, min_p and seed with a full set of options.
+        """
+        options = sampling or SamplerOptions(
+            seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
+        )
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        session = self.session()
+        try:
+            yield from session.generate(ids, self.sampler(options), max_tokens, tuple(stop), cancel)
+        finally:
+            session.close()
+
+    def close(self) -> None:
+        self._close()
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load(
+    path: str | os.PathLike[str],
+    backend: str = "auto",
+    threads: int | None = None,
+    ctx: int | None = None,
+    cache_type: str = "f16",
+    progress: Progress | None = None,
+) -> Model:
+    """Open a GGUF file (or "demo", the model in the box) for use.
+
+    `threads` defaults to the processors this process may use, `ctx` to the trained context but at most 4096 tokens.
+    `progress(what, done, total)` hears of kernels compiled and weights read. A file without tensors loads for
+    tokenizing only. Raises GGUFError, TokenizerError, ModelError or BackendError, each with one line that says what
+    is wrong.
+    """
+    file = open_gguf(resolve(path))
+    try:
+        model = Model(file)
+        if file.tensors:
+            model.bind(backend, threads, ctx, cache_type, progress)
+    except BaseException:
+        file.close()
+        raise
+    return model
+
+
+def _context(asked: int | None, config: Config) -> int:
+    if asked is None or asked == 0:
+        return min(config.context_length, DEFAULT_CONTEXT)
+    if asked < 1:
+        raise LocalLLMError(f"the context is {asked} tokens; give at least 1, or leave it out")
+    return asked

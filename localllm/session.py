@@ -1,0 +1,213 @@
+"""One conversation on a bound model: evaluate tokens, keep what is in the cache, stream an answer.
+
+A session remembers the tokens behind its cache; a new prompt re-evaluates only what differs. An answer is a generator
+of pieces; whoever stops reading it, or sets the cancel event, leaves the session usable.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import Batch
+from localllm.errors import LocalLLMError
+from localllm.sampling.sampler import Sampler
+from localllm.stopping import StopStrings
+
+if TYPE_CHECKING:
+    from localllm.model import Model
+
+StopReason = Literal["end", "stop", "length", "context", "cancelled"]
+
+
+class ContextFull(LocalLLMError):
+    """A prompt that does not fit the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """What one answer cost. Times in seconds, rates per second."""
+
+    prompt_tokens: int  # of the whole prompt
+    reused_tokens: int  # of them already in the cache
+    prompt_seconds: float
+    answer_tokens: int
+    decode_seconds: float  # of the passes that decode one token
+    decode_steps: int
+    first_token_seconds: float  # from the call to the first token
+    bytes_per_step: int  # weights and cache that one decode pass reads, at the end of the answer
+    reason: StopReason
+
+    @property
+    def prompt_rate(self) -> float:
+        """Evaluated prompt tokens a second."""
+        return (self.prompt_tokens - self.reused_tokens) / self.prompt_seconds if self.prompt_seconds else 0.0
+
+    @property
+    def decode_rate(self) -> float:
+        return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that decoding read."""
+        return self.decode_rate * self.bytes_per_step
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A token of the answer and the text that became certain with it; the last piece has no token but the statistics."""
+
+    text: str
+    token: int | None
+    statistics: Statistics | None = None
+
+
+class Session:
+    """A sequence in the model's cache. Close it to give its blocks back."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._sequence = model.pool.new_sequence()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Tokens in the cache, in order."""
+        return list(self._sequence.tokens)
+
+    def close(self) -> None:
+        self._sequence.free()
+
+    # -- evaluation ------------------------------------------------------------------------------------------------
+
+    def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
+        """Append up to `model.batch_rows` tokens; float32 (T, vocabulary) of all of them, or (1, vocabulary) of the last.
+
+        The result is a view that the next evaluation overwrites.
+        """
+        sequence, count = self._sequence, len(tokens)
+        if sequence.length + count > self._model.context:
+            raise ContextFull(
+                f"the context of {self._model.context} tokens is full: {sequence.length} are held and {count} more "
+                "do not fit; start with a larger context (-c)"
+            )
+        start = sequence.length
+        slots = sequence.append(list(tokens))
+        try:
+            source, target = self._model.pool.take_copies()
+            if source.size:
+                self._model.executable.copy_blocks(source, target)
+            batch = Batch(
+                tokens=np.array(tokens, np.int32),
+                positions=np.arange(start, start + count, dtype=np.int32),
+                slots=slots,
+                sequence=np.zeros(count, np.int32),
+                tables=sequence.table()[None],
+                logit_rows=np.arange(count, dtype=np.int32) if logits else np.array([count - 1], np.int32),
+            )
+            return self._model.executable.step(batch)
+        except BaseException:
+            sequence.truncate(start)
+            raise
+
+    def rewind(self, length: int) -> None:
+        """Keep the first `length` tokens."""
+        self._sequence.truncate(length)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        cancel: threading.Event | None = None,
+        ignore_end: bool = False,
+    ) -> Iterator[Piece]:
+        """Stream the continuation of `prompt` (all of it, from position 0; what the cache holds is not evaluated again).
+
+        Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece says
+        which. ContextFull if the prompt itself does not fit.
+        """
+        model = self._model
+        if not prompt:
+            raise LocalLLMError("the prompt has no tokens; give some text")
+        if len(prompt) > model.context:
+            raise ContextFull(
+                f"the prompt has {len(prompt)} tokens, the context holds {model.context}; shorten it or raise -c"
+            )
+        began = perf_counter()
+        reused = min(self._sequence.common_prefix(prompt), len(prompt) - 1)  # the last one's logits are needed
+        self.rewind(reused)
+        logits: NDArray[np.float32] | None = None
+        cancelled = cancel.is_set if cancel is not None else lambda: False
+        for start in range(reused, len(prompt), model.batch_rows):
+            if cancelled():
+                break
+            logits = self.evaluate(prompt[start : start + model.batch_rows], logits=False)
+        prompt_seconds = perf_counter() - began
+        for token in prompt:
+            sampler.accept(token)
+
+        decoder = model.tokenizer.stream() if model.tokenizer is not None else None
+        stops = StopStrings(stop) if stop else None
+        ends = frozenset[int]() if ignore_end or model.tokenizer is None else model.tokenizer.eog
+        tokens, steps, decode_seconds, first = 0, 0, 0.0, 0.0
+        reason: StopReason = "cancelled"
+        tail = ""
+        while not cancelled():
+            if max_tokens is not None and tokens >= max_tokens:
+                reason = "length"
+                break
+            assert logits is not None
+            token = sampler.sample(logits[-1])
+            first = first or perf_counter() - began
+            if token in ends:
+                reason = "end"
+                break
+            sampler.accept(token)
+            tokens += 1
+            text = decoder.push(token) if decoder is not None else ""
+            if stops is not None:
+                text, stopped = stops.push(text)
+                if stopped:
+                    reason, tail = "stop", text
+                    break
+            yield Piece(text, token)
+            if self._sequence.length >= model.context:
+                reason = "context"
+                break
+            if max_tokens is not None and tokens >= max_tokens:
+                reason = "length"
+                break
+            before = perf_counter()
+            logits = self.evaluate((token,), logits=False)
+            decode_seconds += perf_counter() - before
+            steps += 1
+        if reason != "stop":
+            tail = decoder.finish() if decoder is not None else ""
+            if stops is not None:
+                text, stopped = stops.push(tail)
+                tail = text if stopped else text + stops.finish()
+        memory = model.executable.memory
+        yield Piece(
+            tail,
+            None,
+            Statistics(
+                prompt_tokens=len(prompt),
+                reused_tokens=reused,
+                prompt_seconds=prompt_seconds,
+                answer_tokens=tokens,
+                decode_seconds=decode_seconds,
+                decode_steps=steps,
+                first_token_seconds=first,
+                bytes_per_step=memory.weights_per_token + memory.cache_per_token * self._sequence.length,
+                reason=reason,
+            ),
+        )
