@@ -127,6 +127,31 @@ def test_an_unknown_architecture_lists_the_supported_ones() -> None:
     assert architecture_of({"general.architecture": "qwen3"}) is ARCHITECTURES["qwen3"]
 
 
+YARN = {
+    "attention__key_length": 128,
+    "rope__scaling__type": "yarn",
+    "rope__scaling__factor": 16.0,
+    "rope__scaling__original_context_length": 4096,
+}
+
+
+def test_yarn_keeps_fast_pairs_and_interpolates_slow_ones() -> None:
+    """The numbers of YaRN's Llama 2 models: the ramp runs from pair 20 to pair 46."""
+    plain = np.array(inverse_frequencies(config(attention__key_length=128).rope, None))
+    np.testing.assert_allclose(plain, 10000.0 ** (-np.arange(64) / 64), rtol=1e-15)
+    scaled = np.array(inverse_frequencies(config(**YARN).rope, None))
+    share = np.clip((np.arange(64) - 20) / (46 - 20), 0, 1)
+    np.testing.assert_allclose(scaled / plain, share / 16 + 1 - share, rtol=1e-14)
+    assert magnitude(config(**YARN).rope) == pytest.approx(1.0 + 0.1 * np.log(16.0), rel=1e-15)
+
+
+def test_yarn_without_extrapolation_is_linear_scaling() -> None:
+    rope = config(**YARN, rope__scaling__yarn_ext_factor=0.0, rope__scaling__attn_factor=1.1).rope
+    linear = config(**{**YARN, "rope__scaling__type": "linear"}).rope
+    np.testing.assert_allclose(inverse_frequencies(rope, None), inverse_frequencies(linear, None), rtol=1e-15)
+    assert (magnitude(rope), magnitude(linear)) == (1.1, 1.0)
+
+
 _JUNK = st.one_of(
     st.none(),
     st.booleans(),

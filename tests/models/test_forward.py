@@ -39,7 +39,12 @@ def test_every_variant_differs_from_the_others() -> None:
 
 STYLES: dict[str, dict[str, Any]] = {
     "llama": {"seed": 20, "per_layer": (*tiny.QKV_BIAS, "attn_output.bias", *tiny.FFN_BIAS)},
-    "qwen2": {"seed": 21, "per_layer": tiny.QKV_BIAS, "tied": True},
+    "qwen2": {
+        "seed": 21,
+        "per_layer": tiny.QKV_BIAS,
+        "tied": True,
+        "extra": lambda random: {"output.bias": random.standard_normal(VOCABULARY)},
+    },
     "qwen3": {"seed": 22, "head_dim": 16, "per_layer": ("attn_q_norm.weight", "attn_k_norm.weight")},
 }
 
