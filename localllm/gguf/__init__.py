@@ -1,0 +1,12 @@
+"""GGUF files: `open_gguf` checks a model file against its own size and gives its metadata and tensors, still in their
+file formats; `write_gguf` streams one to disk. Little-endian versions 2 and 3, single files and split ones.
+"""
+
+from __future__ import annotations
+
+from localllm.gguf.file import GGUFFile, Tensor, open_gguf
+from localllm.gguf.layout import GGUFError
+from localllm.gguf.strings import StringArray
+from localllm.gguf.writer import NewTensor, write_gguf
+
+__all__ = ["GGUFError", "GGUFFile", "NewTensor", "StringArray", "Tensor", "open_gguf", "write_gguf"]

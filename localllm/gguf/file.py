@@ -1,0 +1,259 @@
+"""An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all parts of a split one.
+
+Tensors satisfy `backends.plan.Weight`. `read` and `read_into` copy from the file and leave the mapping alone, so that
+memory does not grow with what was read; `view` maps, and pages it touches count as resident.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.gguf.header import Header, Stored, TensorInfo, read_header
+from localllm.gguf.layout import GGUFError, printable
+from localllm.gguf.strings import StringArray
+
+Value = bool | int | float | str | NDArray[Any] | StringArray
+
+_SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
+_MAX_PARTS = (1 << 16) - 1  # split.count is stored as uint16
+_READ_BYTES = 1 << 30  # one system call reads less than 2^31 bytes
+
+
+class _Part:
+    """One file on disk: its descriptor, its mapping and its header. Reads may come from several threads at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # before open, which would wait for the writer of a pipe
+                raise GGUFError(path, "file", "is not a regular file; give the path of a GGUF file")
+            self.file = io.FileIO(path)
+        except (OSError, ValueError) as error:
+            raise GGUFError(path, "file", f"cannot be opened: {_reason(error)}") from None
+        try:
+            self.size = os.fstat(self.file.fileno()).st_size
+            if not self.size:
+                raise GGUFError(path, "file", "is empty; download it again")
+            try:
+                self.map: mmap.mmap | None = mmap.mmap(self.file.fileno(), self.size, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                raise GGUFError(path, "file", f"cannot be mapped: {_reason(error)}") from None
+            self.header: Header = read_header(path, self.map)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self.file.close()
+        self.map = None  # lives on while a view or a string array uses it
+
+    def read_into(self, target: memoryview, offset: int, what: str) -> None:
+        while target:
+            try:
+                count = os.preadv(self.file.fileno(), [target[:_READ_BYTES]], offset)
+            except ValueError:
+                raise GGUFError(self.path, what, "cannot be read: the file was closed") from None
+            except OSError as error:
+                raise GGUFError(self.path, what, f"cannot be read: {_reason(error)}") from None
+            if not count:
+                raise GGUFError(self.path, what, f"cannot be read: the file was cut at {offset} while in use")
+            target = target[count:]
+            offset += count
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor in its file format: `rows` rows of `row_bytes` bytes, all leading dimensions flattened."""
+
+    name: str
+    format: str  # a key of quant.FORMATS
+    shape: tuple[int, ...]  # row-major: (..., rows, columns) or (columns,), which is one row
+    row_bytes: int
+    nbytes: int
+    _offset: int = field(repr=False)
+    _part: _Part = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return self.nbytes // self.row_bytes
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        """Rows start..stop, copied: uint8 (stop - start, row_bytes). Safe from several threads at once."""
+        out = np.empty((max(0, min(stop, self.rows) - start), self.row_bytes), np.uint8)
+        self.read_into(start, stop, out)
+        return out
+
+    def read_into(self, start: int, stop: int, out: NDArray[np.uint8]) -> None:
+        """Rows start..stop, copied into `out`: uint8, C-contiguous, (stop - start) * row_bytes bytes of any shape."""
+        what = f"tensor '{printable(self.name)}'"
+        if not 0 <= start <= stop <= self.rows:
+            raise GGUFError(self._part.path, what, f"rows {start} to {stop} asked for; it has {self.rows}")
+        size = (stop - start) * self.row_bytes
+        if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable or out.nbytes != size:
+            raise GGUFError(self._part.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")
+        if size:
+            self._part.read_into(out.reshape(-1).data, self._offset + start * self.row_bytes, what)
+
+    def view(self) -> NDArray[np.uint8]:
+        """All rows, mapped and read-only: uint8 (rows, row_bytes). Stays valid after the file was closed."""
+        if self._part.map is None:
+            raise GGUFError(self._part.path, f"tensor '{printable(self.name)}'", "cannot be read: the file was closed")
+        flat = np.frombuffer(self._part.map, np.uint8, self.nbytes, self._offset)
+        return flat.reshape(self.rows, self.row_bytes)
+
+
+class GGUFFile:
+    """An opened model. `with open_gguf(path) as file:` closes it; metadata stays usable after that, tensors do not.
+
+    `metadata`: numbers as Python numbers, arrays of numbers as read-only NumPy arrays of the stored type, arrays of
+    strings as `StringArray`. `stored`: the same with numbers as NumPy scalars of the stored type, which is what
+    `write_gguf` takes, so that a copy keeps every type. Both lack the split.* keys of a split model, which is one here.
+    """
+
+    def __init__(self, parts: list[_Part]) -> None:
+        first = parts[0]
+        self.path = first.path
+        self.paths = tuple(part.path for part in parts)
+        self.version = first.header.version
+        self.size = sum(part.size for part in parts)  # bytes of all parts
+        stored = dict(first.header.metadata)
+        if len(parts) > 1:
+            for key in (_SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS):
+                stored.pop(key, None)
+        self.stored: Mapping[str, Stored] = MappingProxyType(stored)
+        self.metadata: Mapping[str, Value] = MappingProxyType({key: _plain(value) for key, value in stored.items()})
+        self.tensors: dict[str, Tensor] = {}  # in file order
+        self._parts = parts
+        for part in parts:
+            for info in part.header.tensors:
+                if info.name in self.tensors:
+                    raise GGUFError(part.path, f"tensor '{printable(info.name)}'", "is in an earlier part already")
+                self.tensors[info.name] = _tensor(info, part)
+
+    def close(self) -> None:
+        """Give the descriptors back. Not while another thread reads."""
+        for part in self._parts:
+            part.close()
+
+    def __enter__(self) -> GGUFFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<GGUFFile {str(self.path)!r}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
+
+
+def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
+    """Open a model file, or all parts of a split one by its first (`NAME-00001-of-00003.gguf`), and check its head.
+
+    Tensor data is not looked at. GGUFError, in one line, for a file that is missing, damaged or not supported.
+    """
+    first = _Part(Path(path))
+    parts = [first]
+    try:
+        count = _check_split(first, 0, None)
+        for index in range(1, count):
+            part_path = _part_path(first.path, index, count)
+            if not os.path.exists(part_path):
+                raise GGUFError(
+                    first.path,
+                    f"key '{_SPLIT_COUNT}'",
+                    f"the model has {count} parts, and part {index + 1} is missing: put {part_path.name} beside it",
+                )
+            parts.append(_Part(part_path))
+            _check_split(parts[-1], index, count)
+        expected = _split_number(first, _SPLIT_TENSORS, None)
+        found = sum(len(part.header.tensors) for part in parts)
+        if expected is not None and expected != found:
+            raise GGUFError(
+                first.path,
+                f"key '{_SPLIT_TENSORS}'",
+                f"{expected} tensors announced, {found} found in {count} parts; download the model again",
+            )
+        return GGUFFile(parts)
+    except BaseException:
+        for part in parts:
+            part.close()
+        raise
+
+
+def _check_split(part: _Part, index: int, count: int | None) -> int:
+    """How many parts the model has, by this file; it must be part `index` (from 0) of `count` (any where None)."""
+    found = max(1, _split_number(part, _SPLIT_COUNT, 1) or 1)
+    if found > _MAX_PARTS or (count is not None and found != count):
+        supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"
+        raise GGUFError(part.path, f"key '{_SPLIT_COUNT}'", f"{found} found; supported: {supported}")
+    number = _split_number(part, _SPLIT_NO, None if found > 1 else 0)
+    if number is None or number >= found:
+        problem = "missing" if number is None else f"{number} found"
+        raise GGUFError(part.path, f"key '{_SPLIT_NO}'", f"{problem}; supported in {found} parts: 0 to {found - 1}")
+    if number != index and count is None:
+        raise GGUFError(
+            part.path,
+            f"key '{_SPLIT_NO}'",
+            f"this is part {number + 1} of {found}; open the first part instead: {_first_name(part.path, found)}",
+        )
+    if number != index:
+        raise GGUFError(part.path, f"key '{_SPLIT_NO}'", f"{number} found; supported by this file's name: {index}")
+    if found > 1 and not part.path.name.endswith(_suffix(index, found)):
+        raise GGUFError(
+            part.path,
+            f"key '{_SPLIT_COUNT}'",
+            f"{found} parts, but the file's name does not end in '{_suffix(index, found)}'; give all parts their names",
+        )
+    return found
+
+
+def _split_number(part: _Part, key: str, default: int | None) -> int | None:
+    value = part.header.metadata.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, np.integer) or value < 0:
+        kind = f"{value}" if isinstance(value, np.integer) else type(value).__name__
+        raise GGUFError(part.path, f"key '{key}'", f"{kind} found; supported: an integer from 0 up")
+    return int(value)
+
+
+def _suffix(index: int, count: int) -> str:
+    return f"-{index + 1:05d}-of-{count:05d}.gguf"
+
+
+def _part_path(first: Path, index: int, count: int) -> Path:
+    return first.with_name(first.name.removesuffix(_suffix(0, count)) + _suffix(index, count))
+
+
+def _first_name(path: Path, count: int) -> str:
+    """The name of the first part, as far as the name of another part tells."""
+    stem = path.name[: -len(_suffix(0, count))]
+    known = path.name.endswith(f"-of-{count:05d}.gguf")
+    return printable(stem if known else "NAME", 200) + _suffix(0, count)
+
+
+def _tensor(info: TensorInfo, part: _Part) -> Tensor:
+    return Tensor(info.name, info.format, info.shape, info.row_bytes, info.nbytes, info.offset, part)
+
+
+def _plain(value: Stored) -> Value:
+    if isinstance(value, np.generic):
+        number: bool | int | float = value.item()
+        return number
+    return value
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,0 +1,97 @@
+"""What a GGUF file looks like: its constants, value types and limits, the error that every problem with one becomes,
+and the rules that reader and writer share. The definition is ggml/docs/gguf.md; where llama.cpp is stricter, so are we,
+because a file that llama.cpp refuses is of no use to anybody.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import quant
+from localllm.errors import LocalLLMError
+
+MAGIC = b"GGUF"
+VERSIONS = (2, 3)  # the same layout when little-endian; 3 only adds big-endian files
+DEFAULT_ALIGNMENT = 32
+ALIGNMENT_KEY = "general.alignment"
+
+# Limits on what one file may claim, besides its own size. Each is far above any real file, and together they keep the
+# time that a hostile one of any size can take within seconds.
+MAX_HEAD_BYTES = (
+    1 << 28
+)  # all before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
+MAX_KEYS = 1 << 16
+MAX_TENSORS = 1 << 18
+MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md
+MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, with its final zero
+MAX_DIMENSIONS = 4
+MAX_ELEMENTS = (1 << 63) - 1
+
+NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # bool is not here: any byte but zero is true
+    0: np.dtype("<u1"),
+    1: np.dtype("<i1"),
+    2: np.dtype("<u2"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<u4"),
+    5: np.dtype("<i4"),
+    6: np.dtype("<f4"),
+    10: np.dtype("<u8"),
+    11: np.dtype("<i8"),
+    12: np.dtype("<f8"),
+}
+BOOL, STRING, ARRAY = 7, 8, 9
+TYPE_NAMES = {**{k: t.name for k, t in NUMBER_TYPES.items()}, BOOL: "bool", STRING: "string", ARRAY: "array"}
+
+
+class GGUFError(LocalLLMError):
+    """A file that is not what it should be. One line: the file, the field, what was found and what is supported."""
+
+    def __init__(self, path: Path, field: str, problem: str) -> None:
+        super().__init__(f"{printable(str(path), 1000)}: {field}: {problem}")
+        self.path = path
+        self.field = field
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """`text` from a file as one harmless line: control characters and broken UTF-8 escaped, the end cut."""
+    shown = text if len(text) <= limit else text[:limit] + "..."
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+
+
+def alignment_problem(alignment: int) -> str | None:
+    """Why tensors cannot be aligned to so many bytes; None where they can."""
+    if alignment < 8 or alignment & (alignment - 1):
+        return f"{alignment} found; supported: powers of two from 8 up"
+    return None
+
+
+def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
+    """Why a tensor of this row-major shape cannot be stored in the format; None where it can."""
+    if not 1 <= len(shape) <= MAX_DIMENSIONS:
+        return f"{len(shape)} dimensions; supported: 1 to {MAX_DIMENSIONS}"
+    elements = 1
+    for size in shape:
+        elements *= size
+    if min(shape) < 1:
+        return f"shape {shape} has no elements; every dimension must be at least 1"
+    if elements > MAX_ELEMENTS:
+        return f"shape {shape} has {elements} elements; supported: fewer than 2^63"
+    if shape[-1] % fmt.block_values:
+        return f"rows of {shape[-1]} values; {fmt.name} needs a multiple of its block of {fmt.block_values}"
+    return None
+
+
+def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
+    """Bytes of one row and of all rows of a tensor whose shape has no problem."""
+    row = shape[-1] // fmt.block_values * fmt.block_bytes
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
+    return row, row * rows
+
+
+def padded(size: int, alignment: int) -> int:
+    """`size` rounded up to the alignment."""
+    return -(-size // alignment) * alignment

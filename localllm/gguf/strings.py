@@ -1,0 +1,139 @@
+"""Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
+
+Opening a file only finds where the strings begin (`scan`); text is made when asked for. Bytes that are not UTF-8 become
+lone surrogates ("surrogateescape"), so nothing is lost and a copied file is the same to the byte.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+_LENGTH = struct.Struct("<Q")
+_WINDOW = 1 << 16  # bytes looked at by one vectorised step: its temporaries stay in the L2 cache
+_FAST = 512  # strings that must come of a step to pay for it
+
+
+def decode(data: bytes) -> str:
+    """Text of bytes that should be UTF-8; each byte that is not becomes the lone surrogate U+DC00 + byte."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def encode(text: str) -> bytes:
+    """The bytes that `decode` made the text of. UnicodeEncodeError for any other lone surrogate."""
+    return text.encode("utf-8", "surrogateescape")
+
+
+def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
+    """Where each of `count` strings (length, bytes) from `start` begins, and where the last ends: int64 (count + 1,).
+
+    The number of the string that reaches past `end`, where one does. The caller has checked that `count` lengths fit in
+    between, so that the array is no larger than the file.
+
+    Strings follow one another blindly, so walking is 0.2 us a string in Python. But almost every length is below 256:
+    one byte and seven zeros, which text does not contain. So a step takes every place where seven zeros stand as a
+    guess, and keeps guesses as long as each is exactly where the one before it ends. The first that is not, and what
+    guesses cannot see (longer strings, zeros inside), is walked. Walks double while guessing does not pay.
+    """
+    bounds = np.empty(count + 1, np.int64)
+    done, position, walk = 0, start, 1
+    while done < count:
+        found = _guess(data, position, end, count - done)
+        if len(found):
+            bounds[done : done + len(found)] = found
+            done += len(found)
+            position = int(found[-1]) + 8 + data[int(found[-1])]
+        walk = 1 if len(found) >= _FAST else 2 * walk
+        if position <= end:
+            walked, position = _walk(data, position, end, min(walk, count - done))
+            bounds[done : done + len(walked)] = walked
+            done += len(walked)
+        if position > end:
+            return done - 1
+    bounds[count] = position
+    return bounds
+
+
+def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple[list[int], int]:
+    """Starts of the next `limit` strings, and where the last ends; fewer where that is after `end`."""
+    starts = []
+    length = _LENGTH.unpack_from
+    for _ in range(limit):
+        starts.append(position)
+        if position + 8 > end:
+            return starts, end + 1
+        position += 8 + length(data, position)[0]
+        if position > end:
+            break
+    return starts, position
+
+
+def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray[np.int64]:
+    """Starts of at most `limit` short strings that follow one another from `start`; may be none. Only the last may end
+    after `end`."""
+    size = min(_WINDOW, 264 * limit, end - start)
+    if size < 8:
+        return np.empty(0, np.int64)
+    window = np.frombuffer(data, np.uint8, size, start)
+    zeros = window == 0
+    zeros = zeros[:-1] & zeros[1:]  # two in a row
+    zeros = zeros[:-2] & zeros[2:]  # four
+    zeros = zeros[:-3] & zeros[3:]  # seven
+    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros after this byte, which is then the whole length
+    if not len(guesses) or guesses[0] != 0:
+        return guesses[:0] + start
+    linked = guesses[:-1] + 8 + window[guesses[:-1]] == guesses[1:]
+    good = len(guesses) if linked.all() else int(np.argmin(linked)) + 1
+    return guesses[:good] + start
+
+
+class StringArray(Sequence[str]):
+    """An array of strings inside a mapped file, decoded when asked for; usable after the file was closed."""
+
+    __slots__ = ("_bounds", "_data")
+
+    def __init__(self, data: mmap.mmap | bytes, bounds: NDArray[np.int64]) -> None:
+        self._data = data
+        self._bounds = bounds  # (strings + 1,) as `scan` returns them
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        i = range(len(self))[index]
+        return decode(self._data[self._bounds[i] + 8 : self._bounds[i + 1]])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_list())
+
+    def __repr__(self) -> str:
+        return f"<StringArray of {len(self)}>"
+
+    def to_list(self) -> list[str]:
+        """All strings, decoded together: every length is replaced by one zero byte, at which the text is then split."""
+        if not len(self):
+            return []
+        starts = self._bounds[:-1] - self._bounds[0]
+        region = np.frombuffer(self.stored(), np.uint8)
+        keep = np.ones(len(region), np.bool_)
+        for i in range(1, 8):
+            keep[starts + i] = False
+        short = region[keep]
+        short[starts - 7 * np.arange(len(self))] = 0
+        strings = str(short.data, "utf-8", "surrogateescape").split("\0")[1:]
+        return strings if len(strings) == len(self) else self[:]  # a string with a zero inside
+
+    def stored(self) -> bytes:
+        """The strings as they stand in the file, lengths included."""
+        return self._data[int(self._bounds[0]) : int(self._bounds[-1])]
