@@ -55,7 +55,13 @@ class ReferenceBackend:
         self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
     ) -> ReferenceExecutable:
         """Dequantizes every weight and allocates the cache; BackendError for what cannot be bound."""
-        return ReferenceExecutable(plan, limits, cache_type)
+        try:
+            return ReferenceExecutable(plan, limits, cache_type, progress or (lambda what, done, total: None))
+        except MemoryError:
+            raise BackendError(
+                "not enough memory: the reference backend keeps every weight as float32; use the cpu backend, or a "
+                "smaller model or context (-c)"
+            ) from None
 
     def close(self) -> None: ...
 
@@ -63,7 +69,7 @@ class ReferenceBackend:
 class ReferenceExecutable:
     """A plan with its weights (float32) and its paged cache: per layer, keys and values (slots, kv_heads, head_dim)."""
 
-    def __init__(self, plan: Plan, limits: Limits, cache_type: str) -> None:
+    def __init__(self, plan: Plan, limits: Limits, cache_type: str, progress: Progress) -> None:
         _check_limits(limits)
         if cache_type not in CACHE_TYPES:
             raise BackendError(f"cache type {cache_type!r} is not supported; supported: {', '.join(CACHE_TYPES)}")
@@ -71,7 +77,7 @@ class ReferenceExecutable:
         shapes = [(limits.blocks * BLOCK, layer.kv_heads, layer.head_dim) for layer in plan.layers]
         self.limits = limits
         self._plan = plan
-        self._weights = _dequantize(plan)
+        self._weights = _dequantize(plan, progress)
         self._keys = [np.zeros(shape, dtype) for shape in shapes]
         self._values = [np.zeros(shape, dtype) for shape in shapes]
         self.memory = self._memory()
@@ -100,11 +106,11 @@ class ReferenceExecutable:
             layer[write] = layer[read]
 
     def read_bandwidth(self) -> float:
-        """Bytes a second of summing the largest weight once."""
-        largest = max(self._weights.values(), key=lambda weight: weight.nbytes)
+        """Bytes a second of one NumPy pass over the weights."""
         start = perf_counter()
-        largest.sum()
-        return largest.nbytes / (perf_counter() - start)
+        for weight in self._weights.values():
+            weight.max()
+        return sum(w.nbytes for w in self._weights.values()) / max(perf_counter() - start, 1e-9)
 
     def close(self) -> None:
         self._weights = {}
@@ -261,18 +267,20 @@ def _embedding(plan: Plan) -> Weight:
     return next(op.table for op in plan.operations if isinstance(op, Embed))
 
 
-def _dequantize(plan: Plan) -> dict[str, F32]:
-    weights: dict[str, F32] = {}
+def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
+    """float32 values of every weight by name."""
     for operation in plan.operations:
         if type(operation) not in _OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")
-        for weight in _weights_of(operation):
-            if weight.name not in weights:
-                try:
-                    rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
-                except quant.QuantError as error:
-                    raise BackendError(f"{weight.name}: {error}") from None
-                weights[weight.name] = rows.reshape(weight.shape)
+    found = {weight.name: weight for operation in plan.operations for weight in _weights_of(operation)}
+    weights: dict[str, F32] = {}
+    for done, weight in enumerate(found.values(), 1):
+        try:
+            rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
+        except quant.QuantError as error:
+            raise BackendError(f"{weight.name}: {error}") from None
+        weights[weight.name] = rows.reshape(weight.shape)
+        progress("loading weights", done, len(found))
     return weights
 
 

@@ -46,6 +46,16 @@ def test_it_is_a_backend() -> None:
     executable: Executable = bind(lambda r, x: x)
     assert backend.name in backend.describe()
     assert executable.limits.positions == 2 * BLOCK
+    assert 0 < executable.read_bandwidth() < 1e15
+    backend.close()
+
+
+def test_progress_counts_weights() -> None:
+    r = Recorder()
+    plan = r.finish(attend(r, r.embed(weight(TABLE, "table"))))
+    heard: list[tuple[str, int, int]] = []
+    ReferenceBackend().bind(plan, Limits(1, 1, 1, 1), progress=lambda *news: heard.append(news))
+    assert heard == [("loading weights", i, 3) for i in (1, 2, 3)]
 
 
 def test_every_operation_is_in_the_table() -> None:
