@@ -10,7 +10,6 @@ import numpy as np
 
 from backends.plan import F32, Batch, Plan
 
-
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
 
@@ -54,7 +53,7 @@ class Executable(Protocol):
         ...
 
     def read_bandwidth(self) -> float:
-        """Bytes a second at which this machine now reads the bound weights and does nothing else: the roof of decoding."""
+        """Bytes a second at which this machine now reads the bound weights doing nothing else: the roof of decoding."""
         ...
 
     def close(self) -> None: ...

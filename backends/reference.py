@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import quant
 from backends.base import BackendError, Limits, Memory, Progress
+from backends.checks import check_batch, check_limits, within
 from backends.plan import (
     BLOCK,
     F32,
@@ -70,7 +71,7 @@ class ReferenceExecutable:
     """A plan with its weights (float32) and its paged cache: per layer, keys and values (slots, kv_heads, head_dim)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache_type: str, progress: Progress) -> None:
-        _check_limits(limits)
+        check_limits(limits)
         if cache_type not in CACHE_TYPES:
             raise BackendError(f"cache type {cache_type!r} is not supported; supported: {', '.join(CACHE_TYPES)}")
         dtype = CACHE_TYPES[cache_type]
@@ -86,7 +87,7 @@ class ReferenceExecutable:
         """Logits float32 (L, vocabulary) of the batch."""
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
-        _check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0])
+        check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0])
         state = _State(batch, {}, self._weights, self._keys, self._values)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
             for operation in self._plan.operations:
@@ -97,7 +98,7 @@ class ReferenceExecutable:
         """Cache blocks source[i] -> target[i] in every layer."""
         source, target = np.asarray(source), np.asarray(target)
         for name, blocks in (("source", source), ("target", target)):
-            if blocks.shape != source.shape or blocks.ndim != 1 or not _within(blocks, self.limits.blocks):
+            if blocks.shape != source.shape or blocks.ndim != 1 or not within(blocks, self.limits.blocks):
                 raise BackendError(f"copy_blocks: {name} must list block numbers below {self.limits.blocks}")
         offsets = np.arange(BLOCK)
         read = (source[:, None] * BLOCK + offsets).ravel()
@@ -282,46 +283,3 @@ def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
         weights[weight.name] = rows.reshape(weight.shape)
         progress("loading weights", done, len(found))
     return weights
-
-
-def _within(numbers: NDArray[Any], limit: int) -> bool:
-    return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
-
-
-def _check_limits(limits: Limits) -> None:
-    for field in fields(limits):
-        if getattr(limits, field.name) < 1:
-            raise BackendError(f"limits: {field.name} must be at least 1, found {getattr(limits, field.name)}")
-
-
-def _check_batch(batch: Batch, limits: Limits, vocabulary: int) -> None:
-    """BackendError where a row would read or write what is not its own."""
-    rows = len(batch.tokens)
-    for name, array, limit in (
-        ("tokens", batch.tokens, vocabulary),
-        ("positions", batch.positions, limits.positions),
-        ("slots", batch.slots, limits.blocks * BLOCK),
-        ("sequence", batch.sequence, len(batch.tables)),
-        ("logit_rows", batch.logit_rows, rows),
-    ):
-        if array.ndim != 1 or (name != "logit_rows" and len(array) != rows):
-            raise BackendError(f"batch: {name} must be a vector of one number per row, found shape {array.shape}")
-        if not _within(array, limit):
-            raise BackendError(f"batch: {name} must be from 0 to {limit - 1}, found {array.min()} to {array.max()}")
-    if not 1 <= rows <= limits.rows:
-        raise BackendError(f"batch: {rows} rows, bound for 1 to {limits.rows}")
-    if len(batch.logit_rows) > limits.logit_rows:
-        raise BackendError(f"batch: {len(batch.logit_rows)} rows of logits, bound for {limits.logit_rows}")
-    column = batch.positions // BLOCK
-    if not _within(column, batch.tables.shape[1]):
-        raise BackendError(
-            f"batch: position {batch.positions.max()} is past its table of {batch.tables.shape[1]} blocks"
-        )
-    if not all(_within(batch.tables[s, : c + 1], limits.blocks) for s, c in zip(batch.sequence, column, strict=True)):
-        raise BackendError(f"batch: a table names a block outside 0 to {limits.blocks - 1}")
-    own = batch.tables[batch.sequence, column] * BLOCK + batch.positions % BLOCK
-    if (own != batch.slots).any() or len(np.unique(batch.slots)) != rows:
-        raise BackendError("batch: every row must have a slot of its own, the one its table gives for its position")
-    same = batch.sequence[1:] == batch.sequence[:-1]
-    if len(np.unique(batch.sequence)) != rows - np.count_nonzero(same) or (np.diff(batch.positions)[same] <= 0).any():
-        raise BackendError("batch: rows of one sequence must stand together, in order of position")

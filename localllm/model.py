@@ -154,9 +154,7 @@ class Model:
 
         `sampling` replaces temperature, top_k, top_p, min_p and seed with a full set of options.
         """
-        options = sampling or SamplerOptions(
-            seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-        )
+        options = sampling or SamplerOptions(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.session()
         try:

@@ -86,7 +86,7 @@ class Session:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        """Append up to `model.batch_rows` tokens; float32 (T, vocabulary) of all of them, or (1, vocabulary) of the last.
+        """Append up to `model.batch_rows` tokens; logits float32 (T, vocabulary), or (1, vocabulary) of the last alone.
 
         The result is a view that the next evaluation overwrites.
         """
@@ -130,7 +130,7 @@ class Session:
         cancel: threading.Event | None = None,
         ignore_end: bool = False,
     ) -> Iterator[Piece]:
-        """Stream the continuation of `prompt` (all of it, from position 0; what the cache holds is not evaluated again).
+        """Stream the continuation of `prompt` (from position 0; what the cache holds already is not evaluated again).
 
         Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece says
         which. ContextFull if the prompt itself does not fit.

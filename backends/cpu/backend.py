@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError, Limits, Memory, Progress
+from backends.checks import check_batch, check_limits
 from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.isa import Isa, host
@@ -38,7 +39,9 @@ class CpuBackend:
 
     name = "cpu"
 
-    def __init__(self, threads: int | None = None, isa: Isa | None = None, cache: Path | None | Literal["default"] = "default") -> None:
+    def __init__(
+        self, threads: int | None = None, isa: Isa | None = None, cache: Path | Literal["default"] | None = "default"
+    ) -> None:
         if threads is not None and not 1 <= threads <= 1024:
             raise BackendError(f"threads is {threads}; give a number from 1 to 1024")
         self.isa = isa or host()
@@ -48,7 +51,9 @@ class CpuBackend:
     def describe(self) -> str:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
 
-    def bind(self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None) -> CpuExecutable:
+    def bind(
+        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
+    ) -> CpuExecutable:
         if cache_type not in CACHE_TYPES:
             raise BackendError(f"cache type {cache_type} is not one of {', '.join(CACHE_TYPES)}")
         return CpuExecutable(self, plan, limits, progress)
@@ -62,9 +67,7 @@ class CpuExecutable:
 
     def __init__(self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None) -> None:
         self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
-        for size, what in ((limits.rows, "rows"), (limits.logit_rows, "logit rows"), (limits.blocks, "cache blocks")):
-            if size < 1:
-                raise BackendError(f"limits: {what} is {size}; at least 1 is needed")
+        check_limits(limits)
         matrices = _matrices(plan)
         for weight in matrices:
             weights.check(weight)
@@ -112,7 +115,9 @@ class CpuExecutable:
         self.labels = [call.label for call in program.calls]
         for number, call in enumerate(program.calls):
             names["counter"] = address(self._counters[number])
-            block = int_block(call.size, {slot: self._resolve(value, names, program) for slot, value in call.slots.items()})
+            block = int_block(
+                call.size, {slot: self._resolve(value, names, program) for slot, value in call.slots.items()}
+            )
             self._blocks.append(block)
             self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0)
         vocabulary = plan.logits.width
@@ -169,7 +174,8 @@ class CpuExecutable:
         counters, sink = np.zeros((1, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
         a = bandwidth.ReadArg
         block = int_block(
-            a.SIZE, {a.START: self._weights.address, a.PIECES: pieces, a.COUNTER: address(counters), a.SINK: address(sink)}
+            a.SIZE,
+            {a.START: self._weights.address, a.PIECES: pieces, a.COUNTER: address(counters), a.SINK: address(sink)},
         )
         self._library.load([bandwidth.read()])
         entries = np.array([[self._library.address("read"), address(block), 1, 0]], np.int64)
@@ -211,7 +217,7 @@ class _Inputs:
 
     def fill(self, step: NDArray[np.int64], batch: Batch, vocabulary: int, limits: Limits) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)
-        check_batch(batch, vocabulary, limits)
+        check_batch(batch, limits, vocabulary)
         for target, source in zip(self.rows, (batch.tokens, batch.positions, batch.slots, batch.sequence), strict=True):
             target[:count] = source
         self.logit_rows[:wanted] = batch.logit_rows
@@ -221,25 +227,6 @@ class _Inputs:
             step[slot] = address(array)
         step[Step.LOGIT_INDEX] = address(self.logit_rows)
         step[Step.TABLES], step[Step.TABLE_STRIDE] = address(self.tables), self.tables.shape[1] * 4
-
-
-def check_batch(batch: Batch, vocabulary: int, limits: Limits) -> None:
-    """BackendError unless every number of the batch is inside what was bound: kernels do not look again."""
-    count, wanted = len(batch.tokens), len(batch.logit_rows)
-    if not 1 <= count <= limits.rows or wanted > limits.logit_rows:
-        raise BackendError(f"batch of {count} rows, {wanted} logit rows; bound for {limits.rows} and {limits.logit_rows}")
-    blocks = batch.tables.shape[1] if batch.tables.ndim == 2 else 0
-    ranges = (
-        ("token", batch.tokens, vocabulary),
-        ("position", batch.positions, min(limits.positions, blocks * BLOCK)),
-        ("slot", batch.slots, limits.blocks * BLOCK),
-        ("sequence", batch.sequence, len(batch.tables)),
-        ("logit row", batch.logit_rows, count),
-        ("cache block", batch.tables, limits.blocks),
-    )
-    for what, numbers, stop in ranges:
-        if numbers.size and not (0 <= int(numbers.min()) and int(numbers.max()) < stop):
-            raise BackendError(f"batch: a {what} is outside 0..{stop - 1}")
 
 
 def _fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:

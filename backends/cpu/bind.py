@@ -18,7 +18,21 @@ from backends.cpu.kernels import attention, linear, rowwise
 from backends.cpu.kernels.common import X_VALUES
 from backends.cpu.panels import INTEGER_PANELS
 from backends.plan import (
-    BLOCK, Add, Append, Attention, Embed, Glu, Linear, Norm, Operation, Plan, Rope, Rotate, Scale, SelectRows, Value,
+    BLOCK,
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Glu,
+    Linear,
+    Norm,
+    Operation,
+    Plan,
+    Rope,
+    Rotate,
+    Scale,
+    SelectRows,
+    Value,
 )  # fmt: skip
 
 Domain = Literal["batch", "logits", "tasks", "select"]
@@ -137,9 +151,7 @@ class _Binder:
             a.BIAS: f"vector:{op.bias.name}" if op.bias else 0, a.WIDTH: op.x.width // op.groups,
             a.GROUPS: op.groups, a.EPS: float(op.eps), a.ROWS: f"rows:{op.x.rows}", **q,
         }  # fmt: skip
-        self.call(
-            rowwise.norm(op.kind), a.SIZE, slots, op.x.rows, "norm", {x.number}, {y.number, *q_writes}
-        )
+        self.call(rowwise.norm(op.kind), a.SIZE, slots, op.x.rows, "norm", {x.number}, {y.number, *q_writes})
         self.used(op.x)
 
     def linear(self, op: Linear, addition: Add | None) -> None:

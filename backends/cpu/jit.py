@@ -56,7 +56,9 @@ def target_machine(isa: Isa) -> llvm.TargetMachine:
         target = llvm.Target.from_triple(isa.triple)
     else:
         target = llvm.Target.from_default_triple()
-    return target.create_target_machine(cpu=isa.cpu, features=isa.features, opt=3, reloc="default", codemodel="jitdefault", jit=True)
+    return target.create_target_machine(
+        cpu=isa.cpu, features=isa.features, opt=3, reloc="default", codemodel="jitdefault", jit=True
+    )
 
 
 def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.ModuleRef:

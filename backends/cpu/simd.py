@@ -323,9 +323,13 @@ class Function:
         """Half-precision numbers of memory as float32, exact."""
         bits = self.load(pointer, vector(I16, lanes))
         if self.isa.half_conversion:
-            return Value(self, self.builder.fpext(self.builder.bitcast(bits.ir, vector(F16, lanes)), vector(F32, lanes)))
+            return Value(
+                self, self.builder.fpext(self.builder.bitcast(bits.ir, vector(F16, lanes)), vector(F32, lanes))
+            )
         wide = self.widen(bits, I32)
-        magnitude = self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112  # exponent bias 15 -> 127, subnormals too
+        magnitude = (
+            self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112
+        )  # exponent bias 15 -> 127, subnormals too
         special = self.bits(((wide & 0x7FFF) << 13) | 0x7F800000, vector(F32, lanes))
         value = self.select((wide & 0x7C00).equals(0x7C00), special, magnitude)
         return self.bits(self.bits(value, vector(I32, lanes)) | ((wide & 0x8000) << 16), vector(F32, lanes))

@@ -59,7 +59,9 @@ def linear(format_name: str) -> Kernel:
     return kernel(f"linear_{format_name}", body)
 
 
-def _tile(f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, p: Value, row: Value, rows: int, panels: int) -> None:
+def _tile(
+    f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, p: Value, row: Value, rows: int, panels: int
+) -> None:
     """rows x (16 * panels) outputs, held in registers along the whole of K."""
     panel_bytes = a.int(LinearArg.PANEL_BYTES)
     w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * panel_bytes for i in range(panels)]

@@ -160,9 +160,7 @@ def add() -> Kernel:
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
-            p, q, y = (
-                a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.B, PairArg.Y)
-            )
+            p, q, y = (a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.B, PairArg.Y))
             with f.loop(0, a.int(PairArg.WIDTH), LANES) as i:
                 f.store(y + i * 4, f.load(p + i * 4, f32x16) + f.load(q + i * 4, f32x16))
 

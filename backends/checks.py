@@ -1,0 +1,58 @@
+"""What every backend refuses: limits that hold nothing, and a batch that would read or write what is not its own.
+
+Kernels do not look again, so these checks stand between a caller's mistake and foreign memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import BackendError, Limits
+from backends.plan import BLOCK, Batch
+
+
+def within(numbers: NDArray[Any], limit: int) -> bool:
+    return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
+
+
+def check_limits(limits: Limits) -> None:
+    for field in fields(limits):
+        if getattr(limits, field.name) < 1:
+            raise BackendError(f"limits: {field.name} must be at least 1, found {getattr(limits, field.name)}")
+
+
+def check_batch(batch: Batch, limits: Limits, vocabulary: int) -> None:
+    """BackendError where a row would read or write what is not its own."""
+    rows = len(batch.tokens)
+    for name, array, limit in (
+        ("tokens", batch.tokens, vocabulary),
+        ("positions", batch.positions, limits.positions),
+        ("slots", batch.slots, limits.blocks * BLOCK),
+        ("sequence", batch.sequence, len(batch.tables)),
+        ("logit_rows", batch.logit_rows, rows),
+    ):
+        if array.ndim != 1 or (name != "logit_rows" and len(array) != rows):
+            raise BackendError(f"batch: {name} must be a vector of one number per row, found shape {array.shape}")
+        if not within(array, limit):
+            raise BackendError(f"batch: {name} must be from 0 to {limit - 1}, found {array.min()} to {array.max()}")
+    if not 1 <= rows <= limits.rows:
+        raise BackendError(f"batch: {rows} rows, bound for 1 to {limits.rows}")
+    if len(batch.logit_rows) > limits.logit_rows:
+        raise BackendError(f"batch: {len(batch.logit_rows)} rows of logits, bound for {limits.logit_rows}")
+    column = batch.positions // BLOCK
+    if not within(column, batch.tables.shape[1]):
+        raise BackendError(
+            f"batch: position {batch.positions.max()} is past its table of {batch.tables.shape[1]} blocks"
+        )
+    if not all(within(batch.tables[s, : c + 1], limits.blocks) for s, c in zip(batch.sequence, column, strict=True)):
+        raise BackendError(f"batch: a table names a block outside 0 to {limits.blocks - 1}")
+    own = batch.tables[batch.sequence, column] * BLOCK + batch.positions % BLOCK
+    if (own != batch.slots).any() or len(np.unique(batch.slots)) != rows:
+        raise BackendError("batch: every row must have a slot of its own, the one its table gives for its position")
+    same = batch.sequence[1:] == batch.sequence[:-1]
+    if len(np.unique(batch.sequence)) != rows - np.count_nonzero(same) or (np.diff(batch.positions)[same] <= 0).any():
+        raise BackendError("batch: rows of one sequence must stand together, in order of position")

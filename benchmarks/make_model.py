@@ -1,0 +1,157 @@
+"""Write a model file of a real geometry with random weights, to time against any program that reads GGUF.
+
+    python benchmarks/make_model.py llama-1b Q4_0 /tmp/llama-1b-q4_0.gguf [--vocab ggml-vocab-llama-bpe.gguf]
+
+Speed does not depend on what the weights are, only on their sizes and types. `--vocab` takes the tokenizer of another
+GGUF file; without it the tokens are single bytes and fillers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from localllm.gguf import NewTensor, open_gguf, write_gguf
+from quant import FORMATS, quantize
+
+CHUNK = 1 << 22  # weights made at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """A Llama-architecture model's sizes."""
+
+    layers: int
+    width: int
+    ffn: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    tied: bool
+    context: int = 131072
+    rope_base: float = 500000.0
+
+
+GEOMETRIES = {
+    "llama-1b": Geometry(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
+    "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
+    "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
+}
+
+
+def rows_of(rng: np.random.Generator, shape: tuple[int, int], format_name: str) -> Iterator[NDArray[np.uint8]]:
+    """Random rows (standard deviation 1 / sqrt(columns)), quantized, a chunk at a time."""
+    rows, columns = shape
+    step = max(CHUNK // columns, 1)
+    for start in range(0, rows, step):
+        n = min(step, rows - start)
+        x = rng.standard_normal((n, columns), np.float32) / np.float32(np.sqrt(columns))
+        yield quantize(x, format_name)
+
+
+def tensors(g: Geometry, format_name: str, seed: int) -> Iterator[NewTensor]:
+    rng = np.random.default_rng(seed)
+
+    def matrix(name: str, rows: int, columns: int) -> NewTensor:
+        return NewTensor(name, format_name, (rows, columns), lambda: rows_of(rng, (rows, columns), format_name))
+
+    def ones(name: str) -> NewTensor:
+        return NewTensor(name, "F32", (g.width,), np.ones(g.width, np.float32).view(np.uint8))
+
+    yield matrix("token_embd.weight", g.vocabulary, g.width)
+    for layer in range(g.layers):
+        blk = f"blk.{layer}."
+        yield ones(blk + "attn_norm.weight")
+        yield matrix(blk + "attn_q.weight", g.heads * g.head_dim, g.width)
+        yield matrix(blk + "attn_k.weight", g.kv_heads * g.head_dim, g.width)
+        yield matrix(blk + "attn_v.weight", g.kv_heads * g.head_dim, g.width)
+        yield matrix(blk + "attn_output.weight", g.width, g.heads * g.head_dim)
+        yield ones(blk + "ffn_norm.weight")
+        yield matrix(blk + "ffn_gate.weight", g.ffn, g.width)
+        yield matrix(blk + "ffn_up.weight", g.ffn, g.width)
+        yield matrix(blk + "ffn_down.weight", g.width, g.ffn)
+    yield ones("output_norm.weight")
+    if not g.tied:
+        yield matrix("output.weight", g.vocabulary, g.width)
+
+
+def byte_vocabulary(size: int) -> dict[str, Any]:
+    """A byte-level vocabulary: 256 bytes, one merge (readers expect some), BOS, EOS, fillers."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {b: chr(b) for b in printable} | {
+        b: chr(256 + i) for i, b in enumerate(b for b in range(256) if b not in printable)
+    }
+    tokens = [letters[b] for b in range(256)] + ["th", "<|begin|>", "<|end|>"]
+    tokens += [f"<filler_{i}>" for i in range(len(tokens), size)]
+    kinds = np.array([1] * 257 + [3, 3] + [5] * (size - 259), np.int32)
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "llama-bpe",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.merges": ["t h"],
+        "tokenizer.ggml.bos_token_id": 257,
+        "tokenizer.ggml.eos_token_id": 258,
+    }
+
+
+def tokenizer_of(path: Path, size: int) -> dict[str, Any]:
+    """The tokenizer keys of another file; its vocabulary must have the geometry's size."""
+    with open_gguf(path) as file:
+        keys = {k: v for k, v in file.metadata.items() if k.startswith("tokenizer.")}
+        found = {k: v.to_list() if hasattr(v, "to_list") else v for k, v in keys.items()}
+    if len(found["tokenizer.ggml.tokens"]) != size:
+        raise SystemExit(f"{path}: has {len(found['tokenizer.ggml.tokens'])} tokens, the geometry needs {size}")
+    return found
+
+
+def metadata(name: str, g: Geometry, vocab: Path | None) -> dict[str, Any]:
+    return {
+        "general.architecture": "llama",
+        "general.name": f"{name} geometry, random weights",
+        "llama.vocab_size": g.vocabulary,
+        "llama.context_length": g.context,
+        "llama.embedding_length": g.width,
+        "llama.block_count": g.layers,
+        "llama.feed_forward_length": g.ffn,
+        "llama.attention.head_count": g.heads,
+        "llama.attention.head_count_kv": g.kv_heads,
+        "llama.attention.key_length": g.head_dim,
+        "llama.attention.value_length": g.head_dim,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "llama.rope.freq_base": g.rope_base,
+        "llama.rope.dimension_count": g.head_dim,
+        **(tokenizer_of(vocab, g.vocabulary) if vocab else byte_vocabulary(g.vocabulary)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("geometry", choices=GEOMETRIES)
+    parser.add_argument("format", choices=[name for name, f in FORMATS.items() if f.quantize is not None])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--vocab", type=Path, help="GGUF file whose tokenizer to take")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    g = GEOMETRIES[arguments.geometry]
+    write_gguf(
+        arguments.out,
+        metadata(arguments.geometry, g, arguments.vocab),
+        tensors(g, arguments.format, arguments.seed),
+        overwrite=True,
+    )
+    print(f"{arguments.out}: {arguments.out.stat().st_size / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
