@@ -99,7 +99,7 @@ class Model:
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; `add_special` adds BOS and EOS as the file asks, `parse_special` reads control tokens."""
+        """Token ids of a text; `add_special` adds BOS/EOS as the file asks, `parse_special` reads control tokens."""
         return self._words().encode(text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int]) -> str:
@@ -150,7 +150,7 @@ class Model:
         sampling: SamplerOptions | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a text or of token ids: pieces with `.text` and `.token`, then one with `.statistics`.
+        """Stream the continuation of a text or of ids: pieces with `.text` and `.token`, then one with `.statistics`.
 
         `sampling` replaces temperature, top_k, top_p, min_p and seed with a full set of options.
         """

@@ -61,7 +61,7 @@ class Statistics:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token of the answer and the text that became certain with it; the last piece has no token but the statistics."""
+    """A token of the answer and the text that became certain with it; the last has no token but the statistics."""
 
     text: str
     token: int | None
