@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, cast
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,10 +139,10 @@ class CpuExecutable:
             case Buffer():
                 return program.buffers.address(value)
             case ("rope", what):
-                return self._rope_table(cast(Rope, what)).address
+                return self._rope_table(what).address
             case ("tiles", size):
-                return address(self._tiles[cast(int, size)][0])
-        return cast("int | float", value)
+                return address(self._tiles[size][0])
+        return value
 
     # -- stepping --------------------------------------------------------------------------------------------------
 

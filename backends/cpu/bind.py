@@ -1,7 +1,7 @@
 """From a plan to entries that threads replay: fuse, give every value a buffer, put barriers where data demands them.
 
-Fusions: an addition goes into the linear that feeds it; norm and glu write the quantized activations their readers want; linears
-that share an input run without a barrier between them.
+Fusions: an addition goes into the linear that feeds it; norm and glu write the quantized activations their readers
+want; linears that share an input run without a barrier between them.
 """
 
 from __future__ import annotations
@@ -318,7 +318,7 @@ def _place_barriers(calls: list[Call]) -> None:
 
 
 def chunk(panels: int, panel_bytes: int, threads: int) -> int:
-    """Panels of one task, even: a few tasks per thread for balance, and no more than stays in L2 while tokens pass by."""
+    """Panels of one task, even: a few tasks per thread for balance, no more than stays in L2 while tokens pass by."""
     by_cache = L2_CHUNK // max(panel_bytes, 1)
     by_balance = panels // (threads * 6)
     return max(min(by_cache, by_balance) // 2 * 2, 2)

@@ -1,7 +1,7 @@
 """Sums of four byte products per lane: the one operation that needs a row per instruction set.
 
-`small`: bytes 0..127 times signed bytes. `biased`: bytes that stand for q = byte - 128, times signed bytes; on a row with
-`biased_needs_offset` the caller takes off 128 * sum(x). Every row returns the same integers.
+`small`: bytes 0..127 times signed bytes. `biased`: bytes that stand for q = byte - 128, times signed bytes; on a row
+with `biased_needs_offset` the caller takes off 128 * sum(x). Every row returns the same integers.
 """
 
 from __future__ import annotations
@@ -57,8 +57,11 @@ def _vnni512(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 
 def _vnni256(f: Function, acc: Value, w: Value, x: Value) -> Value:
-    pieces = [[_part(f, v, i, 2) for v in (acc, w, x)] for i in range(2)]
-    return _join(f, [_vpdpbusd(f, *piece, "llvm.x86.avx512.vpdpbusd.256") for piece in pieces])
+    out = []
+    for i in range(2):
+        a, u, s = (_part(f, v, i, 2) for v in (acc, w, x))
+        out.append(_vpdpbusd(f, a, u, s, "llvm.x86.avx512.vpdpbusd.256"))
+    return _join(f, out)
 
 
 def _vpdpbusd(f: Function, acc: Value, w: Value, x: Value, name: str) -> Value:

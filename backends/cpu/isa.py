@@ -1,7 +1,7 @@
 """Instruction sets: one row each, and which row this machine (or a named one) gets.
 
-A row says how LLVM is told to generate code, how four byte products are summed, and how large a register tile the mat-mul may
-hold. Every row gives the same bits; the rows differ in speed only.
+A row says how LLVM is told to generate code, how four byte products are summed, and how large a register tile the
+mat-mul may hold. Every row gives the same bits; the rows differ in speed only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Compile kernels to object code, keep the objects on disk, load them.
 
-A kernel's key is made of this package's source, the LLVM version, the instruction set and the kernel's own name, so a stale object
-is never found. The cache folder is private to the user; an object that fails its checksum is compiled again.
+A kernel's key is made of this package's source, the LLVM version, the instruction set and the kernel's own name, so a
+stale object is never found. The cache folder is private to the user; an object that fails its checksum is compiled
+again.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Library:
         self._addresses: dict[str, int] = {}
 
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Make `address` work for these kernels. `progress(done, total, name)` is called for each that must be compiled."""
+        """Make `address` work for these kernels; `progress(done, total, name)` hears of each that must be compiled."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         objects = {name: self._from_disk(name) for name in wanted}
         missing = [name for name, data in objects.items() if data is None]

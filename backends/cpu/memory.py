@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,8 @@ class Arena:
                 f"cannot reserve {size / 2**30:.1f} GiB for {what}: {error}; use a smaller model or context (-c)"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
-            try:
+            with suppress(OSError):  # a kernel without large pages: slower, not wrong
                 self._map.madvise(mmap.MADV_HUGEPAGE)
-            except OSError:
-                pass  # a kernel without large pages: slower, not wrong
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = -self._bytes.ctypes.data % LINE
         self.address = self._bytes.ctypes.data + start

@@ -46,7 +46,7 @@ class Pool:
                 return
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Replay `plan` (operations, Entry.SIZE) once; `counters` (n, 8) are zeroed first. The last entry must have a barrier."""
+        """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` (n, 8) are zeroed."""
         sync = self._sync
         sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
         counters[:] = 0

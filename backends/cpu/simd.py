@@ -1,8 +1,9 @@
 """Explicit SIMD as Python expressions: a kernel is a Python function that emits LLVM IR through these few names.
 
-`Function` builds one C function over 64-bit arguments; `Value` wraps an LLVM value and gives it operators. A Python `for`
-unrolls, `f.loop` loops, `f.var` is a mutable register. Floating-point operations are emitted one by one with no fast-math
-flags, so a kernel means the same sequence of IEEE operations on every instruction set; that is what makes results equal to the bit.
+`Function` builds one C function over 64-bit arguments; `Value` wraps an LLVM value and gives it operators. A Python
+`for` unrolls, `f.loop` loops, `f.var` is a mutable register. Floating-point operations are emitted one by one with no
+fast-math flags, so a kernel means the same sequence of IEEE operations on every instruction set, and results are
+equal to the bit.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ class Function:
             return Value(self, ir.Constant(type_, [ir.Constant(element, number)] * type_.count))
         return Value(self, ir.Constant(type_, number))
 
-    def int(self, number: int) -> Value:
+    def i64(self, number: int) -> Value:
         return self.constant(I64, number)
 
     def zeros(self, type_: ir.Type) -> Value:
@@ -168,7 +169,7 @@ class Function:
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
         """for i in range(start, stop, step) over int64."""
-        first = start if isinstance(start, Value) else self.int(start)
+        first = start if isinstance(start, Value) else self.i64(start)
         i = self.var(first)
         with self.while_(lambda: i.get() < stop):
             now = i.get()
@@ -199,7 +200,7 @@ class Function:
 
     def minimum(self, a: Value, b: Value | int) -> Value:
         """Smaller of two int64."""
-        other = b if isinstance(b, Value) else self.int(b)
+        other = b if isinstance(b, Value) else self.i64(b)
         return self.select(a < other, a, other)
 
     # -- memory ----------------------------------------------------------------------------------------------------
@@ -339,7 +340,7 @@ class Function:
         return self.bits(wide << 16, vector(F32, lanes))
 
     def to_half(self, x: Value) -> Value:
-        """float32 to the bits of half precision (int16), ties to even; finite values beyond the range saturate at 65504."""
+        """float32 to the bits of half precision (int16), ties to even; what is beyond the range becomes 65504."""
         lanes = x.type.count
         limit = self.constant(x.type, 65504.0)
         x = self.fmax(self.fmin(x, limit), self.constant(x.type, -65504.0))
@@ -365,7 +366,7 @@ class Function:
         return Value(self, self.builder.load_atomic(pointer.ir, "acquire", 8, typ=I64))
 
     def atomic_store(self, pointer: Value, value: Value | int) -> None:
-        number = value if isinstance(value, Value) else self.int(value)
+        number = value if isinstance(value, Value) else self.i64(value)
         self.builder.store_atomic(number.ir, pointer.ir, "release", 8)
 
     def pause(self) -> None:

@@ -1,8 +1,9 @@
 """Attention over the paged cache: softmax block by block in order of position, for decode and prefill alike.
 
-A task is a tile of neighbouring rows of one sequence and one key-value head with all its query heads. A cache block of 64
-positions is always taken whole: scores of all 64, positions that a row may not see weigh exactly 0, then one update of the running
-maximum, sum and output. So a row's result does not depend on the tile, the batch or the threads.
+A task is a tile of neighbouring rows of one sequence and one key-value head with all its query heads. A cache block
+of 64 positions is always taken whole: scores of all 64, positions that a row may not see weigh exactly 0, then one
+update of the running maximum, sum and output. So a row's result does not depend on the tile, the batch or the
+threads.
 """
 
 from __future__ import annotations
@@ -63,10 +64,10 @@ def attention(head_dim: int, group: int, block: int) -> Kernel:
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         step = a.pointer(AttentionArg.STEP)
-        kv_heads = a.int(AttentionArg.KV_HEADS)
+        kv_heads = a.i64(AttentionArg.KV_HEADS)
         header = a.pointer(AttentionArg.TILES)
         tiles = f.load_int(header, 1)
-        scratch = a.pointer(AttentionArg.SCRATCH) + thread * a.int(AttentionArg.SCRATCH_STRIDE)
+        scratch = a.pointer(AttentionArg.SCRATCH) + thread * a.i64(AttentionArg.SCRATCH_STRIDE)
         with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * kv_heads) as task:
             # The last tiles see the most positions: they go first.
             tile = (tiles - 1 - task // kv_heads) * 2
@@ -95,13 +96,13 @@ def _rows(
     outputs = scores + rows * block * 4
     maxima = outputs + rows * width * 4
     sums, corrections = maxima + rows * 4, maxima + rows * 8
-    kv_heads = a.int(AttentionArg.KV_HEADS)
-    scale = f.splat(a.float(AttentionArg.SCALE))
+    kv_heads = a.i64(AttentionArg.KV_HEADS)
+    scale = f.splat(a.f32(AttentionArg.SCALE))
     lowest = f.constant(F32, LOWEST)
 
     def head_row(slot: int, row: int) -> Value:
         """Address of query head row % group of token row // group in q or y."""
-        base = a.pointer(slot) + (first + row // group) * a.int(slot + 1)
+        base = a.pointer(slot) + (first + row // group) * a.i64(slot + 1)
         return base + (head * group + row % group) * (4 * head_dim)
 
     for row in range(rows):
@@ -121,16 +122,16 @@ def _rows(
         keys = a.pointer(AttentionArg.K_CACHE) + at * (block * head_dim * 2)
         values = a.pointer(AttentionArg.V_CACHE) + at * (block * width * 2)
         _scores(f, queries, keys, scores, limits, number * block, rows, head_dim, group, block)
-        with f.loop(0, rows) as row:
-            _softmax(f, scores + row * (4 * block), maxima + row * 4, sums + row * 4, corrections + row * 4, block)
+        with f.loop(0, rows) as one:
+            _softmax(f, scores + one * (4 * block), maxima + one * 4, sums + one * 4, corrections + one * 4, block)
         _weighted_sum(f, scores, values, outputs, corrections, rows, width, block)
 
     for row in range(rows):
         target = head_row(AttentionArg.Y, row)
         inverse = f.splat(f.constant(F32, 1.0) / f.load(sums + row * 4, F32))
-        for d in range(0, head_dim, LANES):
-            value = f.load(outputs + (row * width + d) * 4, f32x16) * inverse
-            f.store_lanes(target + 4 * d, value, min(LANES, head_dim - d))
+        for at_dim in range(0, head_dim, LANES):
+            value = f.load(outputs + (row * width + at_dim) * 4, f32x16) * inverse
+            f.store_lanes(target + 4 * at_dim, value, min(LANES, head_dim - at_dim))
 
 
 def _scores(

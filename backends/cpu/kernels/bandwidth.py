@@ -25,12 +25,12 @@ def read() -> Kernel:
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         line = vector(I64, 8)
         sums = [f.var(f.zeros(line)) for _ in range(4)]
-        with tasks(f, a.pointer(ReadArg.COUNTER), a.int(ReadArg.PIECES)) as task:
+        with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES)) as task:
             start = a.pointer(ReadArg.START) + task * PIECE
             with f.loop(0, PIECE, 256) as at:
                 for i, total in enumerate(sums):
                     total.set(total.get() ^ f.load(start + at + 64 * i, line))
-        total = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()
-        f.store(a.pointer(ReadArg.SINK) + thread * 64, total)
+        everything = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()
+        f.store(a.pointer(ReadArg.SINK) + thread * 64, everything)
 
     return kernel("read", body)

@@ -15,8 +15,9 @@ from backends.cpu.simd import F32, I8, I32, Function, Value, vector
 f32x16 = vector(F32)
 i32x16 = vector(I32)
 
-# A quantized activation row is a run of blocks {32 int8, float32 scale, int32 -8 * sum, int32 -128 * sum}; value = scale * int8.
-# The sums come multiplied by the offsets of the weight formats, so that a dot product starts from one broadcast load.
+# A quantized activation row is a run of blocks {32 int8, float32 scale, int32 -8 * sum, int32 -128 * sum}; a value is
+# scale * int8. The sums come multiplied by the offsets of the weight formats, so that a dot product starts from one
+# broadcast load.
 X_BLOCK, X_VALUES, X_SCALE = 44, 32, 32
 X_OFFSET = {8: 36, 128: 40}
 
@@ -43,13 +44,13 @@ class Arguments:
         self.f = f
         self._base = f.pointer(f.arguments[0])
 
-    def int(self, slot: int) -> Value:
+    def i64(self, slot: int) -> Value:
         return self.f.load_int(self._base, slot)
 
     def pointer(self, slot: int) -> Value:
-        return self.f.pointer(self.int(slot))
+        return self.f.pointer(self.i64(slot))
 
-    def float(self, slot: int) -> Value:
+    def f32(self, slot: int) -> Value:
         """A float32 whose bits stand in the low half of the slot."""
         return self.f.load(self._base + 8 * slot, F32, 4)
 
@@ -107,7 +108,7 @@ def quantize_row(f: Function, x: Value, out: Value, blocks: Value) -> None:
         quantize_block(f, x + block * (4 * X_VALUES), out + block * X_BLOCK)
 
 
-# exp by range reduction to [-ln 2 / 2, ln 2 / 2] and the Taylor-like polynomial of Cephes' expf (relative error < 2e-7).
+# exp by range reduction to [-ln 2 / 2, ln 2 / 2] and the polynomial of Cephes' expf (relative error < 2e-7).
 _LOG2E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -115,7 +116,10 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 def exp(f: Function, x: Value) -> Value:
     """e^x of a float32 vector; 0 below -87, largest finite scale above 88; exp(0) is exactly 1."""
     type_ = x.type
-    c = lambda number: f.constant(type_, number)  # noqa: E731
+
+    def c(number: float) -> Value:
+        return f.constant(type_, number)
+
     clamped = f.fmin(f.fmax(x, c(-87.0)), c(88.0))
     n = f.round_even(clamped * _LOG2E)
     r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
@@ -123,7 +127,5 @@ def exp(f: Function, x: Value) -> Value:
     for coefficient in _EXP[1:]:
         p = f.fma(p, r, c(coefficient))
     y = f.fma(p, r * r, r) + 1.0
-    integers = vector(I32, type_.count)
     power = f.bits((f.to_int32(n) + 127) << 23, type_)
-    assert power.type == type_ and integers.count == type_.count
     return f.select(x < -87.0, c(0.0), y * power)

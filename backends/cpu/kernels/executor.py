@@ -1,6 +1,7 @@
 """The replay loop: a plan is an array of (kernel, arguments, barrier, ticks); threads run it inside compiled code.
 
-Threads meet at a spin barrier where an entry says so. Between batches a worker spins for a while, then returns to Python to sleep.
+Threads meet at a spin barrier where an entry says so. Between batches a worker spins for a while, then returns to
+Python to sleep.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ SPINS_BEFORE_YIELD = 4096
 def _spin(f: Function, sync: Value, blocked: object) -> None:
     """Wait while blocked(); give the processor away now and then, for machines with fewer cores than threads."""
     assert callable(blocked)
-    spins = f.var(f.int(0))
+    spins = f.var(f.i64(0))
     with f.while_(blocked):
         f.pause()
         spins.set(spins.get() + 1)
@@ -57,7 +58,10 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
     own = sync + (thread * 8 + int(Sync.THREAD)) * 8
     arrivals = sync + 8 * Sync.ARRIVALS
     ticks = f.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
-    clock = lambda: Value(f, f.builder.call(ticks, []))  # noqa: E731
+
+    def clock() -> Value:
+        return Value(f, f.builder.call(ticks, []))
+
     before = f.var(clock())
     with f.loop(0, count) as i:
         entry = plan + i * (8 * Entry.SIZE)
@@ -80,26 +84,26 @@ def step() -> Kernel:
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)
         sync, threads = f.pointer(f.arguments[0]), f.arguments[1]
-        _replay(f, sync, f.int(0), threads)
+        _replay(f, sync, f.i64(0), threads)
         return f.finish()
 
     return Kernel("step", emit)
 
 
 def worker() -> Kernel:
-    """`worker(sync, thread, threads, spins)`: replay once per command; 1 when told to quit, 0 after `spins` idle turns."""
+    """`worker(sync, thread, threads, spins)`: replay once per command; 1 if told to quit, 0 after `spins` turns."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("worker", 4, isa)
         sync, (thread, threads, limit) = f.pointer(f.arguments[0]), f.arguments[1:]
         seen = sync + (thread * 8 + int(Sync.THREAD) + int(Sync.SEEN)) * 8
-        idle = f.var(f.int(0))
+        idle = f.var(f.i64(0))
         quit_ = sync + 8 * Sync.QUIT
         with f.while_(lambda: idle.get() < limit):
             with f.when(f.atomic_load(sync + 8 * Sync.COMMAND) > f.load_int(seen)):
                 f.store(seen, f.load_int(seen) + 1, 8)
                 _replay(f, sync, thread, threads)
-                idle.set(f.int(0))
+                idle.set(f.i64(0))
             with f.when(f.atomic_load(quit_).differs(0)):
                 idle.set(limit)
             f.pause()

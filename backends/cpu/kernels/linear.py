@@ -1,7 +1,7 @@
 """y = x W^T out of weight panels: mat-vec for one row, register tiles for more, repacking, and embedding rows.
 
-Lane = output row: every output is one chain of fused multiply-adds over its blocks in order of k, whatever the tile, so a row's
-result does not depend on how many rows came with it. Tasks are runs of panels taken from a counter.
+Lane = output row: every output is one chain of fused multiply-adds over its blocks in order of k, whatever the tile,
+so a row's result does not depend on how many rows came with it. Tasks are runs of panels taken from a counter.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ class LinearArg(IntEnum):
 
 
 def linear(format_name: str) -> Kernel:
-    """y[t] = scale * (W x[t]) + bias + residual[t]. Integer formats read activation blocks, float formats float32 rows."""
+    """y[t] = scale * (W x[t]) + bias + residual[t]; integer formats read activation blocks, float formats float32."""
     panel = INTEGER_PANELS.get(format_name) or FLOAT_PANELS[format_name]
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         tile_rows, tile_panels = f.isa.int_tile if isinstance(panel, IntegerPanel) else f.isa.float_tile
         rows = f.load_int(a.pointer(LinearArg.ROWS))
-        panels, chunk = a.int(LinearArg.PANELS), a.int(LinearArg.CHUNK)
+        panels, chunk = a.i64(LinearArg.PANELS), a.i64(LinearArg.CHUNK)
         with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
             first = task * chunk
             last = f.minimum(first + chunk, panels)
-            done = f.var(f.int(0))
+            done = f.var(f.i64(0))
             sizes = [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows]
             for size in dict.fromkeys(sizes):
                 step = tile_panels if size > 1 else min(2, tile_panels)
-                with f.while_(lambda size=size: done.get() + size <= rows):  # type: ignore[misc]
+                with f.while_(lambda size=size: done.get() + size <= rows):
                     row = done.get()
                     with f.loop(first, last, step) as p:  # the tile's activations stay in L1, the chunk's panels in L2
                         _tile(f, a, panel, p, row, size, step)
@@ -63,11 +63,11 @@ def _tile(
     f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, p: Value, row: Value, rows: int, panels: int
 ) -> None:
     """rows x (16 * panels) outputs, held in registers along the whole of K."""
-    panel_bytes = a.int(LinearArg.PANEL_BYTES)
+    panel_bytes = a.i64(LinearArg.PANEL_BYTES)
     w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * panel_bytes for i in range(panels)]
-    x = [a.pointer(LinearArg.X) + (row + t) * a.int(LinearArg.X_STRIDE) for t in range(rows)]
+    x = [a.pointer(LinearArg.X) + (row + t) * a.i64(LinearArg.X_STRIDE) for t in range(rows)]
     sums = [[f.var(f.zeros(f32x16)) for _ in range(panels)] for _ in range(rows)]
-    with f.loop(0, a.int(LinearArg.BLOCKS)) as block:
+    with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
         if isinstance(panel, IntegerPanel):
             _integer_block(f, panel, [v + block * panel.block_bytes for v in w], [v + block * X_BLOCK for v in x], sums)
         else:
@@ -76,8 +76,8 @@ def _tile(
                 value = f.broadcast(x[t] + block * 4, F32)
                 for i in range(panels):
                     sums[t][i].set(f.fma(here[i], value, sums[t][i].get()))
-    scale = f.splat(a.float(LinearArg.SCALE))
-    bias, residual = a.int(LinearArg.BIAS), a.int(LinearArg.RESIDUAL)
+    scale = f.splat(a.f32(LinearArg.SCALE))
+    bias, residual = a.i64(LinearArg.BIAS), a.i64(LinearArg.RESIDUAL)
     for t in range(rows):
         for i in range(panels):
             at = (p + i) * (4 * LANES)
@@ -85,9 +85,9 @@ def _tile(
             with f.when(bias.differs(0)):
                 y.set(y.get() + f.load(f.pointer(bias) + at, f32x16))
             with f.when(residual.differs(0)):
-                other = f.pointer(residual) + ((row + t) * a.int(LinearArg.RESIDUAL_STRIDE) + at)
+                other = f.pointer(residual) + ((row + t) * a.i64(LinearArg.RESIDUAL_STRIDE) + at)
                 y.set(y.get() + f.load(other, f32x16))
-            f.store(a.pointer(LinearArg.Y) + ((row + t) * a.int(LinearArg.Y_STRIDE) + at), y.get())
+            f.store(a.pointer(LinearArg.Y) + ((row + t) * a.i64(LinearArg.Y_STRIDE) + at), y.get())
 
 
 def _integer_block(
@@ -125,14 +125,14 @@ def repack(format_name: str) -> Kernel:
     """File rows to panels. Lanes of rows that do not exist stay as they are (zero)."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        blocks, panel_bytes = a.int(RepackArg.BLOCKS), a.int(RepackArg.PANEL_BYTES)
+        blocks, panel_bytes = a.i64(RepackArg.BLOCKS), a.i64(RepackArg.PANEL_BYTES)
         integer = INTEGER_PANELS.get(format_name)
-        rows = a.int(RepackArg.ROWS)
+        rows = a.i64(RepackArg.ROWS)
         # Blocks outside, lanes inside: the writes of one panel block stay in a few cache lines.
         with f.loop(0, (rows + LANES - 1) // LANES) as p, f.loop(0, blocks) as block:
             first = p * LANES
             with f.loop(0, f.minimum(rows - first, LANES)) as lane:
-                source = a.pointer(RepackArg.SOURCE) + (first + lane) * a.int(RepackArg.ROW_BYTES)
+                source = a.pointer(RepackArg.SOURCE) + (first + lane) * a.i64(RepackArg.ROW_BYTES)
                 target = a.pointer(RepackArg.TARGET) + p * panel_bytes
                 if integer is not None:
                     source = source + block * integer.file_block_bytes
@@ -166,10 +166,10 @@ def embed(format_name: str) -> Kernel:
         with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
             token = f.load_i32(f.pointer(f.load_int(step, Step.TOKENS)), row)
             lane = token % LANES
-            source = a.pointer(EmbedArg.WEIGHTS) + (token // LANES) * a.int(EmbedArg.PANEL_BYTES)
-            y = a.pointer(EmbedArg.Y) + row * a.int(EmbedArg.Y_STRIDE)
+            source = a.pointer(EmbedArg.WEIGHTS) + (token // LANES) * a.i64(EmbedArg.PANEL_BYTES)
+            y = a.pointer(EmbedArg.Y) + row * a.i64(EmbedArg.Y_STRIDE)
             integer = INTEGER_PANELS.get(format_name)
-            with f.loop(0, a.int(EmbedArg.BLOCKS)) as block:
+            with f.loop(0, a.i64(EmbedArg.BLOCKS)) as block:
                 if integer is None:
                     panel = FLOAT_PANELS[format_name]
                     at = source + (block * LANES + lane) * panel.value_bytes

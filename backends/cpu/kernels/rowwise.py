@@ -1,7 +1,7 @@
 """Operations that work row by row: norm, rotate, append to the cache, glu, add, scale, select, quantize.
 
-Each thread takes its share of the rows, the same share in every kernel, so a run of these needs no barrier inside. Rows are padded
-to whole vectors; the padding holds finite numbers that nothing reads.
+Each thread takes its share of the rows, the same share in every kernel, so a run of these needs no barrier inside. Rows
+are padded to whole vectors; the padding holds numbers that nothing reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" leaves the mean out."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        width, weight = a.int(NormArg.WIDTH), a.pointer(NormArg.WEIGHT)
+        width, weight = a.i64(NormArg.WIDTH), a.pointer(NormArg.WEIGHT)
         zero = f.zeros(f32x16)
         count = f.to_float(width)
 
@@ -53,9 +53,9 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
             return f.select(f.lane_numbers() < left, value, zero)
 
         with own_rows(f, f.load_int(a.pointer(NormArg.ROWS)), thread, threads) as row:
-            y_row = a.pointer(NormArg.Y) + row * a.int(NormArg.Y_STRIDE)
-            with f.loop(0, a.int(NormArg.GROUPS)) as group:
-                x = a.pointer(NormArg.X) + (row * a.int(NormArg.X_STRIDE) + group * width * 4)
+            y_row = a.pointer(NormArg.Y) + row * a.i64(NormArg.Y_STRIDE)
+            with f.loop(0, a.i64(NormArg.GROUPS)) as group:
+                x = a.pointer(NormArg.X) + (row * a.i64(NormArg.X_STRIDE) + group * width * 4)
                 y = y_row + group * width * 4
                 mean = f.var(f.zeros(F32))
                 if kind == "layer":
@@ -69,10 +69,10 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
                     v = inside(i, load(x, i) - center)
                     squares.set(f.fma(v, v, squares.get()))
                 variance = f.reduce(squares.get(), _add) / count
-                scale = f.splat(f.constant(F32, 1.0) / f.sqrt(variance + a.float(NormArg.EPS)))
+                scale = f.splat(f.constant(F32, 1.0) / f.sqrt(variance + a.f32(NormArg.EPS)))
                 with f.loop(0, width, LANES) as i:
                     out = f.var(inside(i, (load(x, i) - center) * scale * f.load(weight + i * 4, f32x16)))
-                    bias = a.int(NormArg.BIAS)
+                    bias = a.i64(NormArg.BIAS)
                     with f.when(bias.differs(0)):
                         out.set(inside(i, out.get() + f.load(f.pointer(bias) + i * 4, f32x16)))
                     f.store(y + i * 4, out.get())
@@ -83,8 +83,8 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
 
 def _quantize_if_wanted(f: Function, a: Arguments, y: Value, row: Value, q_slot: int) -> None:
     """Activation blocks of the row just made, while it is in L1; slots q_slot.. are address, stride, blocks."""
-    with f.when(a.int(q_slot).differs(0)):
-        quantize_row(f, y, a.pointer(q_slot) + row * a.int(q_slot + 1), a.int(q_slot + 2))
+    with f.when(a.i64(q_slot).differs(0)):
+        quantize_row(f, y, a.pointer(q_slot) + row * a.i64(q_slot + 1), a.i64(q_slot + 2))
 
 
 class QuantizeArg(IntEnum):
@@ -102,7 +102,7 @@ def quantize() -> Kernel:
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.pointer(QuantizeArg.ROWS)), thread, threads) as row:
-            _quantize_if_wanted(f, a, a.pointer(QuantizeArg.X) + row * a.int(QuantizeArg.X_STRIDE), row, QuantizeArg.Q)
+            _quantize_if_wanted(f, a, a.pointer(QuantizeArg.X) + row * a.i64(QuantizeArg.X_STRIDE), row, QuantizeArg.Q)
 
     return kernel("quantize", body)
 
@@ -128,10 +128,10 @@ def glu(activation: Literal["silu", "gelu"]) -> Kernel:
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         one = f.constant(f32x16, 1.0)
         with own_rows(f, f.load_int(a.pointer(GluArg.ROWS)), thread, threads) as row:
-            gate = a.pointer(GluArg.GATE) + row * a.int(GluArg.GATE_STRIDE)
-            up = a.pointer(GluArg.UP) + row * a.int(GluArg.UP_STRIDE)
-            y = a.pointer(GluArg.Y) + row * a.int(GluArg.Y_STRIDE)
-            with f.loop(0, a.int(GluArg.WIDTH), LANES) as i:
+            gate = a.pointer(GluArg.GATE) + row * a.i64(GluArg.GATE_STRIDE)
+            up = a.pointer(GluArg.UP) + row * a.i64(GluArg.UP_STRIDE)
+            y = a.pointer(GluArg.Y) + row * a.i64(GluArg.Y_STRIDE)
+            with f.loop(0, a.i64(GluArg.WIDTH), LANES) as i:
                 x = f.load(gate + i * 4, f32x16)
                 z = x
                 if activation == "gelu":
@@ -160,8 +160,8 @@ def add() -> Kernel:
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
-            p, q, y = (a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.B, PairArg.Y))
-            with f.loop(0, a.int(PairArg.WIDTH), LANES) as i:
+            p, q, y = (a.pointer(base) + row * a.i64(base + 1) for base in (PairArg.A, PairArg.B, PairArg.Y))
+            with f.loop(0, a.i64(PairArg.WIDTH), LANES) as i:
                 f.store(y + i * 4, f.load(p + i * 4, f32x16) + f.load(q + i * 4, f32x16))
 
     return kernel("add", body)
@@ -171,10 +171,10 @@ def scale() -> Kernel:
     """y = a * factor."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        factor = f.splat(a.float(PairArg.FACTOR))
+        factor = f.splat(a.f32(PairArg.FACTOR))
         with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
-            p, y = (a.pointer(base) + row * a.int(base + 1) for base in (PairArg.A, PairArg.Y))
-            with f.loop(0, a.int(PairArg.WIDTH), LANES) as i:
+            p, y = (a.pointer(base) + row * a.i64(base + 1) for base in (PairArg.A, PairArg.Y))
+            with f.loop(0, a.i64(PairArg.WIDTH), LANES) as i:
                 f.store(y + i * 4, f.load(p + i * 4, f32x16) * factor)
 
     return kernel("scale", body)
@@ -197,9 +197,9 @@ def select() -> Kernel:
         step = a.pointer(SelectArg.STEP)
         with own_rows(f, f.load_int(step, Step.LOGIT_ROWS), thread, threads) as row:
             source = f.load_i32(f.pointer(f.load_int(step, Step.LOGIT_INDEX)), row)
-            x = a.pointer(SelectArg.X) + source * a.int(SelectArg.X_STRIDE)
-            y = a.pointer(SelectArg.Y) + row * a.int(SelectArg.Y_STRIDE)
-            with f.loop(0, a.int(SelectArg.WIDTH), LANES) as i:
+            x = a.pointer(SelectArg.X) + source * a.i64(SelectArg.X_STRIDE)
+            y = a.pointer(SelectArg.Y) + row * a.i64(SelectArg.Y_STRIDE)
+            with f.loop(0, a.i64(SelectArg.WIDTH), LANES) as i:
                 f.store(y + i * 4, f.load(x + i * 4, f32x16))
 
     return kernel("select", body)
@@ -227,9 +227,9 @@ def rotate(style: Literal["norm", "neox"], head_dim: int, n_rot: int) -> Kernel:
         with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
             position = f.load_i32(f.pointer(f.load_int(step, Step.POSITIONS)), row)
             table = a.pointer(RotateArg.TABLE) + position * (8 * half)
-            with f.loop(0, a.int(RotateArg.HEADS)) as head:
-                x = a.pointer(RotateArg.X) + (row * a.int(RotateArg.X_STRIDE) + head * (4 * head_dim))
-                y = a.pointer(RotateArg.Y) + (row * a.int(RotateArg.Y_STRIDE) + head * (4 * head_dim))
+            with f.loop(0, a.i64(RotateArg.HEADS)) as head:
+                x = a.pointer(RotateArg.X) + (row * a.i64(RotateArg.X_STRIDE) + head * (4 * head_dim))
+                y = a.pointer(RotateArg.Y) + (row * a.i64(RotateArg.Y_STRIDE) + head * (4 * head_dim))
                 with f.loop(0, half, lanes) as i:
                     cosine = f.load(table + i * 4, row_type)
                     sine = f.load(table + (i + half) * 4, row_type)
@@ -272,14 +272,14 @@ def append(head_dim: int, block: int) -> Kernel:
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         step = a.pointer(AppendArg.STEP)
-        heads = a.int(AppendArg.HEADS)
+        heads = a.i64(AppendArg.HEADS)
         with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
             slot = f.load_i32(f.pointer(f.load_int(step, Step.SLOTS)), row)
             number, offset = slot // block, slot % block
             with f.loop(0, heads) as head:
                 at = number * heads + head
-                k = a.pointer(AppendArg.K) + (row * a.int(AppendArg.K_STRIDE) + head * (4 * head_dim))
-                v = a.pointer(AppendArg.V) + (row * a.int(AppendArg.V_STRIDE) + head * (4 * head_dim))
+                k = a.pointer(AppendArg.K) + (row * a.i64(AppendArg.K_STRIDE) + head * (4 * head_dim))
+                v = a.pointer(AppendArg.V) + (row * a.i64(AppendArg.V_STRIDE) + head * (4 * head_dim))
                 panel = at * (block // LANES) + offset // LANES
                 k_to = a.pointer(AppendArg.K_CACHE) + (panel * (head_dim * LANES * 2) + (offset % LANES) * 2)
                 v_to = a.pointer(AppendArg.V_CACHE) + (at * block + offset) * (padded * 2)
