@@ -69,19 +69,17 @@ class Model:
         """Put the weights on a backend and allocate the cache."""
         architecture = architecture_of(self.file.metadata)
         self.config = config = read_config(self.file.metadata, architecture.name)
-        self.context = _context(ctx, config)
+        self.context = context_of(ctx, config)
         recorder = Recorder()
         plan = record(config, architecture, self.file.tensors, recorder)
         opened = open_backend(backend, threads)
         try:
-            blocks = -(-self.context // BLOCK) + 1  # one more than the context, so that a full one can be forked
-            logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
-            limits = Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+            limits = limits_of(self.context, plan.logits.width)
             self._executable = opened.bind(plan, limits, cache_type, progress)
         except BaseException:
             opened.close()
             raise
-        self.pool = BlockPool(blocks, BLOCK)
+        self.pool = BlockPool(limits.blocks, BLOCK)
         self.device = opened.describe()
         self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
 
@@ -200,7 +198,15 @@ def load(
     return model
 
 
-def _context(asked: int | None, config: Config) -> int:
+def limits_of(context: int, vocabulary: int) -> Limits:
+    """What a model is bound for; `localllm show` plans memory by it."""
+    blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * vocabulary)))
+    return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+
+
+def context_of(asked: int | None, config: Config) -> int:
+    """Tokens of context: as asked for, or as trained but at most DEFAULT_CONTEXT."""
     if asked is None or asked == 0:
         return min(config.context_length, DEFAULT_CONTEXT)
     if asked < 1:
