@@ -16,7 +16,7 @@ from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
-from backends.cpu.kernels import attention, bandwidth, linear
+from backends.cpu.kernels import attention, bandwidth, matrix
 from backends.cpu.kernels.common import Step
 from backends.cpu.kernels.executor import Entry
 from backends.cpu.memory import Arena, address, aligned, int_block
@@ -72,7 +72,7 @@ class CpuExecutable:
         for weight in matrices:
             weights.check(weight)
         program = bind.program(plan, limits, backend.pool.threads)
-        kernels = [*program.kernels.values(), *(linear.repack(f) for f in {w.format for w in matrices})]
+        kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
         self._weights, panels = weights.load(
@@ -89,7 +89,12 @@ class CpuExecutable:
         stride = max((attention.scratch_bytes(*shape, BLOCK) for shape in _attention_shapes(plan)), default=64)
         self._attention_scratch = Arena(aligned(stride) * backend.pool.threads, "attention")
 
+        unpacked = max((p.tile_chunk(backend.pool.threads) * p.tile_bytes for p in panels.values()), default=0)
+        self._tile_scratch = Arena(aligned(unpacked) * backend.pool.threads, "unpacked weights")
+
         names: dict[str, int] = {
+            "tiles": self._tile_scratch.address,
+            "tiles_stride": aligned(unpacked),
             "step": address(self._step),
             "rows:batch": address(self._step) + 8 * Step.ROWS,
             "rows:logits": address(self._step) + 8 * Step.LOGIT_ROWS,
@@ -103,7 +108,8 @@ class CpuExecutable:
                 f"blocks:{name}": p.blocks,
                 f"panels:{name}": p.panels,
                 f"panel_bytes:{name}": p.panel_bytes,
-                f"chunk:{name}": bind.chunk(p.panels, p.panel_bytes, backend.pool.threads),
+                f"chunk:{name}": p.chunk(backend.pool.threads),
+                f"tile_chunk:{name}": p.tile_chunk(backend.pool.threads),
             }
         for name, weight, lanes in _vector_uses(plan):
             self._vectors[name] = weights.vector(weight, lanes)
@@ -126,7 +132,7 @@ class CpuExecutable:
         self.memory = Memory(
             weights=sum(p.bytes for p in panels.values()) + sum(v.nbytes for v in self._vectors.values()),
             cache=cache_bytes,
-            scratch=self._scratch.size + self._attention_scratch.size,
+            scratch=self._scratch.size + self._attention_scratch.size + self._tile_scratch.size,
             weights_per_token=_weights_per_token(plan, panels),
             cache_per_token=cache_bytes // (limits.blocks * BLOCK),
         )

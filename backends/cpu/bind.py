@@ -14,9 +14,9 @@ from typing import Literal
 from backends.base import Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels import attention, linear, rowwise
+from backends.cpu.kernels import attention, linear, matrix, rowwise
 from backends.cpu.kernels.common import X_VALUES
-from backends.cpu.panels import INTEGER_PANELS
+from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import (
     BLOCK,
     Add,
@@ -136,12 +136,12 @@ class _Binder:
 
     def embed(self, op: Embed) -> None:
         y = self.take(op.out)
-        a, name = linear.EmbedArg, op.table.name
+        a, name = matrix.EmbedArg, op.table.name
         slots: dict[int, Slot] = {
             a.STEP: "step", a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}",
             a.PANEL_BYTES: f"panel_bytes:{name}", a.Y: y, a.Y_STRIDE: y.stride,
         }  # fmt: skip
-        self.call(linear.embed(op.table.format), a.SIZE, slots, "batch", "embed", writes={y.number})
+        self.call(matrix.embed(op.table.format), a.SIZE, slots, "batch", "embed", writes={y.number})
 
     def norm(self, op: Norm) -> None:
         x, y, a = self.where[op.x.index], self.take(op.out), rowwise.NormArg
@@ -172,7 +172,8 @@ class _Binder:
         y = self.take(out)
         slots: dict[int, Slot] = {
             a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",
-            a.PANEL_BYTES: f"panel_bytes:{name}", a.CHUNK: f"chunk:{name}", a.X: x, a.X_STRIDE: x.stride,
+            a.PANEL_BYTES: f"panel_bytes:{name}", a.CHUNK: f"chunk:{name}",
+            a.TILE_CHUNK: f"tile_chunk:{name}", a.SCRATCH: "tiles", a.SCRATCH_STRIDE: "tiles_stride", a.X: x, a.X_STRIDE: x.stride,
             a.Y: y, a.Y_STRIDE: y.stride, a.BIAS: f"panel_vector:{op.bias.name}" if op.bias else 0,
             a.SCALE: float(op.scale), a.ROWS: f"rows:{op.x.rows}", a.COUNTER: "counter", **residual,
         }  # fmt: skip
@@ -315,13 +316,3 @@ def _place_barriers(calls: list[Call]) -> None:
         since.append(call)
     if calls:
         calls[-1].barrier = True
-
-
-def chunk(panels: int, panel_bytes: int, threads: int) -> int:
-    """Panels of one task, even: a few tasks per thread for balance, no more than stays in L2 while tokens pass by."""
-    by_cache = L2_CHUNK // max(panel_bytes, 1)
-    by_balance = panels // (threads * 6)
-    return max(min(by_cache, by_balance) // 2 * 2, 2)
-
-
-L2_CHUNK = 384 << 10

@@ -45,13 +45,6 @@ def _part(f: Function, x: Value, part: int, parts: int) -> Value:
     return f.shuffle(x, x, range(part * n, part * n + n))
 
 
-def _join(f: Function, parts: list[Value]) -> Value:
-    while len(parts) > 1:
-        n = parts[0].type.count
-        parts = [f.shuffle(a, b, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
-    return parts[0]
-
-
 def _vnni512(f: Function, acc: Value, w: Value, x: Value) -> Value:
     return _vpdpbusd(f, acc, w, x, "llvm.x86.avx512.vpdpbusd.512")
 
@@ -61,7 +54,7 @@ def _vnni256(f: Function, acc: Value, w: Value, x: Value) -> Value:
     for i in range(2):
         a, u, s = (_part(f, v, i, 2) for v in (acc, w, x))
         out.append(_vpdpbusd(f, a, u, s, "llvm.x86.avx512.vpdpbusd.256"))
-    return _join(f, out)
+    return f.join(out)
 
 
 def _vpdpbusd(f: Function, acc: Value, w: Value, x: Value, name: str) -> Value:
@@ -75,7 +68,7 @@ def _maddubs(f: Function, acc: Value, w: Value, x: Value) -> Value:
         pairs = _x86(f, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), u, s)
         ones = f.constant(vector(I16, 16), 1)
         out.append(a + _x86(f, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones))
-    return _join(f, out)
+    return f.join(out)
 
 
 def _sdot(f: Function, acc: Value, w: Value, x: Value) -> Value:
@@ -83,7 +76,7 @@ def _sdot(f: Function, acc: Value, w: Value, x: Value) -> Value:
     for i in range(4):
         a, u, s = (_part(f, v, i, 4) for v in (acc, w, x))
         out.append(_x86(f, "llvm.aarch64.neon.sdot.v4i32.v16i8", vector(I32, 4), a, u, s))
-    return _join(f, out)
+    return f.join(out)
 
 
 def _plain(f: Function, acc: Value, w: Value, x: Value, signed: bool = False) -> Value:

@@ -1,8 +1,9 @@
-"""Weight panels: 16 output rows interleaved so that lane = row, one row of a table per weight format.
+"""Weight panels: 16 output rows interleaved so that lane = row, in as many bytes as the file has.
 
-A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of an integer format is K/32 blocks, each
-16 half-precision scales and then the rows' bytes, four consecutive k of one row to a lane. A panel of a float format is K
-vectors of 16. Repacking keeps every bit of the file's numbers.
+A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of blocks, each the
+file's blocks of 16 rows: every field of the file block in the file's order, every element of a field 16 times, once per row. A field
+of quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. A panel of a float format
+is K vectors of 16.
 """
 
 from __future__ import annotations
@@ -10,68 +11,56 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from backends.cpu import dot
 from backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
 u8x64 = vector(I8, 64)
-DotStep = tuple[Value, int, Callable[[Function, Value, Value, Value], Value]]
+f32x16 = vector(F32)
+i32x16 = vector(I32)
+
+Step = tuple[int, int, Value]  # group, word in the group, bytes of 16 rows x 4 values
+Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32 x 16
 
 
 @dataclass(frozen=True, slots=True)
 class IntegerPanel:
-    """How kernels read one block (32 values of 16 rows) of a quantized format."""
+    """How kernels read one block of a quantized format: integers in groups that share a scale.
+
+    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` those of one group. q = byte - offset.
+    """
 
     name: str
-    file_block_bytes: int
-    block_bytes: int
-    offset: int  # the stored byte is q + offset
-    offset_always: bool  # the dot product leaves offset * sum(x) on every instruction set, not only on some
-    steps: Callable[[Function, Value], Iterator[DotStep]]  # (bytes of 16 rows x 4 k, first k, dot product) of a block
-    repack_block: Callable[[Function, Value, Value], None]  # one row's file block -> its lane of the panel block
-    read_row: Callable[[Function, Value, Value], Iterator[tuple[int, Value]]]  # (k, int32 x 4) of one lane of a block
+    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block, in order
+    block_values: int
+    group: int  # values that share a scale: 16 or 32
+    offset: int  # 128: bytes may be anything; less: bytes stay below 128
+    minimum: bool  # whether `scales` has a minimum
+    steps: Callable[[Function, Value], Iterator[Step]]
+    scales: Callable[[Function, Value, int], Scales]
+    repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
+    repack_field: int = -1
 
-    block_values: int = 32
+    @property
+    def file_block_bytes(self) -> int:
+        return sum(size * count for size, count in self.fields)
+
+    @property
+    def block_bytes(self) -> int:
+        return LANES * self.file_block_bytes
+
+    @property
+    def groups(self) -> int:
+        return self.block_values // self.group
 
     def panel_bytes(self, columns: int) -> int:
         return columns // self.block_values * self.block_bytes
 
-    def scale(self, f: Function, block: Value) -> Value:
-        return f.load_half(block)
+    def tile_bytes(self, columns: int) -> int:
+        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte for every value."""
+        return columns // self.group * self.tile_group_bytes
 
-
-def _q4_0_steps(f: Function, block: Value) -> Iterator[DotStep]:
-    for group in range(4):
-        w = f.load(block + (32 + 64 * group), u8x64)
-        yield w & 15, 4 * group, dot.small
-        yield w >> 4, 16 + 4 * group, dot.small
-
-
-def _q4_0_repack(f: Function, source: Value, lane: Value) -> None:
-    for group in range(4):
-        f.store(lane + (32 + 64 * group), f.load(source + (2 + 4 * group), I32))
-
-
-def _q4_0_row(f: Function, block: Value, lane: Value) -> Iterator[tuple[int, Value]]:
-    for group in range(4):
-        w = f.load(block + lane * 4 + (32 + 64 * group), vector(I8, 4))
-        yield 4 * group, f.widen(w & 15, I32) - 8
-        yield 16 + 4 * group, f.widen(w >> 4, I32) - 8
-
-
-def _q8_0_steps(f: Function, block: Value) -> Iterator[DotStep]:
-    for group in range(8):
-        yield f.load(block + (32 + 64 * group), u8x64), 4 * group, dot.biased
-
-
-def _q8_0_repack(f: Function, source: Value, lane: Value) -> None:
-    for group in range(8):
-        f.store(lane + (32 + 64 * group), f.load(source + (2 + 4 * group), I32) ^ 0x80808080)
-
-
-def _q8_0_row(f: Function, block: Value, lane: Value) -> Iterator[tuple[int, Value]]:
-    for group in range(8):
-        w = f.load(block + lane * 4 + (32 + 64 * group), vector(I8, 4))
-        yield 4 * group, f.widen(w, I32) - 128
+    @property
+    def tile_group_bytes(self) -> int:
+        return 64 * (1 + self.minimum) + LANES * self.group
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,36 +77,34 @@ class FloatPanel:
         return columns * LANES * self.value_bytes
 
 
-def _load_f32(f: Function, pointer: Value, lanes: int) -> Value:
-    return f.load(pointer, vector(F32, lanes))
+# -- reading fields, for the unpackers: offsets are those of the file block ------------------------------------------
 
 
-INTEGER_PANELS: dict[str, IntegerPanel] = {
-    panel.name: panel
-    for panel in (
-        IntegerPanel("Q4_0", 18, 288, 8, True, _q4_0_steps, _q4_0_repack, _q4_0_row),
-        IntegerPanel("Q8_0", 34, 544, 128, False, _q8_0_steps, _q8_0_repack, _q8_0_row),
-    )
-}
-FLOAT_PANELS: dict[str, FloatPanel] = {
-    panel.name: panel
-    for panel in (
-        FloatPanel("F32", 4, _load_f32),
-        FloatPanel("F16", 2, lambda f, p, n: f.load_half(p, n)),
-        FloatPanel("BF16", 2, lambda f, p, n: f.load_bfloat(p, n)),
-    )
-}
-FORMATS = (*FLOAT_PANELS, *INTEGER_PANELS)
+def words(f: Function, block: Value, offset: int) -> Value:
+    """Four bytes of every row: u8 x 64."""
+    return f.load(block + LANES * offset, u8x64)
+
+
+def word32(f: Function, block: Value, offset: int) -> Value:
+    """Four bytes of every row as one int32 x 16."""
+    return f.load(block + LANES * offset, i32x16)
+
+
+def byte(f: Function, block: Value, offset: int, signed: bool = False) -> Value:
+    """A byte of every row as int32 x 16."""
+    return f.widen(f.load(block + LANES * offset, vector(I8)), I32, signed)
+
+
+def half(f: Function, block: Value, offset: int) -> Value:
+    """A half-precision number of every row as float32 x 16."""
+    return f.load_half(block + LANES * offset)
+
+
+def short(f: Function, block: Value, offset: int) -> Value:
+    """An unsigned 16-bit number of every row as int32 x 16."""
+    return f.widen(f.load(block + LANES * offset, vector(I16)), I32)
 
 
 def panel_count(rows: int) -> int:
     """Panels of a matrix, even so that the mat-mul can always take two."""
     return -(-rows // (2 * LANES)) * 2
-
-
-def panel_of(name: str) -> IntegerPanel | FloatPanel:
-    return INTEGER_PANELS.get(name) or FLOAT_PANELS[name]
-
-
-def half_bits(f: Function, source: Value, target: Value) -> None:
-    f.store(target, f.load(source, I16))

@@ -87,6 +87,10 @@ class Value:
         """Logical shift: zeros come in from the left."""
         return self._binary(other, "lshr", None)
 
+    def sra(self, bits: int) -> Value:
+        """Arithmetic shift right."""
+        return self._binary(bits, "ashr", None)
+
     def _compare(self, operator: str, other: Value | float) -> Value:
         b = self.f.builder
         compare = b.icmp_signed if isinstance(_element(self.type), ir.IntType) else b.fcmp_ordered
@@ -268,6 +272,42 @@ class Function:
             high = self.shuffle(value, value, range(n, 2 * n))
             value = combine(low, high)
         return self.lane(value, 0)
+
+    def lane_at(self, value: Value, index: Value) -> Value:
+        """The lane that a number names."""
+        return Value(self, self.builder.extract_element(value.ir, index.ir))
+
+    def lookup(self, table: Sequence[int], index: Value) -> Value:
+        """table[index] for 16 bytes `table` and u8 x 64 indices below 16."""
+        name, lanes = {
+            "vnni512": ("llvm.x86.avx512.pshuf.b.512", 64),
+            "vnni256": ("llvm.x86.avx2.pshuf.b", 32),
+            "maddubs": ("llvm.x86.avx2.pshuf.b", 32),
+            "sdot": ("llvm.aarch64.neon.tbl1.v16i8", 16),
+            "plain": ("", 64),
+        }[self.isa.dot]
+        if not name:
+            out = self.zeros(index.type)
+            for number, entry in enumerate(table):
+                out = self.select(index.equals(number), self.constant(index.type, entry), out)
+            return out
+        type_ = vector(I8, lanes)
+        entries = Value(self, ir.Constant(type_, [I8(entry) for entry in table] * (lanes // 16)))
+        function = self.module.globals.get(name) or ir.Function(
+            self.module, ir.FunctionType(type_, [type_, type_]), name=name
+        )
+        parts = []
+        for first in range(0, 64, lanes):
+            part = self.shuffle(index, index, range(first, first + lanes))
+            parts.append(Value(self, self.builder.call(function, [entries.ir, part.ir])))
+        return self.join(parts)
+
+    def join(self, parts: Sequence[Value]) -> Value:
+        """Vectors end to end; as many as a power of two."""
+        while len(parts) > 1:
+            n = parts[0].type.count
+            parts = [self.shuffle(a, b, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        return parts[0]
 
     # -- arithmetic ------------------------------------------------------------------------------------------------
 

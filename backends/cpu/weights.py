@@ -12,14 +12,22 @@ from numpy.typing import NDArray
 
 from backends.base import BackendError
 from backends.cpu.jit import Library
-from backends.cpu.kernels.linear import RepackArg
+from backends.cpu.kernels.matrix import RepackArg
 from backends.cpu.memory import Arena, address, aligned, int_block
-from backends.cpu.panels import FORMATS, panel_count, panel_of
+from backends.cpu.panels import IntegerPanel, panel_count
 from backends.cpu.simd import LANES
+from backends.cpu.unpack import FORMATS, panel_of
 from backends.plan import Weight
 from quant import dequantize
 
 PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
+
+
+L2_BYTES = 512 << 10  # of weights that a task keeps in L2 while the rows pass by
+
+
+def _even(panels: int) -> int:
+    return max(panels // 2 * 2, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +39,19 @@ class Panels:
     panels: int
     panel_bytes: int
     blocks: int  # along K
+    tile_bytes: int  # of one panel unpacked for the mat-mul; 0 for float formats
 
     @property
     def bytes(self) -> int:
         return self.panels * self.panel_bytes
+
+    def chunk(self, threads: int) -> int:
+        """Panels of one task, even: several tasks per thread, for balance, and no more than stays in L2."""
+        return _even(min(L2_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
+
+    def tile_chunk(self, threads: int) -> int:
+        """The same for unpacked panels."""
+        return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
 
 def check(weight: Weight) -> None:
@@ -67,6 +84,7 @@ def load(
             panel_count(rows),
             panel.panel_bytes(columns),
             columns // panel.block_values,
+            panel.tile_bytes(columns) if isinstance(panel, IntegerPanel) else 0,
         )
         found[name] = stored
         step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES

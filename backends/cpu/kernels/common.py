@@ -15,11 +15,11 @@ from backends.cpu.simd import F32, I8, I32, Function, Value, vector
 f32x16 = vector(F32)
 i32x16 = vector(I32)
 
-# A quantized activation row is a run of blocks {32 int8, float32 scale, int32 -8 * sum, int32 -128 * sum}; a value is
-# scale * int8. The sums come multiplied by the offsets of the weight formats, so that a dot product starts from one
-# broadcast load.
-X_BLOCK, X_VALUES, X_SCALE = 44, 32, 32
-X_OFFSET = {8: 36, 128: 40}
+# A quantized activation row is a run of blocks of 32 values: value = scale * int8. Sums of the integers stand beside them, ready for
+# what the formats need: -128 * sum of the block and of each half (a dot product with bytes q + 128 starts from it), and
+# scale * sum (a format with minimums subtracts minimum * that).
+X_BLOCK, X_VALUES = 52, 32
+X_SCALE, X_OFFSET, X_OFFSET_HALF, X_SUM = 32, 36, 40, 48
 
 
 class Step(IntEnum):
@@ -92,15 +92,17 @@ def quantize_block(f: Function, x: Value, out: Value) -> None:
     # A subnormal maximum would give an infinite inverse: such a block is zero.
     inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
     wide = f.splat(inverse)
-    total = f.constant(i32x16, 0)
+    scale = largest / f.constant(F32, 127.0)
+    total = f.constant(I32, 0)
     for half, values in enumerate((a, b)):
         integers = f.to_int32(f.round_even(values * wide))
         f.store(out + 16 * half, f.truncate(integers, I8))
-        total = total + integers
-    f.store(out + X_SCALE, largest / f.constant(F32, 127.0))
-    minus = f.constant(I32, 0) - f.reduce(total, lambda p, q: p + q)
-    for offset, at in X_OFFSET.items():
-        f.store(out + at, minus * offset)
+        part = f.reduce(integers, lambda p, q: p + q)
+        f.store(out + X_OFFSET_HALF + 4 * half, part * -128)
+        total = total + part
+    f.store(out + X_SCALE, scale)
+    f.store(out + X_OFFSET, total * -128)
+    f.store(out + X_SUM, f.to_float(total) * scale)
 
 
 def quantize_row(f: Function, x: Value, out: Value, blocks: Value) -> None:

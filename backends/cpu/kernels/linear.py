@@ -1,7 +1,9 @@
-"""y = x W^T out of weight panels: mat-vec for one row, register tiles for more, repacking, and embedding rows.
+"""y = x W^T out of weight panels.
 
-Lane = output row: every output is one chain of fused multiply-adds over its blocks in order of k, whatever the tile,
-so a row's result does not depend on how many rows came with it. Tasks are runs of panels taken from a counter.
+One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) go in two steps: a thread
+unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows over them, the same tile
+kernel for every format. Lane = output row: every output is one chain of fused multiply-adds over its groups in order of k in both
+ways, so a row's bits do not depend on how many rows came with it. Tasks are runs of panels taken from a counter.
 """
 
 from __future__ import annotations
@@ -9,79 +11,90 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from backends.cpu.dot import broadcast4
+from backends.cpu import dot
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, Arguments, Step, f32x16, kernel, own_rows, tasks
-from backends.cpu.panels import FLOAT_PANELS, INTEGER_PANELS, FloatPanel, IntegerPanel, half_bits
-from backends.cpu.simd import F32, I16, I32, LANES, Function, Value, Variable, vector
+from backends.cpu.kernels.common import (
+    X_BLOCK, X_OFFSET, X_OFFSET_HALF, X_SCALE, X_SUM, X_VALUES, Arguments, f32x16, i32x16, kernel, tasks,
+)  # fmt: skip
+from backends.cpu.panels import FloatPanel, IntegerPanel, u8x64
+from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
+from backends.cpu.unpack import panel_of
+
+DIRECT_ROWS = 3  # up to so many rows multiply out of the packed bytes
 
 
 class LinearArg(IntEnum):
     WEIGHTS = 0
-    BLOCKS = 1  # along K: blocks of an integer format, values of a float format
+    BLOCKS = 1  # along K: blocks of a quantized format, values of a float format
     PANELS = 2  # even
     PANEL_BYTES = 3
-    CHUNK = 4  # panels of one task, even
-    X = 5
-    X_STRIDE = 6  # bytes
-    Y = 7
-    Y_STRIDE = 8  # bytes; a row holds 16 * PANELS floats
-    BIAS = 9  # float32 address, 0 for none
-    RESIDUAL = 10  # added last; may be y itself; 0 for none
-    RESIDUAL_STRIDE = 11
-    SCALE = 12  # float32
-    ROWS = 13  # address of the row count
-    COUNTER = 14
-    SIZE = 16
+    CHUNK = 4  # panels of one task, even, when multiplying out of the packed bytes
+    TILE_CHUNK = 5  # and when unpacking
+    X = 6
+    X_STRIDE = 7  # bytes
+    Y = 8
+    Y_STRIDE = 9  # bytes; a row holds 16 * PANELS floats
+    BIAS = 10  # float32 address, 0 for none
+    RESIDUAL = 11  # added last; may be y itself; 0 for none
+    RESIDUAL_STRIDE = 12
+    SCALE = 13  # float32
+    ROWS = 14  # address of the row count
+    COUNTER = 15
+    SCRATCH = 16  # TILE_CHUNK unpacked panels for each thread
+    SCRATCH_STRIDE = 17  # bytes of one thread
+    SIZE = 24
 
 
 def linear(format_name: str) -> Kernel:
-    """y[t] = scale * (W x[t]) + bias + residual[t]; integer formats read activation blocks, float formats float32."""
-    panel = INTEGER_PANELS.get(format_name) or FLOAT_PANELS[format_name]
+    """y[t] = scale * (W x[t]) + bias + residual[t]. Quantized formats read activation blocks, float formats float32 rows."""
+    panel = panel_of(format_name)
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        tile_rows, tile_panels = f.isa.int_tile if isinstance(panel, IntegerPanel) else f.isa.float_tile
         rows = f.load_int(a.pointer(LinearArg.ROWS))
-        panels, chunk = a.i64(LinearArg.PANELS), a.i64(LinearArg.CHUNK)
-        with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
-            first = task * chunk
-            last = f.minimum(first + chunk, panels)
-            done = f.var(f.i64(0))
-            sizes = [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows]
-            for size in dict.fromkeys(sizes):
-                step = tile_panels if size > 1 else min(2, tile_panels)
-                with f.while_(lambda size=size: done.get() + size <= rows):
-                    row = done.get()
-                    with f.loop(first, last, step) as p:  # the tile's activations stay in L1, the chunk's panels in L2
-                        _tile(f, a, panel, p, row, size, step)
-                    done.set(row + size)
+        if isinstance(panel, FloatPanel):
+            _run(f, a, rows, LinearArg.CHUNK, lambda first, last: _float_rows(f, a, panel, rows, first, last))
+            return
+        few = rows <= DIRECT_ROWS
+        with f.when(few):
+            _run(f, a, rows, LinearArg.CHUNK, lambda first, last: _direct_rows(f, a, panel, rows, first, last))
+        with f.when(few.equals(0)):
+            scratch = a.pointer(LinearArg.SCRATCH) + thread * a.i64(LinearArg.SCRATCH_STRIDE)
+            _run(
+                f, a, rows, LinearArg.TILE_CHUNK,
+                lambda first, last: _tiled_rows(f, a, panel, scratch, rows, first, last),
+            )  # fmt: skip
 
     return kernel(f"linear_{format_name}", body)
 
 
-def _tile(
-    f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, p: Value, row: Value, rows: int, panels: int
-) -> None:
-    """rows x (16 * panels) outputs, held in registers along the whole of K."""
-    panel_bytes = a.i64(LinearArg.PANEL_BYTES)
-    w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * panel_bytes for i in range(panels)]
-    x = [a.pointer(LinearArg.X) + (row + t) * a.i64(LinearArg.X_STRIDE) for t in range(rows)]
-    sums = [[f.var(f.zeros(f32x16)) for _ in range(panels)] for _ in range(rows)]
-    with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
-        if isinstance(panel, IntegerPanel):
-            _integer_block(f, panel, [v + block * panel.block_bytes for v in w], [v + block * X_BLOCK for v in x], sums)
-        else:
-            here = [panel.load(f, v + block * (LANES * panel.value_bytes), LANES) for v in w]
-            for t in range(rows):
-                value = f.broadcast(x[t] + block * 4, F32)
-                for i in range(panels):
-                    sums[t][i].set(f.fma(here[i], value, sums[t][i].get()))
+def _run(f: Function, a: Arguments, rows: Value, chunk_slot: int, part: object) -> None:
+    """Hand runs of panels to part(first, last) until there are none left."""
+    assert callable(part)
+    panels, chunk = a.i64(LinearArg.PANELS), a.i64(chunk_slot)
+    with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
+        first = task * chunk
+        part(first, f.minimum(first + chunk, panels))
+
+
+def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
+    """part(first row, size) for runs of rows, the largest sizes first."""
+    assert callable(part)
+    done = f.var(f.i64(0))
+    for size in dict.fromkeys(sizes):
+        with f.while_(lambda size=size: done.get() + size <= rows):
+            row = done.get()
+            part(row, size)
+            done.set(row + size)
+
+
+def _finish(f: Function, a: Arguments, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
+    """Scale, bias and residual, and the store of a tile's outputs: panels from p, rows from `row`."""
     scale = f.splat(a.f32(LinearArg.SCALE))
     bias, residual = a.i64(LinearArg.BIAS), a.i64(LinearArg.RESIDUAL)
-    for t in range(rows):
-        for i in range(panels):
+    for t, of_row in enumerate(sums):
+        for i, total in enumerate(of_row):
             at = (p + i) * (4 * LANES)
-            y = f.var(sums[t][i].get() * scale)
+            y = f.var(total.get() * scale)
             with f.when(bias.differs(0)):
                 y.set(y.get() + f.load(f.pointer(bias) + at, f32x16))
             with f.when(residual.differs(0)):
@@ -90,94 +103,179 @@ def _tile(
             f.store(a.pointer(LinearArg.Y) + ((row + t) * a.i64(LinearArg.Y_STRIDE) + at), y.get())
 
 
-def _integer_block(
+def _starts(f: Function, a: Arguments, row: Value, rows: int) -> list[Value]:
+    return [a.pointer(LinearArg.X) + (row + t) * a.i64(LinearArg.X_STRIDE) for t in range(rows)]
+
+
+def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
+    return [[f.var(f.zeros(f32x16)) for _ in range(panels)] for _ in range(rows)]
+
+
+# -- float formats ---------------------------------------------------------------------------------------------------
+
+
+def _float_rows(f: Function, a: Arguments, panel: FloatPanel, rows: Value, first: Value, last: Value) -> None:
+    tile_rows, tile_panels = f.isa.float_tile
+
+    def tile(row: Value, size: int) -> None:
+        panels = tile_panels if size > 1 else 2
+        with f.loop(first, last, panels) as p:
+            w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
+            x, sums = _starts(f, a, row, size), _sums(f, size, panels)
+            with f.loop(0, a.i64(LinearArg.BLOCKS)) as k:
+                here = [panel.load(f, v + k * (LANES * panel.value_bytes), LANES) for v in w]
+                for t in range(size):
+                    value = f.broadcast(x[t] + k * 4, F32)
+                    for i in range(panels):
+                        sums[t][i].set(f.fma(here[i], value, sums[t][i].get()))
+            _finish(f, a, p, row, sums)
+
+    _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
+
+
+# -- quantized formats, few rows -------------------------------------------------------------------------------------
+
+
+def _direct_rows(f: Function, a: Arguments, panel: IntegerPanel, rows: Value, first: Value, last: Value) -> None:
+    def tile(row: Value, size: int) -> None:
+        panels = 2 if size == 1 and panel.block_values == 32 else 1  # a short block leaves room for a second stream
+        with f.loop(first, last, panels) as p:
+            w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
+            x, sums = _starts(f, a, row, size), _sums(f, size, panels)
+            x_bytes = panel.block_values // X_VALUES * X_BLOCK
+            with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
+                here = [v + block * panel.block_bytes for v in w]
+                _direct_block(f, panel, here, [v + block * x_bytes for v in x], sums)
+            _finish(f, a, p, row, sums)
+
+    _for_rows(f, rows, (2, 1), tile)
+
+
+def _x_at(k: int) -> int:
+    """Byte of value k in a row of activation blocks."""
+    return k // X_VALUES * X_BLOCK + k % X_VALUES
+
+
+def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
+    """Integer accumulator of the group at k: minus offset * (sum of its activations), where the dot product needs it."""
+    if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
+        return f.zeros(i32x16)
+    slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4
+    sum128 = f.load(x + (k // X_VALUES * X_BLOCK + slot), I32, 4)
+    shift = (128 // panel_offset).bit_length() - 1
+    return f.splat(sum128.sra(shift) if shift else sum128)
+
+
+def _weigh(
+    f: Function, integers: Value, scale: Value, minimum: Value | None, group: int, x: Value, k: int, total: Variable
+) -> None:
+    """total += scale * activation scale * integers - minimum * (sum of activations)."""
+    block = x + k // X_VALUES * X_BLOCK
+    x_scale = f.broadcast(block + X_SCALE, F32)
+    value = f.fma(f.to_float(integers), scale * x_scale, total.get())
+    if minimum is not None:
+        if group == X_VALUES:
+            x_sum = f.broadcast(block + X_SUM, F32)
+        else:  # halves have their integer sum only
+            sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
+            x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
+        value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
+    total.set(value)
+
+
+def _direct_block(
     f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
 ) -> None:
-    """sum += float(integer dot product of a block) * (weight scale * activation scale)."""
-    offset = panel.offset_always or f.isa.biased_needs_offset
-    integers: list[list[Value]] = []
-    for row in x:
-        start = f.broadcast(row + X_OFFSET[panel.offset], I32) if offset else f.zeros(vector(I32))
-        integers.append([start] * len(w))
+    """One block of every panel times one stretch of every row; groups are weighed in order of k."""
+    multiply = dot.biased if panel.offset == 128 else dot.small
+    integers: dict[tuple[int, int, int], Value] = {}
+    seen = [0] * panel.groups
+    due = 0
     for step in zip(*(panel.steps(f, block) for block in w), strict=True):
+        group, word = step[0][0], step[0][1]
+        k = group * panel.group
         for t, row in enumerate(x):
-            values = broadcast4(f, row + step[0][1])
-            for i, (weights, _, dot) in enumerate(step):
-                integers[t][i] = dot(f, integers[t][i], weights, values)
-    scales = [panel.scale(f, block) for block in w]
-    for t, row in enumerate(x):
-        x_scale = f.broadcast(row + X_SCALE, F32)
-        for i, scale in enumerate(scales):
-            sums[t][i].set(f.fma(f.to_float(integers[t][i]), scale * x_scale, sums[t][i].get()))
+            values = dot.broadcast4(f, row + _x_at(k + 4 * word))
+            for i, (_, _, weights) in enumerate(step):
+                key = (group, t, i)
+                if key not in integers:
+                    integers[key] = _start(f, panel.offset, panel.group, row, k)
+                integers[key] = multiply(f, integers[key], weights, values)
+        seen[group] += 1
+        while due < panel.groups and seen[due] == panel.group // 4:
+            for i, block in enumerate(w):
+                scale, minimum = panel.scales(f, block, due)
+                for t, row in enumerate(x):
+                    total = integers.pop((due, t, i))
+                    _weigh(f, total, scale, minimum, panel.group, row, due * panel.group, sums[t][i])
+            due += 1
+    assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
 
 
-class RepackArg(IntEnum):
-    SOURCE = 0  # file rows
-    ROW_BYTES = 1
-    ROWS = 2
-    TARGET = 3  # first panel; the rows start at its lane 0
-    BLOCKS = 4
-    PANEL_BYTES = 5
-    SIZE = 8
+# -- quantized formats, many rows ------------------------------------------------------------------------------------
 
 
-def repack(format_name: str) -> Kernel:
-    """File rows to panels. Lanes of rows that do not exist stay as they are (zero)."""
-
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        blocks, panel_bytes = a.i64(RepackArg.BLOCKS), a.i64(RepackArg.PANEL_BYTES)
-        integer = INTEGER_PANELS.get(format_name)
-        rows = a.i64(RepackArg.ROWS)
-        # Blocks outside, lanes inside: the writes of one panel block stay in a few cache lines.
-        with f.loop(0, (rows + LANES - 1) // LANES) as p, f.loop(0, blocks) as block:
-            first = p * LANES
-            with f.loop(0, f.minimum(rows - first, LANES)) as lane:
-                source = a.pointer(RepackArg.SOURCE) + (first + lane) * a.i64(RepackArg.ROW_BYTES)
-                target = a.pointer(RepackArg.TARGET) + p * panel_bytes
-                if integer is not None:
-                    source = source + block * integer.file_block_bytes
-                    target = target + block * integer.block_bytes
-                    half_bits(f, source, target + lane * 2)
-                    integer.repack_block(f, source, target + lane * 4)
-                else:
-                    size = FLOAT_PANELS[format_name].value_bytes
-                    type_ = I32 if size == 4 else I16
-                    value = f.load(source + block * size, type_)
-                    f.store(target + (block * LANES + lane) * size, value)
-
-    return kernel(f"repack_{format_name}", body)
+def _tile_offset(f: Function, panel: IntegerPanel) -> int:
+    """What unpacked bytes carry: 128 where any byte may be multiplied, else what the format has."""
+    return 128 if f.isa.biased_needs_offset else panel.offset
 
 
-class EmbedArg(IntEnum):
-    STEP = 0
-    WEIGHTS = 1
-    BLOCKS = 2
-    PANEL_BYTES = 3
-    Y = 4
-    Y_STRIDE = 5
-    SIZE = 8
+def _tiled_rows(
+    f: Function, a: Arguments, panel: IntegerPanel, scratch: Value, rows: Value, first: Value, last: Value
+) -> None:
+    groups = a.i64(LinearArg.BLOCKS) * panel.groups
+    unpacked = groups * panel.tile_group_bytes
+    with f.loop(first, last) as p:
+        source = a.pointer(LinearArg.WEIGHTS) + p * a.i64(LinearArg.PANEL_BYTES)
+        target = scratch + (p - first) * unpacked
+        with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
+            at = block * (panel.groups * panel.tile_group_bytes)
+            _unpack_block(f, panel, source + block * panel.block_bytes, target + at)
+    tile_rows, tile_panels = f.isa.int_tile
+
+    def tile(row: Value, size: int) -> None:
+        with f.loop(first, last, tile_panels) as p:
+            w = [scratch + (p - first + i) * unpacked for i in range(tile_panels)]
+            x, sums = _starts(f, a, row, size), _sums(f, size, tile_panels)
+            per_block = X_VALUES // panel.group
+            with f.loop(0, groups // per_block) as block:
+                here = [v + block * (per_block * panel.tile_group_bytes) for v in w]
+                there = [v + block * X_BLOCK for v in x]
+                for group in range(per_block):
+                    _tile_group(f, panel, [v + group * panel.tile_group_bytes for v in here], there, group, sums)
+            _finish(f, a, p, row, sums)
+
+    _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
 
 
-def embed(format_name: str) -> Kernel:
-    """y[t] = row tokens[t] of a matrix in panels, as float32: the file's numbers to the bit."""
+def _unpack_block(f: Function, panel: IntegerPanel, source: Value, target: Value) -> None:
+    """A packed block to, per group: scale, minimum if there is one, bytes."""
+    header = 64 * (1 + panel.minimum)
+    for group in range(panel.groups):
+        for i, number in enumerate(panel.scales(f, source, group)):
+            if number is not None:
+                f.store(target + (group * panel.tile_group_bytes + 64 * i), number)
+    add = _tile_offset(f, panel) - panel.offset
+    for group, word, weights in panel.steps(f, source):
+        at = group * panel.tile_group_bytes + header + 64 * word
+        f.store(target + at, weights + add if add else weights)
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        step = a.pointer(EmbedArg.STEP)
-        with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
-            token = f.load_i32(f.pointer(f.load_int(step, Step.TOKENS)), row)
-            lane = token % LANES
-            source = a.pointer(EmbedArg.WEIGHTS) + (token // LANES) * a.i64(EmbedArg.PANEL_BYTES)
-            y = a.pointer(EmbedArg.Y) + row * a.i64(EmbedArg.Y_STRIDE)
-            integer = INTEGER_PANELS.get(format_name)
-            with f.loop(0, a.i64(EmbedArg.BLOCKS)) as block:
-                if integer is None:
-                    panel = FLOAT_PANELS[format_name]
-                    at = source + (block * LANES + lane) * panel.value_bytes
-                    f.store(y + block * 4, panel.load(f, at, 1))
-                else:
-                    at = source + block * integer.block_bytes
-                    scale = f.splat(f.lane(f.load_half(at + lane * 2, 1), 0), 4)
-                    for k, values in integer.read_row(f, at, lane):
-                        f.store(y + (block * integer.block_values + k) * 4, f.to_float(values) * scale)
 
-    return kernel(f"embed_{format_name}", body)
+def _tile_group(
+    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], group: int,
+    sums: Sequence[Sequence[Variable]],
+) -> None:  # fmt: skip
+    offset, header, k = _tile_offset(f, panel), 64 * (1 + panel.minimum), group * panel.group
+    multiply = dot.biased if offset == 128 else dot.small
+    integers = [[_start(f, offset, panel.group, row, k)] * len(w) for row in x]
+    for word in range(panel.group // 4):
+        weights = [f.load(v + (header + 64 * word), u8x64) for v in w]
+        for t, row in enumerate(x):
+            values = dot.broadcast4(f, row + _x_at(k + 4 * word))
+            for i, bytes_ in enumerate(weights):
+                integers[t][i] = multiply(f, integers[t][i], bytes_, values)
+    for i, v in enumerate(w):
+        scale = f.load(v, f32x16)
+        minimum = f.load(v + 64, f32x16) if panel.minimum else None
+        for t, row in enumerate(x):
+            _weigh(f, integers[t][i], scale, minimum, panel.group, row, k, sums[t][i])

@@ -1,0 +1,40 @@
+"""How the blocks of each weight format unpack in registers: one row per format in `INTEGER_PANELS` and `FLOAT_PANELS`."""
+
+from __future__ import annotations
+
+from backends.cpu.panels import FloatPanel, IntegerPanel
+from backends.cpu.simd import F32, vector
+from backends.cpu.unpack import k_quants, legacy, nonlinear
+
+INTEGER_PANELS: dict[str, IntegerPanel] = {
+    panel.name: panel
+    for panel in (
+        legacy.Q4_0,
+        legacy.Q4_1,
+        legacy.Q5_0,
+        legacy.Q5_1,
+        legacy.Q8_0,
+        k_quants.Q2_K,
+        k_quants.Q3_K,
+        k_quants.Q4_K,
+        k_quants.Q5_K,
+        k_quants.Q6_K,
+        nonlinear.IQ4_NL,
+        nonlinear.IQ4_XS,
+        nonlinear.MXFP4,
+    )
+}
+FLOAT_PANELS: dict[str, FloatPanel] = {
+    panel.name: panel
+    for panel in (
+        FloatPanel("F32", 4, lambda f, p, lanes: f.load(p, vector(F32, lanes))),
+        FloatPanel("F16", 2, lambda f, p, lanes: f.load_half(p, lanes)),
+        FloatPanel("BF16", 2, lambda f, p, lanes: f.load_bfloat(p, lanes)),
+    )
+}
+FORMATS = (*FLOAT_PANELS, *INTEGER_PANELS)
+
+
+def panel_of(name: str) -> IntegerPanel | FloatPanel:
+    """The row of a format; KeyError for one without kernels."""
+    return INTEGER_PANELS.get(name) or FLOAT_PANELS[name]

@@ -1,0 +1,75 @@
+"""Formats of 32 values with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Layouts are stated in quant.formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from backends.cpu.panels import IntegerPanel, Scales, Step, half, word32, words
+from backends.cpu.simd import I32, Function, Value
+
+
+Steps = Callable[[Function, Value], Iterator[Step]]
+
+
+def _nibbles(at: int) -> Steps:
+    def steps(f: Function, block: Value) -> Iterator[Step]:
+        for word in range(4):
+            w = words(f, block, at + 4 * word)
+            yield 0, word, w & 15
+            yield 0, 4 + word, w >> 4
+
+    return steps
+
+
+def _nibbles_and_bit(bits: int, at: int) -> Steps:
+    """Nibbles at `at`, the fifth bits in the int32 at `bits`, rearranged by `_spread_bits`."""
+
+    def steps(f: Function, block: Value) -> Iterator[Step]:
+        fifth = word32(f, block, bits)
+        for word in range(4):
+            w = words(f, block, at + 4 * word)
+            for group, nibbles in ((word, w & 15), (4 + word, w >> 4)):
+                shifted = fifth << (4 - group) if group < 4 else fifth >> (group - 4)
+                yield 0, group, nibbles | f.bits(shifted & 0x10101010, w.type)
+
+    return steps
+
+
+def _spread_bits(f: Function, bits: Value) -> Value:
+    """int32 with bit k of value k -> bit 8 i + g of value 4 g + i: a shift then puts the bits of a word's four values into
+    their bytes."""
+    out = f.constant(I32, 0)
+    for group in range(8):
+        four = (bits >> (4 * group)) & 15
+        out = out | (((four * 0x00204081) & 0x01010101) << group)
+    return out
+
+
+def _bytes(f: Function, block: Value) -> Iterator[Step]:
+    for word in range(8):
+        yield 0, word, words(f, block, 2 + 4 * word) ^ 0x80
+
+
+def _scale(f: Function, block: Value, group: int) -> Scales:
+    return half(f, block, 0), None
+
+
+def _scale_and_minimum(f: Function, block: Value, group: int) -> Scales:
+    m = half(f, block, 2)
+    return half(f, block, 0), f.zeros(m.type) - m
+
+
+def _panel(name: str, fields: tuple[tuple[int, int], ...], offset: int, minimum: bool, steps: Steps, spread: int = -1) -> IntegerPanel:
+    scales = _scale_and_minimum if minimum else _scale
+    return IntegerPanel(name, fields, 32, 32, offset, minimum, steps, scales, _spread_bits if spread >= 0 else None, spread)
+
+
+Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2))
+Q4_1 = _panel("Q4_1", ((2, 2), (4, 4)), 0, True, _nibbles(4))
+Q5_0 = _panel(
+    "Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), spread=1
+)
+Q5_1 = _panel(
+    "Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), spread=1
+)
+Q8_0 = _panel("Q8_0", ((2, 1), (4, 8)), 128, False, _bytes)
