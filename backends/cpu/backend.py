@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -47,6 +48,7 @@ class CpuBackend:
         self.isa = isa or host()
         self.library = Library(self.isa, default_cache() if cache == "default" else cache)
         self.pool = Pool(self.library, threads or default_threads())
+        self._stop = weakref.finalize(self, self.pool.close)  # also for who forgets to close
 
     def describe(self) -> str:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
@@ -59,7 +61,7 @@ class CpuBackend:
         return CpuExecutable(self, plan, limits, progress)
 
     def close(self) -> None:
-        self.pool.close()
+        self._stop()
 
 
 class CpuExecutable:
@@ -67,6 +69,8 @@ class CpuExecutable:
 
     def __init__(self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None) -> None:
         self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
+        self._backend = backend  # its threads live as long as this
+        self._closed = False
         check_limits(limits)
         matrices = _matrices(plan)
         for weight in matrices:
@@ -154,6 +158,7 @@ class CpuExecutable:
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        self._must_be_open()
         self._inputs.fill(self._step, batch, self._vocabulary_in, self.limits)
         last = int(batch.positions.max())
         if last >= self._rope_filled:
@@ -165,15 +170,24 @@ class CpuExecutable:
         return self._logits[: len(batch.logit_rows)]
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
+        self._must_be_open()
         for keys_or_values in self._cache:
             keys_or_values[target] = keys_or_values[source]
 
     def close(self) -> None:
-        """Memory is returned when the last view of it goes."""
+        """Give the memory back. Logits that were returned stay readable."""
+        self._closed = True
         self._cache = []
+        self._weights = self._scratch = self._attention_scratch = Arena(0, "nothing")
+        self._ropes.clear()
+
+    def _must_be_open(self) -> None:
+        if self._closed:
+            raise BackendError("this executable is closed; bind the plan again")
 
     def read_bandwidth(self) -> float:
         """Bytes a second, best of three passes over the weights (of at most 512 MiB of them)."""
+        self._must_be_open()
         pieces = min(self._weights.size, READ_AT_MOST) // bandwidth.PIECE
         if not pieces:
             return 0.0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from queue import SimpleQueue
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.base import BackendError
 from backends.cpu.jit import Library
 from backends.cpu.kernels import executor
 from backends.cpu.kernels.executor import Sync
@@ -25,39 +27,58 @@ class Pool:
         word = ctypes.c_int64
         self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
+        self._library = library  # the workers run its code for as long as they live
         self.threads = threads
         self._sync = np.zeros(int(Sync.THREAD) + 8 * (threads + 1), np.int64)
         sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
         assert sched_yield is not None
         self._sync[Sync.YIELD] = sched_yield
-        self._wake = [threading.Event() for _ in range(1, threads)]
+        self._running = threading.Lock()
+        # Queues written in C: unlike the locks of threading, an exception of Ctrl-C cannot leave one half used.
+        self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
+        self._asleep = [False] * threads
         self._workers = [
-            threading.Thread(target=self._work, args=(i, event), daemon=True, name=f"localllm-cpu-{i}")
-            for i, event in enumerate(self._wake, start=1)
+            threading.Thread(target=self._work, args=(i,), daemon=True, name=f"localllm-cpu-{i}")
+            for i in range(1, threads)
         ]
         for thread in self._workers:
             thread.start()
 
-    def _work(self, thread: int, wake: threading.Event) -> None:
-        while True:
-            wake.wait()
-            wake.clear()  # before looking: a command given after this wakes us again
-            if self._worker(address(self._sync), thread, self.threads, IDLE_SPINS):
-                return
+    def _work(self, thread: int) -> None:
+        sync, bed, seen = self._sync, self._beds[thread], Sync.THREAD + 8 * thread + Sync.SEEN
+        while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
+            self._asleep[thread] = True  # before looking: who asks after this sees it and wakes us
+            if sync[Sync.ASKED] == sync[seen] and not sync[Sync.QUIT]:
+                bed.get()
+            self._asleep[thread] = False
+            while not bed.empty():
+                bed.get()
+
+    def _wake(self) -> None:
+        for bed, asleep in zip(self._beds, self._asleep, strict=True):
+            if asleep:
+                bed.put(None)
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
         """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` (n, 8) are zeroed."""
         sync = self._sync
-        sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
-        counters[:] = 0
-        sync[Sync.COMMAND] += 1  # before waking anyone: a worker that finds no command goes back to sleep
-        for event in self._wake:
-            event.set()
-        self._step(address(sync), self.threads)
+        with self._running:
+            if sync[Sync.QUIT]:
+                raise BackendError("the cpu backend is closed; open it again")
+            sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
+            counters[:] = 0
+            try:
+                sync[Sync.ASKED] = sync[Sync.COMMAND] + 1  # before waking anyone: who finds nothing sleeps again
+                self._wake()
+                self._step(address(sync), self.threads)
+            finally:
+                sync[Sync.ASKED] = sync[Sync.COMMAND]  # Ctrl-C before the batch began: as if never asked
 
     def close(self) -> None:
-        self._sync[Sync.QUIT] = 1
-        for event in self._wake:
-            event.set()
+        """Stop the threads. Waits for a batch that another thread runs."""
+        with self._running:
+            self._sync[Sync.QUIT] = 1
+        self._wake()
         for thread in self._workers:
-            thread.join(timeout=5)
+            if thread is not threading.current_thread():  # a worker may be who collects a forgotten backend
+                thread.join(timeout=5)

@@ -405,9 +405,8 @@ class Function:
     def atomic_load(self, pointer: Value) -> Value:
         return Value(self, self.builder.load_atomic(pointer.ir, "acquire", 8, typ=I64))
 
-    def atomic_store(self, pointer: Value, value: Value | int) -> None:
-        number = value if isinstance(value, Value) else self.i64(value)
-        self.builder.store_atomic(number.ir, pointer.ir, "release", 8)
+    def atomic_store(self, pointer: Value, value: Value) -> None:
+        self.builder.atomic_rmw("xchg", pointer.ir, value.ir, "seq_cst")  # llvmlite stores only through typed pointers
 
     def pause(self) -> None:
         if self.isa.pause:

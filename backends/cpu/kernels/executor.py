@@ -28,7 +28,8 @@ class Entry(IntEnum):
 class Sync(IntEnum):
     """int64 slots of the memory the threads share; a cache line for each word that is written while others spin."""
 
-    COMMAND = 0  # number of batches asked for so far
+    COMMAND = 0  # number of batches begun so far
+    ASKED = 1  # COMMAND, or one more while a batch is about to begin: nobody goes to sleep then
     QUIT = 8
     ARRIVALS = 16
     PLAN = 24
@@ -79,11 +80,12 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
 
 
 def step() -> Kernel:
-    """`step(sync, threads)`: thread 0's part of a batch that the workers have been told of."""
+    """`step(sync, threads)`: begin the batch that was asked for, and thread 0's part of it."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)
         sync, threads = f.pointer(f.arguments[0]), f.arguments[1]
+        f.atomic_store(sync + 8 * Sync.COMMAND, f.load_int(sync, Sync.ASKED))
         _replay(f, sync, f.i64(0), threads)
         return f.finish()
 
@@ -107,7 +109,8 @@ def worker() -> Kernel:
             with f.when(f.atomic_load(quit_).differs(0)):
                 idle.set(limit)
             f.pause()
-            idle.set(idle.get() + 1)
+            with f.when(f.atomic_load(sync + 8 * Sync.ASKED) <= f.load_int(seen)):
+                idle.set(idle.get() + 1)
         return f.finish(f.atomic_load(quit_))
 
     return Kernel("worker", emit)
