@@ -1,0 +1,176 @@
+"""Time localllm and llama.cpp in turn on the same files, threads and tests; keep every sample, print the ratios.
+
+    python benchmarks/compare.py MODEL.gguf ... --llama-bench PATH [-t 2] [--rounds 3] [--tests pp512,tg128]
+
+Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
+round is ours, then the peer as it comes (weights repacked), then the peer with --repack 0; a ratio is the median over
+rounds of ours / the better of the peer's two. One JSON line per model and test goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """A test by llama-bench's name: pp512, tg128, tg32@4096 (decode 32 tokens after 4096)."""
+
+    name: str
+    prompt: int
+    answer: int
+    depth: int
+
+    @staticmethod
+    def parse(name: str) -> Test:
+        what, _, depth = name.partition("@")
+        count = int(what[2:])
+        if what[:2] not in ("pp", "tg"):
+            raise argparse.ArgumentTypeError(f"{name}: a test is ppN or tgN, with @DEPTH behind it if wanted")
+        return Test(name, count if what[:2] == "pp" else 0, count if what[:2] == "tg" else 0, int(depth or 0))
+
+    def options(self) -> list[str]:
+        return ["-p", str(self.prompt), "-n", str(self.answer), "-d", str(self.depth), "-r", "1", "-o", "json"]
+
+
+@dataclass(slots=True)
+class Row:
+    """All samples of one model and test; rates in tokens a second, one per round."""
+
+    model: str
+    test: str
+    threads: int
+    file_bytes: int = 0
+    ours: list[float] = field(default_factory=list)
+    peer_repacked: list[float] = field(default_factory=list)
+    peer_plain: list[float] = field(default_factory=list)
+    bytes_per_token: int = 0
+    roof_gb_per_s: list[float] = field(default_factory=list)
+    our_peak_bytes: int = 0
+    peer_peak_bytes: int = 0
+    peer: str = ""
+    device: str = ""
+
+    @property
+    def ratio(self) -> float:
+        peers = zip(self.ours, self.peer_repacked, self.peer_plain or self.peer_repacked, strict=True)
+        return median(ours / max(a, b) for ours, a, b in peers)
+
+    @property
+    def roof_share(self) -> float:
+        if not self.bytes_per_token:
+            return 0.0
+        pairs = zip(self.ours, self.roof_gb_per_s, strict=True)
+        return median(rate * self.bytes_per_token / 1e9 / roof for rate, roof in pairs if roof)
+
+
+def run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
+    """Parsed JSON output and peak resident bytes of one process."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(command, stdout=out, stderr=errors, cwd=ROOT)
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        errors.seek(0)
+        if process.returncode:
+            raise SystemExit(f"{' '.join(command)}: {errors.read().decode(errors='replace')[-2000:]}")
+        return json.loads(out.read()), usage.ru_maxrss * 1024
+
+
+def measure(model: Path, tests: Sequence[Test], bench: Path, threads: int, rounds: int, plain: bool) -> list[Row]:
+    rows = [Row(model.name, test.name, threads, model.stat().st_size) for test in tests]
+    ours = [sys.executable, "-m", "localllm", "bench", str(model), "-t", str(threads)]
+    peer = [str(bench), "-m", str(model), "-t", str(threads)]
+    for number in range(rounds):
+        for row, test in zip(rows, tests, strict=True):
+            [result], peak = run([*ours, *test.options()])
+            row.ours.append(result["avg_ts"])
+            row.bytes_per_token = result["bytes_per_token"]
+            row.roof_gb_per_s.append(result["roof_gb_per_s"])
+            row.our_peak_bytes, row.device = max(row.our_peak_bytes, peak), result["cpu_info"]
+            [result], peak = run([*peer, *test.options()])
+            row.peer_repacked.append(result["avg_ts"])
+            row.peer_peak_bytes = max(row.peer_peak_bytes, peak)
+            row.peer = f"llama.cpp {result['build_commit']} (build {result['build_number']})"
+            if plain:
+                [result], _ = run([*peer, "--repack", "0", *test.options()])
+                row.peer_plain.append(result["avg_ts"])
+            print(
+                f"round {number + 1}: {model.name} {test.name} {row.ours[-1]:.1f} : {row.peer_repacked[-1]:.1f}",
+                file=sys.stderr,
+            )
+    return rows
+
+
+def machine() -> dict[str, Any]:
+    model = next(
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        platform.processor(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": model, "processors": os.cpu_count(), "memory_gib": round(memory / 2**30, 1)}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown: what the README shows."""
+    lines = [
+        "| model | test | localllm t/s | llama.cpp t/s (repacked / plain) | ratio | share of roof | peak memory |",
+        "|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        peer = f"{median(row.peer_repacked):.1f} / {median(row.peer_plain or [0.0]):.1f}"
+        share = f"{row.roof_share:.0%}" if row.roof_share else ""
+        memory = f"{row.our_peak_bytes / 1e9:.2f} / {row.peer_peak_bytes / 1e9:.2f} GB"
+        lines.append(
+            f"| {row.model} | {row.test} | {median(row.ours):.1f} | {peer} | {row.ratio:.2f} | {share} | {memory} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--llama-bench", type=Path, required=True)
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tests", default="pp512,tg128")
+    parser.add_argument("--no-plain", action="store_true", help="leave out the peer's run with --repack 0")
+    parser.add_argument("--out", type=Path, default=RESULTS / "compare.jsonl", help="JSON lines are appended here")
+    arguments = parser.parse_args()
+    tests = [Test.parse(name) for name in arguments.tests.split(",")]
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
+    everything = []
+    for model in arguments.models:
+        rows = measure(model, tests, arguments.llama_bench, arguments.threads, arguments.rounds, not arguments.no_plain)
+        everything += rows
+        with arguments.out.open("a") as file:
+            for row in rows:
+                extra = {"ratio": row.ratio, "roof_share": row.roof_share, "machine": machine(), "commit": commit}
+                when = datetime.now(UTC).isoformat(timespec="seconds")
+                file.write(json.dumps({"when": when, **asdict(row), **extra}) + "\n")
+    print(table(everything))
+
+
+if __name__ == "__main__":
+    main()
