@@ -1,9 +1,9 @@
 """Weight panels: 16 output rows interleaved so that lane = row, in as many bytes as the file has.
 
-A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of blocks, each the
-file's blocks of 16 rows: every field of the file block in the file's order, every element of a field 16 times, once per row. A field
-of quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. A panel of a float format
-is K vectors of 16.
+A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
+blocks, each the file's blocks of 16 rows: every field of the file block in the file's order, every element of a field
+16 times, once per row. A field of quantized values has elements of 4 bytes, so that one register holds four
+consecutive bytes of each row. A panel of a float format is K vectors of 16.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32
 class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
-    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` those of one group. q = byte - offset.
+    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` those of one group.
+    q = byte - offset.
     """
 
     name: str
@@ -55,7 +56,7 @@ class IntegerPanel:
         return columns // self.block_values * self.block_bytes
 
     def tile_bytes(self, columns: int) -> int:
-        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte for every value."""
+        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte for each value."""
         return columns // self.group * self.tile_group_bytes
 
     @property

@@ -1,9 +1,10 @@
 """y = x W^T out of weight panels.
 
-One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) go in two steps: a thread
-unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows over them, the same tile
-kernel for every format. Lane = output row: every output is one chain of fused multiply-adds over its groups in order of k in both
-ways, so a row's bits do not depend on how many rows came with it. Tasks are runs of panels taken from a counter.
+One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) go in two
+steps: a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows
+over them, the same tile kernel for every format. Lane = output row: every output is one chain of fused multiply-adds
+over its groups in order of k in both ways, so a row's bits do not depend on how many rows came with it. Tasks are
+runs of panels taken from a counter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from enum import IntEnum
 from backends.cpu import dot
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import (
-    X_BLOCK, X_OFFSET, X_OFFSET_HALF, X_SCALE, X_SUM, X_VALUES, Arguments, f32x16, i32x16, kernel, tasks,
+    X_BLOCK,
+    X_OFFSET,
+    X_OFFSET_HALF,
+    X_SCALE,
+    X_SUM,
+    X_VALUES,
+    Arguments,
+    f32x16,
+    i32x16,
+    kernel,
+    tasks,
 )  # fmt: skip
 from backends.cpu.panels import FloatPanel, IntegerPanel, u8x64
 from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
@@ -46,7 +57,7 @@ class LinearArg(IntEnum):
 
 
 def linear(format_name: str) -> Kernel:
-    """y[t] = scale * (W x[t]) + bias + residual[t]. Quantized formats read activation blocks, float formats float32 rows."""
+    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
@@ -157,7 +168,7 @@ def _x_at(k: int) -> int:
 
 
 def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
-    """Integer accumulator of the group at k: minus offset * (sum of its activations), where the dot product needs it."""
+    """Integer accumulator of the group at k: -offset * (sum of its activations), where the dot product needs it."""
     if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
         return f.zeros(i32x16)
     slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4

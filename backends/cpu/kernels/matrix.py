@@ -39,7 +39,9 @@ def repack(format_name: str) -> Kernel:
             first = p * LANES
             target = a.pointer(RepackArg.TARGET) + (p * a.i64(RepackArg.PANEL_BYTES) + block * (LANES * block_bytes))
             with f.loop(0, f.minimum(rows - first, LANES)) as lane:
-                source = a.pointer(RepackArg.SOURCE) + ((first + lane) * a.i64(RepackArg.ROW_BYTES) + block * block_bytes)
+                source = a.pointer(RepackArg.SOURCE) + (
+                    (first + lane) * a.i64(RepackArg.ROW_BYTES) + block * block_bytes
+                )
                 at = 0
                 for number, (size, count) in enumerate(fields):
                     for _ in range(count):
@@ -90,6 +92,8 @@ def embed(format_name: str) -> Kernel:
                         scale, minimum = scales[group]
                         assert scale is not None
                         value = f.to_float(f.widen(four, I32) - panel.offset) * scale
-                        f.store(out + 4 * (group * panel.group + 4 * word), value if minimum is None else value - minimum)
+                        f.store(
+                            out + 4 * (group * panel.group + 4 * word), value if minimum is None else value - minimum
+                        )
 
     return kernel(f"embed_{format_name}", body)

@@ -1,4 +1,4 @@
-"""How the blocks of each weight format unpack in registers: one row per format in `INTEGER_PANELS` and `FLOAT_PANELS`."""
+"""How the blocks of each weight format unpack in registers: one row per format in `INTEGER_PANELS`, `FLOAT_PANELS`."""
 
 from __future__ import annotations
 

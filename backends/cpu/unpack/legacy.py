@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from backends.cpu.panels import IntegerPanel, Scales, Step, half, word32, words
 from backends.cpu.simd import I32, Function, Value
 
-
 Steps = Callable[[Function, Value], Iterator[Step]]
 
 
@@ -36,8 +35,8 @@ def _nibbles_and_bit(bits: int, at: int) -> Steps:
 
 
 def _spread_bits(f: Function, bits: Value) -> Value:
-    """int32 with bit k of value k -> bit 8 i + g of value 4 g + i: a shift then puts the bits of a word's four values into
-    their bytes."""
+    """int32 with bit k of value k -> bit 8 i + g of value 4 g + i: a shift then puts the bits of a word's four values
+    into their bytes."""
     out = f.constant(I32, 0)
     for group in range(8):
         four = (bits >> (4 * group)) & 15
@@ -59,17 +58,17 @@ def _scale_and_minimum(f: Function, block: Value, group: int) -> Scales:
     return half(f, block, 0), f.zeros(m.type) - m
 
 
-def _panel(name: str, fields: tuple[tuple[int, int], ...], offset: int, minimum: bool, steps: Steps, spread: int = -1) -> IntegerPanel:
+def _panel(
+    name: str, fields: tuple[tuple[int, int], ...], offset: int, minimum: bool, steps: Steps, spread: int = -1
+) -> IntegerPanel:
     scales = _scale_and_minimum if minimum else _scale
-    return IntegerPanel(name, fields, 32, 32, offset, minimum, steps, scales, _spread_bits if spread >= 0 else None, spread)
+    return IntegerPanel(
+        name, fields, 32, 32, offset, minimum, steps, scales, _spread_bits if spread >= 0 else None, spread
+    )
 
 
 Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2))
 Q4_1 = _panel("Q4_1", ((2, 2), (4, 4)), 0, True, _nibbles(4))
-Q5_0 = _panel(
-    "Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), spread=1
-)
-Q5_1 = _panel(
-    "Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), spread=1
-)
+Q5_0 = _panel("Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), spread=1)
+Q5_1 = _panel("Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), spread=1)
 Q8_0 = _panel("Q8_0", ((2, 1), (4, 8)), 128, False, _bytes)
