@@ -178,7 +178,7 @@ class CpuExecutable:
         """Give the memory back. Logits that were returned stay readable."""
         self._closed = True
         self._cache = []
-        self._weights = self._scratch = self._attention_scratch = Arena(0, "nothing")
+        self._weights = self._scratch = self._attention_scratch = self._tile_scratch = Arena(0, "nothing")
         self._ropes.clear()
 
     def _must_be_open(self) -> None:

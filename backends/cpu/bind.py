@@ -174,7 +174,8 @@ class _Binder:
             a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",
             a.PANEL_BYTES: f"panel_bytes:{name}", a.CHUNK: f"chunk:{name}",
             a.TILE_CHUNK: f"tile_chunk:{name}", a.SCRATCH: "tiles", a.SCRATCH_STRIDE: "tiles_stride",
-            a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride, a.BIAS: f"panel_vector:{op.bias.name}" if op.bias else 0,
+            a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.BIAS: f"panel_vector:{op.bias.name}" if op.bias else 0,
             a.SCALE: float(op.scale), a.ROWS: f"rows:{op.x.rows}", a.COUNTER: "counter", **residual,
         }  # fmt: skip
         self.call(linear.linear(op.weight.format), a.SIZE, slots, "tasks", name, reads, {y.number})

@@ -56,7 +56,7 @@ class IntegerPanel:
         return columns // self.block_values * self.block_bytes
 
     def tile_bytes(self, columns: int) -> int:
-        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte for each value."""
+        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte per value."""
         return columns // self.group * self.tile_group_bytes
 
     @property

@@ -16,8 +16,8 @@ f32x16 = vector(F32)
 i32x16 = vector(I32)
 
 # A quantized activation row is a run of blocks of 32 values: value = scale * int8. Sums of the integers stand beside
-# them, ready for what the formats need: -128 * sum of the block and of each half (a dot product with bytes q + 128 starts
-# from it), and scale * sum (a format with minimums subtracts minimum * that).
+# them, ready for what the formats need: -128 * sum of the block and of each half (a dot product with bytes q + 128
+# starts from it), and scale * sum (a format with minimums subtracts minimum * that).
 X_BLOCK, X_VALUES = 52, 32
 X_SCALE, X_OFFSET, X_OFFSET_HALF, X_SUM = 32, 36, 40, 48
 
