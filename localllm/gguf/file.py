@@ -41,16 +41,19 @@ class _Part:
             self.file = io.FileIO(path)
         except (OSError, ValueError) as error:
             raise GGUFError(path, "file", f"cannot be opened: {_reason(error)}") from None
+        self.map: mmap.mmap | None = None
         try:
             self.size = os.fstat(self.file.fileno()).st_size
             if not self.size:
                 raise GGUFError(path, "file", "is empty; download it again")
             try:
-                self.map: mmap.mmap | None = mmap.mmap(self.file.fileno(), self.size, access=mmap.ACCESS_READ)
+                self.map = mmap.mmap(self.file.fileno(), self.size, access=mmap.ACCESS_READ)
             except (OSError, ValueError) as error:
                 raise GGUFError(path, "file", f"cannot be mapped: {_reason(error)}") from None
             self.header: Header = read_header(path, self.map)
         except BaseException:
+            if self.map:
+                self.map.close()  # nobody uses it yet but the frames that the error holds
             self.close()
             raise
 

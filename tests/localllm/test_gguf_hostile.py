@@ -139,6 +139,10 @@ CASES: dict[str, tuple[bytes, str]] = {
         _file((), (_tensor("w", (64,)), _tensor("v\x1b[2J", (32,), offset=32)), 64),
         r"tensor 'v\x1b[2J': offset 32 lies inside tensor 'w', which takes bytes 0 to 64",
     ),
+    "overlapping in another order": (
+        _file((), (_tensor("w", (32,), offset=32), _tensor("v", (64,))), 64),
+        "tensor 'w': offset 32 lies inside tensor 'v', which takes bytes 0 to 64",
+    ),
     "same place": (
         _file((), (_tensor("w", (32,)), _tensor("v", (32,))), 64),
         "tensor 'v': offset 0 lies inside tensor",
@@ -180,7 +184,7 @@ def test_hostile_file_is_one_line_that_names_file_and_field(tmp_path: Path, name
 def test_the_cases_are_one_change_away_from_files_that_open(tmp_path: Path) -> None:
     keys = (_align(64), _key("k" * 65535, U32, bytes(4)), _array("a", STRING, 2, _text("x") + _text("yy")))
     head = _file(keys, (), tensor_count=2, version=2)
-    head += _tensor("n" * 63, (32, 1, 1, 2), 2) + _tensor("v", (32,), offset=64)
+    head += _tensor("v", (32,), offset=64) + _tensor("n" * 63, (32, 1, 1, 2), 2)
     path = tmp_path / "m.gguf"
     path.write_bytes(head + bytes(-len(head) % 64) + bytes(64 + 32))
     with open_gguf(path) as file:
@@ -209,9 +213,11 @@ def test_a_name_with_a_line_break_stays_on_one_line(tmp_path: Path) -> None:
 def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(_file(version=9))
     before = set(os.listdir("/proc/self/fd"))
+    errors = []  # and with them all that their frames hold
     for _ in range(3):
-        with pytest.raises(GGUFError):
+        with pytest.raises(GGUFError) as caught:
             open_gguf(tmp_path / "m.gguf")
+        errors.append(caught.value)
     assert set(os.listdir("/proc/self/fd")) == before
 
 

@@ -84,7 +84,12 @@ def test_vocabulary_of_128k_tokens_opens_in_half_a_second() -> None:
 def small(tmp_path: Path) -> Path:
     path = tmp_path / "small.gguf"
     data = np.arange(2 * 3 * 36, dtype=np.uint8)
-    metadata = {"general.architecture": "llama", "text": ["a", "", "b"], "x": np.arange(3, dtype=np.int16)}
+    metadata = {
+        "general.architecture": "llama",
+        "text": ["a", "", "b"],
+        "x": np.arange(3, dtype=np.int16),
+        "y": np.array([True]),
+    }
     write_gguf(path, metadata, [("w", "Q4_0", (2, 3, 64), data), ("b", "F32", (5,), bytes(range(20)))])
     return path
 
@@ -103,6 +108,12 @@ def test_rows_of_every_slice(small: Path) -> None:
         assert file.tensors["b"].read(0, 1).tobytes() == bytes(range(20))
         assert file.size == small.stat().st_size
         assert (file.path, file.version) == (small, 3)
+
+
+def test_a_read_in_many_system_calls(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("localllm.gguf.file._READ_BYTES", 5)  # of 2^30, which no test should read
+    with open_gguf(small) as file:
+        assert file.tensors["w"].read(1, 4).tobytes() == bytes(range(36, 144))
 
 
 def test_rows_outside_the_tensor_and_wrong_targets_are_refused(small: Path) -> None:
@@ -134,11 +145,12 @@ def test_after_close_metadata_and_views_live_and_reads_are_refused(small: Path) 
 
 def test_numbers_keep_their_type_and_cannot_be_changed(small: Path) -> None:
     with open_gguf(small) as file:
-        x = file.metadata["x"]
-    assert isinstance(x, np.ndarray)
-    assert x.dtype == np.int16
-    with pytest.raises(ValueError, match="read-only"):
-        x[0] = 1
+        x, y = file.metadata["x"], file.metadata["y"]
+    for value, dtype in [(x, np.int16), (y, np.bool_)]:
+        assert isinstance(value, np.ndarray)
+        assert value.dtype == dtype
+        with pytest.raises(ValueError, match="read-only"):
+            value[0] = 1
 
 
 def test_a_file_cut_while_open_is_an_error(small: Path) -> None:
