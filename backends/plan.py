@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 Rows = Literal["batch", "logits"]
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "sigmoid"]  # gelu: the tanh form
+GluActivation = Literal["silu", "gelu", "sigmoid", "swiglu_oai"]
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 RopeStyle = Literal["norm", "neox"]  # rotate (2i, 2i+1), or (i, i + n_rot/2)
 
 
@@ -29,9 +31,12 @@ class Weight(Protocol):
     @property
     def format(self) -> str: ...  # "F32", "Q4_0", ... : a key of quant.FORMATS
     @property
-    def shape(self) -> tuple[int, ...]: ...  # row-major: (rows, columns) or (columns,)
+    def shape(self) -> tuple[int, ...]: ...  # row-major: (experts, rows, columns), (rows, columns) or (columns,)
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows start..stop as uint8 (stop - start, bytes per row); a one-dimensional tensor is one row."""
+        """Rows start..stop as uint8 (stop - start, bytes per row), counted over all leading dimensions.
+
+        A one-dimensional tensor is one row; row r of expert e is row e * rows + r.
+        """
         ...
 
 
@@ -82,7 +87,8 @@ class Embed:
 class Norm:
     """RMS norm or layer norm over each of `groups` equal slices of a row (groups = heads for q/k norms).
 
-    `weight` and `bias` have the width of one group. mean and variance as in the papers, eps inside the root.
+    `weight` and `bias` have the width of one group, or are (groups, width of one) where every group has its own. mean
+    and variance as in the papers, eps inside the root.
     """
 
     out: Value
@@ -128,7 +134,9 @@ class Append:
 class Attention:
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    Head h of q reads key-value head h // (heads / kv_heads).
+    Head h of q reads key-value head h // (heads / kv_heads). With a `window` a row sees only the positions above its
+    own - window, itself included. With a `softcap` a score s becomes softcap * tanh(s / softcap) after scaling. `sinks`
+    (heads,) are logits of one more position per head, whose value is zero: they only add to the sum of the softmax.
     """
 
     out: Value
@@ -136,16 +144,75 @@ class Attention:
     layer: int
     heads: int
     scale: float
+    window: int = 0  # 0: all positions
+    softcap: float = 0.0  # 0: none
+    sinks: Weight | None = None  # (heads,)
 
 
 @dataclass(frozen=True, slots=True)
 class Glu:
-    """out = activation(gate) * up."""
+    """out = activation(gate) * up; a gate of width 1 gates the whole row.
+
+    "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
+    """
 
     out: Value
     gate: Value
     up: Value
+    activation: GluActivation
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
+
+    weight: Weight  # (experts, rows, columns)
+    scale: Weight | None = None  # (experts,)
+    bias: Weight | None = None  # (experts, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """out = sum over the `used` chosen experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
+
+    `router` (rows, experts) holds one logit per expert. `gating` says what becomes of them:
+    - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
+    - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
+    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over these alone.
+    `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal ones the lower expert is chosen.
+    With `normalize` the weights are divided by their sum, or by 2^-14 if that is more; then all are times `scale`.
+    """
+
+    out: Value
+    x: Value
+    router: Value
+    gate: Stack  # (experts, ffn, width)
+    up: Stack  # (experts, ffn, width)
+    down: Stack  # (experts, width, ffn)
+    used: int
+    gating: Gating
+    normalize: bool
+    scale: float
+    activation: GluActivation
+    choice_bias: Weight | None = None  # (experts,)
+
+
+@dataclass(frozen=True, slots=True)
+class Activate:
+    """out = activation(x)."""
+
+    out: Value
+    x: Value
     activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap:
+    """out = cap * tanh(x / cap)."""
+
+    out: Value
+    x: Value
+    cap: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +241,9 @@ class SelectRows:
     x: Value
 
 
-Operation = Embed | Norm | Linear | Rotate | Append | Attention | Glu | Add | Scale | SelectRows
+Operation = (
+    Embed | Norm | Linear | Rotate | Append | Attention | Glu | Experts | Activate | Softcap | Add | Scale | SelectRows
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +307,9 @@ class Recorder:
         self._operations.append(Norm(out, x, weight, None, eps, groups, "rms"))
         return out
 
-    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, eps: float) -> Value:
+    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, eps: float, groups: int = 1) -> Value:
         out = self._value(x.width, x.rows, weight.name)
-        self._operations.append(Norm(out, x, weight, bias, eps, 1, "layer"))
+        self._operations.append(Norm(out, x, weight, bias, eps, groups, "layer"))
         return out
 
     def linear(self, x: Value, weight: Weight, bias: Weight | None = None, scale: float = 1.0) -> Value:
@@ -269,14 +338,56 @@ class Recorder:
         self._layers[layer] = CacheLayer(kv_heads, k.width // kv_heads)
         self._operations.append(Append(layer, k, v))
 
-    def attention(self, q: Value, layer: int, heads: int, scale: float) -> Value:
+    def attention(
+        self,
+        q: Value,
+        layer: int,
+        heads: int,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: Weight | None = None,
+    ) -> Value:
         out = self._value(q.width, q.rows, f"attention.{layer}")
-        self._operations.append(Attention(out, q, layer, heads, scale))
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, sinks))
         return out
 
-    def glu(self, gate: Value, up: Value, activation: Activation) -> Value:
-        out = self._value(gate.width, gate.rows, gate.name + ".glu")
+    def glu(self, gate: Value, up: Value, activation: GluActivation) -> Value:
+        out = self._value(up.width, up.rows, gate.name + ".glu")
         self._operations.append(Glu(out, gate, up, activation))
+        return out
+
+    def stack(self, weight: Weight, scale: Weight | None = None, bias: Weight | None = None) -> Stack:
+        """The matrices of all experts, for `experts`."""
+        return Stack(weight, scale, bias)
+
+    def experts(
+        self,
+        x: Value,
+        router: Value,
+        gate: Stack,
+        up: Stack,
+        down: Stack,
+        used: int,
+        gating: Gating,
+        normalize: bool,
+        scale: float,
+        activation: GluActivation,
+        choice_bias: Weight | None = None,
+    ) -> Value:
+        out = self._value(down.weight.shape[1], x.rows, down.weight.name)
+        operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, choice_bias)
+        self._operations.append(operation)
+        return out
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        out = self._value(x.width, x.rows, f"{x.name}.{activation}")
+        self._operations.append(Activate(out, x, activation))
+        return out
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".capped")
+        self._operations.append(Softcap(out, x, cap))
         return out
 
     def add(self, a: Value, b: Value) -> Value:
