@@ -1,0 +1,121 @@
+"""What `chat` and `run` share: stream an answer to stdout, let Ctrl-C stop it, say what it cost."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from localllm.cli.console import YELLOW, printable, say
+from localllm.cli.options import Answering
+from localllm.model import Model
+from localllm.sampling.options import SamplerOptions
+from localllm.session import Piece, Statistics
+
+if TYPE_CHECKING:
+    from localllm.chat import Conversation
+    from localllm.template import ChatTemplate
+
+
+MEASURE_SECONDS = 0.03
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets. No exception is thrown meanwhile, so that no step of the model is left half done."""
+    cancel = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def write(pieces: Iterable[Piece]) -> Statistics:
+    """Show an answer as it comes, then end its line."""
+    out, terminal = sys.stdout, sys.stdout.isatty()
+    last = "\n"
+    statistics = None
+    for piece in pieces:
+        text = printable(piece.text) if terminal else piece.text
+        if text:
+            out.write(text)
+            out.flush()
+            last = text[-1]
+        statistics = piece.statistics
+    if last != "\n":
+        out.write("\n")
+        out.flush()
+    assert statistics is not None, "an answer ends with its statistics"
+    return statistics
+
+
+def converse(model: Model, template: ChatTemplate, answering: Answering, sampling: SamplerOptions) -> Conversation:
+    """A conversation as the options want it."""
+    from localllm.chat import Conversation
+
+    return Conversation(
+        model,
+        template,
+        sampling,
+        lambda note: say(f"note: {note}", YELLOW),
+        system=answering.system_prompt,
+        max_tokens=answering.max_tokens,
+        stop=answering.stop,
+        ignore_end=answering.ignore_eos,
+    )
+
+
+def explain_end(model: Model) -> str:
+    """Why an answer broke off, where the context was full."""
+    trained = model.config.context_length if model.config is not None else model.context
+    larger = f"; the model was trained on {trained}" if trained != model.context else ""
+    return (
+        f"the context of {model.context} tokens is full and the answer ends here: "
+        f"start over, or with a larger context (-c N){larger}"
+    )
+
+
+def read_bandwidth(model: Model) -> float:
+    """Bytes a second at which this machine reads the weights, the best of what fits into some milliseconds."""
+    start, best = perf_counter(), 0.0
+    while True:  # once is enough for large weights; small ones are read too quickly to be timed once
+        best = max(best, model.executable.read_bandwidth())
+        if perf_counter() - start > MEASURE_SECONDS:
+            return best
+
+
+class Roof:
+    """How fast this machine reads the weights, measured once, when first asked."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._measured: float | None = None
+
+    def measure(self) -> float:
+        """Bytes a second; 0 where the weights are too small to tell."""
+        if self._measured is None:
+            self._measured = read_bandwidth(self._model)
+        return self._measured
+
+
+def statistics_line(s: Statistics, roof: float) -> str:
+    """One line on what an answer cost; `roof` in bytes a second, 0 where it is not known."""
+    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused} at {s.prompt_rate:.1f} tok/s"]
+    if s.answer_tokens:
+        rate = f" at {s.decode_rate:.1f} tok/s" if s.decode_steps else ""
+        parts += [f"answer {s.answer_tokens}{rate}", f"first after {s.first_token_seconds:.2f} s"]
+    if s.decode_steps:
+        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f} measured" if roof else ""
+        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
+    return " | ".join(parts)

@@ -1,0 +1,192 @@
+"""`localllm`: the table of commands, and the only place where an error becomes a line and an exit code.
+
+Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 where the reader of stdout has gone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from localllm import __version__
+from localllm.cli import options
+from localllm.cli.console import fail
+from localllm.cli.parser import UsageError, parse
+from localllm.sampling.options import SamplerOptions
+
+ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
+
+HELP = """usage: localllm COMMAND [OPTIONS]
+
+Run large language models from GGUF files on this computer.
+
+{commands}
+
+  --help       this page; after a command, its options
+  --version    the version
+  --debug      with any command: the traceback of an error
+"""
+
+
+class Command(NamedTuple):
+    """A command: its arguments, what it does in a line, more of that, its option groups, and what takes them."""
+
+    arguments: str
+    line: str
+    more: str
+    groups: tuple[type[Any], ...]
+    call: Callable[..., None]
+
+
+def _chat(own: options.Chat, model: options.ModelName, *rest: Any) -> None:
+    from localllm.cli.chat import chat
+
+    chat(own, _one_model(model, "demo"), *rest)
+
+
+def _run(own: options.Run, *rest: Any) -> None:
+    from localllm.cli.run import read_prompt, run
+
+    words = list(own.words)
+    name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
+    prompt = read_prompt([" ".join(words if own.model else words[1:]), own.prompt], own.file)
+    run(own, name, prompt, *rest)
+
+
+def _show(own: options.Show, model: options.ModelName) -> None:
+    if own.formats or own.archs:
+        from localllm.cli import tables
+
+        wanted = ((own.formats, tables.formats), (own.archs, tables.architectures))
+        print("\n\n".join(table() for asked, table in wanted if asked))
+        return
+    from localllm.cli.show import show
+
+    show(own, _one_model(model))
+
+
+def _bench(own: options.Bench, model: options.ModelName) -> None:
+    from localllm.cli.bench import bench
+
+    bench(own, _one_model(model))
+
+
+def _one_model(given: options.ModelName, default: str = "") -> str:
+    """The one model that is named; UsageError for none or two."""
+    names = [name for name in (*given.words, given.model) if name]
+    if len(names) > 1:
+        raise UsageError(f"MODEL: one is expected, given are {' and '.join(names)}")
+    if not names and not default:
+        raise UsageError("MODEL: which one? give a GGUF file, or demo for the model in the box")
+    return names[0] if names else default
+
+
+_ANSWERING = (options.Loading, options.Answering, SamplerOptions)
+
+COMMANDS: dict[str, Command] = {
+    "chat": Command(
+        "[MODEL]",
+        "talk with a model; without MODEL, with the small one in the box",
+        "Ctrl-C stops an answer, Ctrl-D leaves, /help says more. From a pipe, every line is one turn.",
+        (options.Chat, options.ModelName, *_ANSWERING),
+        _chat,
+    ),
+    "run": Command(
+        "MODEL [PROMPT]",
+        "answer one prompt on stdout",
+        "The prompt is PROMPT, or what is piped in, or both, one after the other. It is one turn of a chat where the\n"
+        "file holds a chat template; where it holds none, or with --raw, the prompt is continued as plain text.",
+        (options.Run, *_ANSWERING),
+        _run,
+    ),
+    "show": Command(
+        "MODEL", "say what is in a model file and what memory it needs", "", (options.Show, options.ModelName), _show
+    ),
+    "bench": Command(
+        "MODEL",
+        "measure speed, as llama-bench does",
+        "GB/s is what decoding reads, % of roof is its share of what this machine can read, GOP/s is a prompt's work.",
+        (options.Bench, options.ModelName),
+        _bench,
+    ),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
+    if debug:
+        words.remove("--debug")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a character that cannot be shown is no reason to end
+    try:
+        _dispatch(words)
+        sys.stdout.flush()
+        return 0
+    except SystemExit as leave:  # argparse, after a help page
+        return leave.code if isinstance(leave.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        return BROKEN_PIPE
+    except Exception as error:
+        if debug:
+            raise
+        return _explain(error)
+
+
+def _dispatch(words: list[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        width = max(len(f"{name} {command.arguments}") for name, command in COMMANDS.items())
+        lines = [f"  {f'{name} {c.arguments}':{width}}   {c.line}" for name, c in COMMANDS.items()]
+        print(HELP.format(commands="\n".join(lines)), end="")
+        return
+    if words[0] == "--version":
+        print(f"localllm {__version__}")
+        return
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise UsageError(f"there is no command {words[0]!r}; there are {', '.join(COMMANDS)} (localllm --help)")
+    description = f"{command.line[0].upper()}{command.line[1:]}.\n\n{command.more}".rstrip()
+    command.call(*parse(f"{words[0]} {command.arguments}", description, command.groups, words[1:]))
+
+
+def _explain(error: Exception) -> int:
+    """Say what went wrong in one line; the exit code."""
+    if isinstance(error, UsageError):
+        fail(str(error))
+        return USAGE
+    if isinstance(error, MemoryError):
+        fail(f"not enough memory: {error or 'nothing is left'}; use a smaller model or context (-c)")
+    else:
+        fail(_text(error) if isinstance(error, _users()) else _bug(error))
+    return ERROR
+
+
+def _users() -> tuple[type[Exception], ...]:
+    """The errors that are the user's to mend."""
+    from backends import BackendError
+    from localllm.errors import LocalLLMError
+    from models import ModelError
+    from quant import QuantError
+
+    return LocalLLMError, ModelError, BackendError, QuantError, OSError
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error)
+
+
+def _bug(error: Exception) -> str:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+    return f"a bug of localllm: {type(error).__name__}: {error}{where}; --debug shows the traceback to report"

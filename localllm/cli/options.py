@@ -1,0 +1,123 @@
+"""The option groups of the commands. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench), defaults are
+those of the program itself.
+
+argparse rather than Typer: measured, Typer 0.29 adds 0.3 s of imports (pydantic) to the start of every command.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from localllm.cli.declare import Declared, one_of, option, whole, wholes
+from localllm.cli.sampling import sampling
+from localllm.sampling.options import SamplerOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """Which model: MODEL or -m MODEL."""
+
+    words: tuple[str, ...] = option((), help="a GGUF file, or a model in the box: demo, draft", metavar="MODEL")
+    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option")
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """How a model is opened."""
+
+    ctx_size: int = option(
+        0, "-c", "--ctx-size", metavar="N", read=whole(0), help="tokens of context; 0: as trained, at most 4096"
+    )
+    threads: int | None = option(
+        None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
+    )
+    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help="format of the keys in the cache")
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help="format of the values there")
+
+    def __post_init__(self) -> None:
+        if self.cache_type_k != self.cache_type_v:
+            raise ArgumentTypeError(
+                f"-ctk/--cache-type-k is {self.cache_type_k!r}, -ctv/--cache-type-v is {self.cache_type_v!r}: "
+                "they must be alike"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """What an answer is made of, sampling apart."""
+
+    predict: int = option(
+        -1, "-n", "--predict", "--n-predict", metavar="N", read=whole(-2), help="most tokens of an answer; -1: no limit"
+    )
+    system_prompt: str = option(
+        "", "-sys", "--system-prompt", metavar="TEXT", help="what the model is told before all else"
+    )
+    stop: tuple[str, ...] = option(
+        (), "-r", "--reverse-prompt", metavar="TEXT", repeat=True, help="end the answer before this text; repeatable"
+    )
+    ignore_eos: bool = option(False, "--ignore-eos", help="go on where the model would end")
+
+    @property
+    def max_tokens(self) -> int | None:
+        return self.predict if self.predict >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    no_stats: bool = option(False, "--no-stats", help="no statistics after the answers")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    words: tuple[str, ...] = option((), help="the model, and what to say to it", metavar="MODEL [PROMPT]")
+    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option")
+    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="the prompt, as an option")
+    file: str = option("", "-f", "--file", metavar="FILE", help="read the prompt from a file")
+    raw: bool = option(False, "--raw", help="continue the prompt as it is, without a chat template")
+    stats: bool = option(False, "-v", "--stats", help="statistics on stderr at the end")
+
+
+@dataclass(frozen=True, slots=True)
+class Show:
+    ctx_size: int = option(
+        0, "-c", "--ctx-size", metavar="N", read=whole(0), help="context of the memory plan; 0: as `chat` has it"
+    )
+    tensors: bool = option(False, "--tensors", help="list every tensor")
+    formats: bool = option(False, "--formats", help="the formats that can be read, written and run; no MODEL")
+    archs: bool = option(False, "--archs", help="the architectures that can be run; no MODEL")
+    json: bool = option(False, "--json", help="all of it as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    prompts: tuple[int, ...] = option(
+        (512,), "-p", "--n-prompt", metavar="N,...", read=wholes(0), help="tokens of a prompt (pp)", shown="512"
+    )
+    answers: tuple[int, ...] = option(
+        (128,), "-n", "--n-gen", metavar="N,...", read=wholes(0), help="tokens decoded (tg)", shown="128"
+    )
+    depths: tuple[int, ...] = option(
+        (0,), "-d", "--n-depth", metavar="N,...", read=wholes(0), help="tokens in the cache before", shown="0"
+    )
+    threads: tuple[int | None, ...] = option(
+        (None,), "-t", "--threads", metavar="N,...", read=wholes(1), help="CPU threads", shown="all processors"
+    )
+    repetitions: int = option(5, "-r", "--repetitions", metavar="N", read=whole(1), help="runs of each test")
+    output: str = option(
+        "md", "-o", "--output", metavar="KIND", read=one_of("md", "json", "csv"), help="md, json or csv"
+    )
+    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
+    no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")
+
+
+def declared(group: type[Any]) -> Iterator[tuple[str, Any, Declared]]:
+    """(field, default, option) of a group."""
+    if group is SamplerOptions:
+        yield from sampling()
+        return
+    for each in fields(group):
+        yield each.name, each.default, each.metadata["option"]

@@ -1,0 +1,73 @@
+"""From the words of a command line to the option groups of a command, by argparse; and the help page of a command."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from localllm.cli.declare import Declared
+from localllm.cli.options import declared
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood, in one line that names the option."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        text = message.removeprefix("argument ")
+        raise UsageError(f"{text} ({self.prog} --help lists the options)")
+
+
+def parser(usage: str, help: str, groups: Sequence[type[Any]]) -> argparse.ArgumentParser:
+    """The parser of one command; `usage` is its name and its arguments."""
+    made = _Parser(
+        prog=f"localllm {usage.split()[0]}",
+        usage=f"localllm {usage} [OPTIONS]",
+        description=help,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for group in groups:
+        section = made.add_argument_group(_title(group))
+        for dest, default, option in declared(group):
+            _add(section, dest, default, option)
+    return made
+
+
+def parse(usage: str, help: str, groups: Sequence[type[Any]], words: Sequence[str]) -> list[Any]:
+    """The groups as the words fill them. UsageError; SystemExit after --help."""
+    given = vars(parser(usage, help, groups).parse_intermixed_args(words))
+    try:
+        return [group(**_values(group, given)) for group in groups]
+    except argparse.ArgumentTypeError as error:
+        raise UsageError(str(error)) from None
+
+
+def _values(group: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    values = {}
+    for dest, default, option in declared(group):
+        value = given[dest]
+        values[dest] = option.finish(value) if isinstance(value, list) else default if value is None else value
+    return values
+
+
+def _title(group: type[Any]) -> str:
+    return _TITLES.get(group.__name__, "options")
+
+
+_TITLES = {"Loading": "model", "Answering": "answer", "SamplerOptions": "sampling"}
+
+
+def _add(section: argparse._ArgumentGroup, dest: str, default: Any, option: Declared) -> None:
+    text = option.help + (f" ({option.shown})" if option.shown else "")
+    text = text.replace("%", "%%")
+    if not option.flags:
+        section.add_argument(dest, nargs="*", metavar=option.metavar, help=text, type=option.read)
+    elif default is False:
+        section.add_argument(*option.flags, dest=dest, action="store_true", help=text)
+    else:
+        action = "append" if option.repeat else "store"
+        metavar = option.metavar
+        section.add_argument(*option.flags, dest=dest, action=action, metavar=metavar, help=text, type=option.read)

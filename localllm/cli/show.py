@@ -1,0 +1,229 @@
+"""`localllm show`: what a model file holds, and the memory it needs for a context. Weights are not read.
+
+What cannot be run (an architecture or a format without support) is shown all the same, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from backends import BackendError
+from backends.plan import Recorder
+from localllm.cli.console import printable
+from localllm.cli.options import Show
+from localllm.cli.text import columns, parameters, size
+from localllm.errors import LocalLLMError
+from localllm.gguf import GGUFFile, StringArray, open_gguf
+from localllm.model import context_of, limits_of, resolve
+from localllm.tokenizer import Tokenizer, has_tokenizer
+from models import Config, ModelError, Summary, architecture_of, read_config, record, summarize
+
+CACHE_VALUE_BYTES = 2  # f16
+_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # of a long array, of a long text
+
+
+def show(own: Show, name: str) -> None:
+    """Print what is known of a model. GGUFError where the file cannot be read at all."""
+    with open_gguf(resolve(name)) as file:
+        facts = describe(file, own.ctx_size, own.tensors)
+    if own.json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    else:
+        print("\n".join(_lines(facts)))
+
+
+def describe(file: GGUFFile, ctx: int, every_tensor: bool) -> dict[str, Any]:
+    """The facts of a model file, ready for JSON. A part that cannot be had is {"problem": why}."""
+    facts: dict[str, Any] = {
+        "file": str(file.path),
+        "bytes": file.size,
+        "gguf_version": file.version,
+        "parts": len(file.paths),
+        "model": _told(lambda: _model(file)),
+        "tokenizer": _told(lambda: _tokenizer(file)),
+        "chat_template": _told(lambda: _template(file)),
+        "memory": _told(lambda: _memory(file, ctx)),
+        "formats": _by_format(file),
+        "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
+    }
+    if every_tensor:
+        facts["tensors"] = [
+            {"name": t.name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in file.tensors.values()
+        ]
+    return facts
+
+
+def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return part()
+    except (LocalLLMError, ModelError, BackendError) as error:
+        return {"problem": str(error)}
+
+
+def _read(file: GGUFFile) -> tuple[Config, Summary]:
+    architecture = architecture_of(file.metadata)
+    config = read_config(file.metadata, architecture.name)
+    return config, summarize(config, architecture, file.tensors)
+
+
+def _model(file: GGUFFile) -> dict[str, Any]:
+    if not file.tensors:
+        return {"problem": "a vocabulary without weights"}
+    config, summary = _read(file)
+    return {
+        "architecture": config.architecture,
+        "parameters": summary.parameters,
+        "layers": config.layers,
+        "width": config.width,
+        "heads": _per_layer(config.heads),
+        "kv_heads": _per_layer(config.kv_heads),
+        "head_dim": config.head_dim,
+        "ffn_width": _per_layer(config.ffn_width),
+        "vocabulary": config.vocabulary,
+        "trained_context": config.context_length,
+        "unused_tensors": list(summary.unused),
+    }
+
+
+def _per_layer(numbers: tuple[int, ...]) -> int | list[int]:
+    return numbers[0] if len(set(numbers)) == 1 else list(numbers)
+
+
+def _tokenizer(file: GGUFFile) -> dict[str, Any]:
+    if not has_tokenizer(file.metadata):
+        return {"problem": "the file has none; only token ids can be given"}
+    words = Tokenizer.from_metadata(file.metadata)
+
+    def named(token: int | None) -> str | None:
+        return None if token is None else f"{token} {words.text(token)!r}"
+
+    return {
+        "model": file.metadata["tokenizer.ggml.model"],
+        "pre": file.metadata.get("tokenizer.ggml.pre"),
+        "tokens": words.vocab_size,
+        "bos": named(words.bos),
+        "eos": named(words.eos),
+        "adds": [name for name, wanted in (("bos", words.add_bos), ("eos", words.add_eos)) if wanted],
+        "ends": [named(token) for token in sorted(words.eog)],
+    }
+
+
+def _template(file: GGUFFile) -> dict[str, Any]:
+    from localllm.template import choose_template
+
+    if not has_tokenizer(file.metadata):
+        return {"problem": "none without a tokenizer"}
+    template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata))
+    return {"characters": len(template.source), "note": note}
+
+
+def _memory(file: GGUFFile, ctx: int) -> dict[str, Any]:
+    """The plan for a context on the CPU, in bytes; what is not in kernels' formats yet counts as in the file."""
+    if not file.tensors:
+        return {"problem": "nothing to run"}
+    from backends.cpu.bind import program
+
+    config, summary = _read(file)
+    context = context_of(ctx or None, config)
+    limits = limits_of(context, config.vocabulary)
+    plan = record(config, architecture_of(file.metadata), file.tensors, Recorder())
+    per_token = summary.cache_values_per_token * CACHE_VALUE_BYTES
+    cache = per_token * limits.positions
+    scratch = program(plan, limits, threads=1).buffers.size
+    return {
+        "context": context,
+        "weights": summary.weight_bytes,
+        "cache": cache,
+        "cache_per_token": per_token,
+        "scratch": scratch,
+        "total": summary.weight_bytes + cache + scratch,
+        "read_per_token": summary.bytes_per_token,
+        "read_per_token_at_full_context": summary.bytes_per_token + context * per_token,
+    }
+
+
+def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
+    tensors: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        tensors[tensor.format] += 1
+        held[tensor.format] += tensor.nbytes
+    return {name: {"tensors": tensors[name], "bytes": count} for name, count in held.most_common()}
+
+
+def _abbreviated(value: Any) -> Any:
+    """A metadata value for JSON; of long arrays the beginning and the count, of long text the beginning."""
+    if isinstance(value, np.ndarray | StringArray):
+        items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
+        return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} in all"]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace").decode()
+        return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... {len(text)} characters"
+    return value
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    parts = f", {facts['parts']} parts" if facts["parts"] > 1 else ""
+    yield columns(list(_head(facts, parts)), indent=0)
+    yield "\ntensors by format"
+    rows = [(name, f"{each['tensors']}", size(each["bytes"])) for name, each in facts["formats"].items()]
+    yield columns(rows)
+    memory = facts["memory"]
+    yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
+    yield columns(list(_memory_rows(memory)))
+    if "tensors" in facts:
+        yield "\ntensors"
+        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
+    yield "\nmetadata"
+    yield columns([(printable(key), _one_line(value)) for key, value in facts["metadata"].items()])
+
+
+def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
+    yield "file", f"{facts['file']} ({size(facts['bytes'])}, GGUF {facts['gguf_version']}{parts})"
+    model = facts["model"]
+    if "problem" in model:
+        yield "model", model["problem"]
+    else:
+        yield "architecture", model["architecture"]
+        yield "parameters", parameters(model["parameters"])
+        yield (
+            "shape",
+            f"{model['layers']} layers, {model['width']} wide, {model['heads']} heads of {model['head_dim']} "
+            f"({model['kv_heads']} for keys and values), {model['ffn_width']} in the feed-forward",
+        )
+        yield "context", f"{model['trained_context']} tokens trained on"
+        if model["unused_tensors"]:
+            yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."
+    words = facts["tokenizer"]
+    if "problem" in words:
+        yield "tokenizer", words["problem"]
+    else:
+        pre = f", cut by {words['pre']}" if words["pre"] else ""
+        yield "tokenizer", f"{words['model']}, {words['tokens']} tokens{pre}"
+        yield "ends", f"BOS {words['bos']}, EOS {words['eos']}, an answer ends at {', '.join(words['ends'])}"
+    template = facts["chat_template"]
+    yield "chat template", template.get("problem") or template["note"] or f"{template['characters']} characters"
+
+
+def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if "problem" in memory:
+        yield "", "", memory["problem"]
+        return
+    yield "weights", size(memory["weights"]), ""
+    yield "cache", size(memory["cache"]), f"{size(memory['cache_per_token'])} a token"
+    yield "scratch", size(memory["scratch"]), ""
+    yield "in all", size(memory["total"]), ""
+    full = size(memory["read_per_token_at_full_context"])
+    yield "read to decode", size(memory["read_per_token"]), f"a token; {full} with the context full"
+
+
+def _one_line(value: Any) -> str:
+    return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, list | str) else str(value))

@@ -1,0 +1,86 @@
+"""The support matrix as text, from the tables that the program itself goes by; `localllm show` prints it.
+
+`python -m localllm.cli.tables README.md` brings a document up to date: what stands between `<!-- NAME -->` and
+`<!-- /NAME -->` becomes the section of that name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from localllm.cli.text import markdown
+
+INTEGERS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
+
+
+def formats() -> str:
+    """Weight formats: how many bits a weight takes, and what can be done with each."""
+    import quant
+    from backends.cpu.unpack import FORMATS as kernels
+
+    rows = [
+        (
+            each.name,
+            f"{8 * each.block_bytes / each.block_values:g}",
+            f"{each.block_values} in {each.block_bytes} bytes",
+            "yes",
+            "yes" if each.quantize else "",
+            "yes" if each.name in kernels else "",
+        )
+        for each in quant.FORMATS.values()
+        if each.name not in INTEGERS
+    ]
+    header = ("format", "bits a weight", "block", "read", "write", "cpu kernels")
+    return markdown(header, rows, right=("bits a weight",))
+
+
+def architectures() -> str:
+    """Architectures by the name in `general.architecture`, and what each is but for its file's own numbers."""
+    from models import ARCHITECTURES
+
+    rows = []
+    for each in ARCHITECTURES.values():
+        rope = {"norm": "neighbours", "neox": "halves"}[each.rope_style]
+        if each.no_rope_every:
+            rope += f", every {each.no_rope_every}th layer none"
+        rows.append((each.name, rope, each.activation, "yes" if each.qk_norm else ""))
+    return markdown(("architecture", "rotated dimensions", "activation", "q/k norms"), rows)
+
+
+def commands() -> str:
+    """Every command and every option of it."""
+    from localllm.cli.main import COMMANDS
+    from localllm.cli.options import declared
+
+    parts = []
+    for name, command in COMMANDS.items():
+        rows = []
+        for group in command.groups:
+            for _, _, option in declared(group):
+                if option.flags:
+                    flags = ", ".join(f"`{flag}`" for flag in option.flags)
+                    rows.append((flags, option.help, f"`{option.shown}`" if option.shown else ""))
+        line = f"**`localllm {name} {command.arguments}`**: {command.line}"
+        parts.append(f"{line}\n\n{markdown(('option', 'what it does', 'default'), rows)}")
+    return "\n\n".join(parts)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": architectures, "commands": commands}
+
+
+def brought_up_to_date(document: str) -> str:
+    """`document` with every section printed anew."""
+    for name, section in SECTIONS.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):
+            document = document.replace(old, f"{start}{section()}\n{end}")
+    return document
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        path.write_text(brought_up_to_date(path.read_text()))

@@ -1,0 +1,44 @@
+"""Numbers and tables as text: sizes, counts, and Markdown tables that can be read as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def size(count: float) -> str:
+    """Bytes in binary units: "1.10 MiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024 or unit == "GiB":
+            return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1024
+    raise AssertionError
+
+
+def parameters(count: int) -> str:
+    """A count of parameters as llama-bench writes it: "0.29 M", "1.24 B"."""
+    return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
+    """A Markdown table with its columns aligned; those named in `right` to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    rule = [("-" * (w - 1) + ":") if name in right else "-" * w for name, w in zip(header, widths, strict=True)]
+    return "\n".join(markdown_row(header, row, widths, right) for row in (header, rule, *rows))
+
+
+def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
+    cells = [
+        cell.rjust(width) if name in right else cell.ljust(width)
+        for name, cell, width in zip(header, row, widths, strict=True)
+    ]
+    return "| " + " | ".join(cells) + " |"
+
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
+    """Rows in aligned columns, the last one ragged."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+        lines.append(" " * indent + "  ".join([*cells, row[-1]]))
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""What the tests of the command line share: a model file made on the spot, and the program run as users run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import quant
+from localllm.gguf import NewTensor, write_gguf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, "-c", "import sys; from localllm.cli.main import main; sys.exit(main())"]
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+WIDTH, FFN, HEADS = 64, 96, 2
+SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+
+
+def write_model(
+    path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
+) -> Path:
+    """A llama of one layer with random weights that writes printable ASCII: the output rows of all else are zero."""
+    random = np.random.RandomState(11)
+    letters = [chr(c) for c in range(33, 127)]
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
+    kinds = [2, *[3] * 4, *[6] * 256, *[1] * (1 + len(letters))]  # unknown, control, byte, normal
+    size = len(tokens)
+    output = random.standard_normal((size, WIDTH)) / 8
+    output[: size - len(letters)] = 0
+    values = {"token_embd.weight": random.standard_normal((size, WIDTH)), "output.weight": output}
+    for name, rows, columns in (
+        *((f"blk.0.attn_{part}.weight", WIDTH, WIDTH) for part in ("q", "k", "v", "output")),
+        *((f"blk.0.ffn_{part}.weight", FFN, WIDTH) for part in ("gate", "up")),
+        ("blk.0.ffn_down.weight", WIDTH, FFN),
+    ):
+        values[name] = random.standard_normal((rows, columns)) / np.sqrt(columns)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        values[f"{name}.weight"] = np.ones(WIDTH)
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": 1,
+        "llama.context_length": context,
+        "llama.embedding_length": WIDTH,
+        "llama.feed_forward_length": FFN,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(size, np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 4,
+        "tokenizer.ggml.add_bos_token": True,
+        **({} if template is None else {"tokenizer.chat_template": template}),
+        **(extra or {}),
+    }
+    formats = {name: "Q8_0" if value.ndim == 2 else "F32" for name, value in values.items()}
+    tensors = [
+        NewTensor(
+            name, formats[name], value.shape, quant.quantize(np.atleast_2d(value).astype(np.float32), formats[name])
+        )
+        for name, value in values.items()
+    ]
+    write_gguf(path, metadata, tensors)
+    return path
+
+
+def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the program; without `stdin` there is nothing to read."""
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
+    )

@@ -1,0 +1,233 @@
+"""`localllm chat` in a terminal and through a pipe, and the conversation behind it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+import localllm as api
+from localllm.chat import Conversation, is_plain, template_of
+from localllm.session import ContextFull
+from tests.localllm.cli_support import PROGRAM, REPOSITORY, localllm, write_model
+
+GREEDY = api.SamplerOptions(temperature=0.0)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Iterator[api.Model]:
+    with api.load(tiny) as opened:
+        yield opened
+
+
+def talk(model: api.Model, **options: object) -> Conversation:
+    template, note = template_of(model)
+    assert note is None
+    return Conversation(model, template, GREEDY, pytest.fail, **options)  # type: ignore[arg-type]
+
+
+# -- the conversation ----------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> None:
+    conversation = talk(model, system="Be brief.", max_tokens=5)
+    first = "".join(piece.text for piece in conversation.say("one"))
+    pieces = list(conversation.say("two"))
+    written = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none<|im_end|>\n"
+        f"<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = model.tokenize(written, parse_special=True)
+    assert "".join(p.text for p in pieces) == "".join(p.text for p in model.generate(ids, max_tokens=5, temperature=0))
+    statistics = pieces[-1].statistics
+    assert statistics is not None
+    assert statistics.prompt_tokens == len(ids)
+    told = model.tokenize(written[: written.index(first)], parse_special=True)  # what the first turn was asked with
+    assert statistics.reused_tokens >= len(told)
+    assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "user", "assistant"]
+    conversation.close()
+
+
+def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
+    conversation, cancel = talk(model), threading.Event()
+    answer = ""
+    for piece in conversation.say("one", cancel):
+        answer += piece.text
+        if len(answer) > 4:
+            cancel.set()
+    assert piece.statistics is not None
+    assert piece.statistics.reason == "cancelled"
+    assert conversation.messages[-1] == {"role": "assistant", "content": answer.strip()}
+    assert list(conversation.say("two", cancel))[-1].text == ""  # cancelled before its first token
+    assert len(conversation.messages) == 2  # and forgotten
+    conversation.clear()
+    assert conversation.messages == []
+    conversation.close()
+
+
+def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
+    with api.load(tiny, ctx=64) as small:
+        conversation = talk(small, max_tokens=3)
+        with pytest.raises(ContextFull, match="the context holds 64"):
+            list(conversation.say("x" * 100))
+        assert conversation.messages == []
+        assert list(conversation.say("x"))[-1].statistics is not None
+
+
+def test_the_session_is_free_again_after_a_conversation(model: api.Model) -> None:
+    before = model.pool.free_blocks
+    conversation = talk(model, max_tokens=3)
+    list(conversation.say("one"))
+    assert model.pool.free_blocks < before
+    conversation.close()
+    assert model.pool.free_blocks == before
+
+
+def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> None:
+    with api.load(write_model(tmp_path / "bare.gguf", template=None)) as bare:
+        template, note = template_of(bare)
+    assert not is_plain(template)  # <|im_start|> tells
+    assert note is not None
+    assert "chatml" in note
+
+
+# -- a pipe --------------------------------------------------------------------------------------------------------
+
+
+def test_from_a_pipe_every_line_is_a_turn(tiny: Path) -> None:
+    done = localllm("chat", tiny, "-n", 6, "--temp", 0, stdin="one\n\n  \ntwo\n/clear\none\n/bye\nnever\n")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert len(lines) == 3
+    assert lines[0] == lines[2] != lines[1]
+    assert ">>>" not in done.stdout
+    assert done.stderr.count("tok/s") == 6  # prompt and answer, three times
+    assert "reused" in done.stderr
+
+
+def test_statistics_can_be_left_out(tiny: Path) -> None:
+    quiet = localllm("chat", tiny, "-n", 4, "--no-stats", stdin="one\n")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    toggled = localllm("chat", tiny, "-n", 4, stdin="/stats\none\n/stats\ntwo\n")
+    assert toggled.stderr.count("answer 4 at") == 1
+
+
+def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
+    done = localllm("chat", tiny, "-c", 64, "--ignore-eos", stdin="one\n" + "two " * 100 + "\n")
+    assert done.returncode == 0
+    assert "the context of 64 tokens is full and the answer ends here" in done.stderr
+    assert "larger context (-c N); the model was trained on 512" in done.stderr
+    assert "the context holds 64" in done.stderr
+    assert "(/clear)" in done.stderr
+
+
+def test_a_missing_template_is_said(tmp_path: Path) -> None:
+    bare = write_model(tmp_path / "bare.gguf", template=None)
+    done = localllm("chat", bare, "-n", 2, stdin="one\n")
+    assert "note: the file has no chat template; using the 'chatml' format" in done.stderr
+
+
+# -- a terminal ----------------------------------------------------------------------------------------------------
+
+
+class Terminal:
+    """The program on a pseudo-terminal: what is typed, what is seen, how it ends."""
+
+    def __init__(self, *words: object) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, words)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=REPOSITORY,
+            env={**os.environ, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches the program
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """What is on the screen up to a match, which is then past."""
+        end = monotonic() + seconds
+        while (found := re.search(pattern, self.seen)) is None:
+            assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+                except OSError:  # the program has closed the terminal
+                    assert re.search(pattern, self.seen), self.seen
+        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return text
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+            except OSError:
+                break
+        os.close(self.master)
+        return code
+
+
+def test_ctrl_c_stops_the_answer_only_and_ctrl_d_leaves(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, "-c", 20000, "--ignore-eos")
+    assert "tiny.gguf on cpu" in terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for(r"hello\r\n.{20}")
+    terminal.type("\x03")
+    shown = terminal.wait_for(">>> ")
+    assert "tok/s" in shown
+    assert "GB/s" in shown
+    terminal.type("/stats\n")
+    terminal.wait_for(">>> ")
+    terminal.type("again\n")
+    terminal.wait_for(r"again\r\n.{20}")
+    terminal.type("\x03")
+    assert "tok/s" not in terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
+
+
+def test_commands_in_a_terminal(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, "-n", 3)
+    terminal.wait_for(">>> ")
+    terminal.type("/help\n")
+    assert "Ctrl-C" in terminal.wait_for(">>> ")
+    terminal.type("/frobnicate\n")
+    assert "no command /frobnicate" in terminal.wait_for(">>> ")
+    terminal.type("\n")
+    assert "tok/s" not in terminal.wait_for(">>> ")
+    terminal.type("/etc/hosts is a file\n")
+    assert "tok/s" in terminal.wait_for(">>> ")
+    terminal.type("/bye\n")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_outside_an_answer_ends_with_130(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny)
+    terminal.wait_for(">>> ")
+    terminal.type("\x03")
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.seen
