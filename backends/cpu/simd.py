@@ -293,14 +293,49 @@ class Function:
             return out
         type_ = vector(I8, lanes)
         entries = Value(self, ir.Constant(type_, [I8(entry) for entry in table] * (lanes // 16)))
-        function = self.module.globals.get(name) or ir.Function(
-            self.module, ir.FunctionType(type_, [type_, type_]), name=name
-        )
         parts = []
         for first in range(0, 64, lanes):
             part = self.shuffle(index, index, range(first, first + lanes))
-            parts.append(Value(self, self.builder.call(function, [entries.ir, part.ir])))
+            parts.append(self._call(name, type_, [entries.ir, part.ir]))
         return self.join(parts)
+
+    def table(self, name: str, numbers: Sequence[int]) -> Value:
+        """Address of constant int32 numbers that are part of the kernel."""
+        found = self.module.globals.get(name)
+        if found is None:
+            type_ = ir.ArrayType(I32, len(numbers))
+            found = ir.GlobalVariable(self.module, type_, name=name)
+            found.global_constant, found.linkage, found.align = True, "internal", 64
+            found.initializer = ir.Constant(type_, [I32(number) for number in numbers])
+        return Value(self, found)
+
+    def gather(self, table: Value, index: Value) -> Value:
+        """table[index] for int32 x 16 indices."""
+        pointer = self.builder.bitcast(table.ir, POINTER)
+        if self.isa.dot == "vnni512":
+            every = ir.Constant(ir.VectorType(I1, LANES), [I1(1)] * LANES)
+            arguments = [self.zeros(index.type).ir, pointer, index.ir, every, I32(4)]
+            return self._call("llvm.x86.avx512.mask.gather.dpi.512", index.type, arguments)
+        if self.isa.dot in ("vnni256", "maddubs"):
+            eight = vector(I32, 8)
+            every = ir.Constant(eight, [I32(-1)] * 8)
+            parts = [self.shuffle(index, index, range(first, first + 8)) for first in (0, 8)]
+            name = "llvm.x86.avx2.gather.d.d.256"
+            return self.join(
+                [self._call(name, eight, [self.zeros(eight).ir, pointer, part.ir, every, I8(4)]) for part in parts]
+            )
+        out = self.zeros(index.type)
+        for lane in range(LANES):
+            number = self.widen(self.lane(index, lane), I64)
+            entry = self.builder.load(self.builder.gep(table.ir, [number.ir], source_etype=I32), typ=I32, align=4)
+            out = Value(self, self.builder.insert_element(out.ir, entry, I32(lane)))
+        return out
+
+    def _call(self, name: str, result: ir.Type, arguments: list[ir.Value]) -> Value:
+        """Call an LLVM intrinsic by its full name."""
+        kind = ir.FunctionType(result, [a.type for a in arguments])
+        function = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
+        return Value(self, self.builder.call(function, arguments))
 
     def join(self, parts: Sequence[Value]) -> Value:
         """Vectors end to end; as many as a power of two."""
@@ -362,15 +397,17 @@ class Function:
 
     def load_half(self, pointer: Value, lanes: int = LANES) -> Value:
         """Half-precision numbers of memory as float32, exact."""
-        bits = self.load(pointer, vector(I16, lanes))
+        return self.half_bits(self.load(pointer, vector(I16, lanes)))
+
+    def half_bits(self, bits: Value) -> Value:
+        """int16 lanes read as half precision, as float32, exact."""
+        lanes = bits.type.count
         if self.isa.half_conversion:
-            return Value(
-                self, self.builder.fpext(self.builder.bitcast(bits.ir, vector(F16, lanes)), vector(F32, lanes))
-            )
+            halves = self.builder.bitcast(bits.ir, vector(F16, lanes))
+            return Value(self, self.builder.fpext(halves, vector(F32, lanes)))
         wide = self.widen(bits, I32)
-        magnitude = (
-            self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112
-        )  # exponent bias 15 -> 127, subnormals too
+        # The exponent's bias goes from 15 to 127 in a product, which is exact for subnormals too.
+        magnitude = self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112
         special = self.bits(((wide & 0x7FFF) << 13) | 0x7F800000, vector(F32, lanes))
         value = self.select((wide & 0x7C00).equals(0x7C00), special, magnitude)
         return self.bits(self.bits(value, vector(I32, lanes)) | ((wide & 0x8000) << 16), vector(F32, lanes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from backends.cpu.panels import FloatPanel, IntegerPanel
 from backends.cpu.simd import F32, vector
-from backends.cpu.unpack import k_quants, legacy, nonlinear
+from backends.cpu.unpack import codebook, k_quants, legacy, nonlinear, small
 
 INTEGER_PANELS: dict[str, IntegerPanel] = {
     panel.name: panel
@@ -22,6 +22,18 @@ INTEGER_PANELS: dict[str, IntegerPanel] = {
         nonlinear.IQ4_NL,
         nonlinear.IQ4_XS,
         nonlinear.MXFP4,
+        small.NVFP4,
+        codebook.IQ1_S,
+        codebook.IQ1_M,
+        codebook.IQ2_XXS,
+        codebook.IQ2_XS,
+        codebook.IQ2_S,
+        codebook.IQ3_XXS,
+        codebook.IQ3_S,
+        small.TQ1_0,
+        small.TQ2_0,
+        small.Q1_0,
+        small.Q2_0,
     )
 }
 FLOAT_PANELS: dict[str, FloatPanel] = {
