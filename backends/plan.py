@@ -243,7 +243,7 @@ class SelectRows:
 
 Operation = (
     Embed | Norm | Linear | Rotate | Append | Attention | Glu | Experts | Activate | Softcap | Add | Scale | SelectRows
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,15 +339,9 @@ class Recorder:
         self._operations.append(Append(layer, k, v))
 
     def attention(
-        self,
-        q: Value,
-        layer: int,
-        heads: int,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
+        self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Weight | None = None,
-    ) -> Value:
+    ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
         self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, sinks))
         return out
@@ -362,19 +356,9 @@ class Recorder:
         return Stack(weight, scale, bias)
 
     def experts(
-        self,
-        x: Value,
-        router: Value,
-        gate: Stack,
-        up: Stack,
-        down: Stack,
-        used: int,
-        gating: Gating,
-        normalize: bool,
-        scale: float,
-        activation: GluActivation,
-        choice_bias: Weight | None = None,
-    ) -> Value:
+        self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
+        scale: float, activation: GluActivation, choice_bias: Weight | None = None,
+    ) -> Value:  # fmt: skip
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
         operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, choice_bias)
         self._operations.append(operation)

@@ -13,7 +13,8 @@ import pytest
 import quant
 from backends.base import Backend, BackendError, Executable, Limits
 from backends.plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
-from backends.reference import _OPERATIONS, ReferenceBackend, ReferenceExecutable
+from backends.reference import ReferenceBackend, ReferenceExecutable
+from backends.reference_operations import OPERATIONS
 from tests.models.support import Driver, MemoryWeight, bind_reference
 
 random = np.random.RandomState(3)
@@ -59,7 +60,7 @@ def test_progress_counts_weights() -> None:
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(_OPERATIONS) == set(Operation.__args__)
+    assert set(OPERATIONS) == set(Operation.__args__)
 
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])

@@ -1,0 +1,237 @@
+"""Every operation of a plan said plainly in NumPy: the definition of what the backends compute.
+
+Weights and values are float32; every operation computes in float64 and rounds its result once. Sums never span batch
+rows (one matrix-vector product per row), so the result of a row does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import (
+    BLOCK,
+    F32,
+    Activate,
+    Add,
+    Append,
+    Attention,
+    Batch,
+    Embed,
+    Experts,
+    Glu,
+    Linear,
+    Norm,
+    Rotate,
+    Scale,
+    SelectRows,
+    Softcap,
+    Stack,
+    Value,
+    Weight,
+    rope_table,
+)
+
+F64 = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """One step: the batch, the values made so far by index, dequantized weights by name, the cache by layer."""
+
+    batch: Batch
+    values: dict[int, F32]
+    weights: dict[str, F32]
+    cache_keys: list[NDArray[Any]]  # each (slots, kv_heads, head_dim)
+    cache_values: list[NDArray[Any]]
+
+    def read(self, value: Value) -> F64:
+        return self.values[value.index].astype(np.float64)
+
+    def weight(self, weight: Weight) -> F64:
+        return self.weights[weight.name].astype(np.float64)
+
+    def write(self, out: Value, result: NDArray[Any]) -> None:
+        rows = len(self.batch.tokens if out.rows == "batch" else self.batch.logit_rows)
+        assert result.shape == (rows, out.width), f"{out.name}: {result.shape} instead of {(rows, out.width)}"
+        self.values[out.index] = result.astype(np.float32)
+
+
+def _embed(state: State, op: Embed) -> None:
+    state.write(op.out, state.weights[op.table.name][state.batch.tokens])
+
+
+def _norm(state: State, op: Norm) -> None:
+    x = state.read(op.x)
+    x = x.reshape(len(x), op.groups, -1)  # (rows, groups, width of a group)
+    if op.kind == "layer":
+        x = x - x.mean(axis=2, keepdims=True)
+    y = x / np.sqrt((x * x).mean(axis=2, keepdims=True) + op.eps) * state.weight(op.weight)
+    if op.bias is not None:
+        y = y + state.weight(op.bias)
+    state.write(op.out, y.reshape(len(x), -1))
+
+
+def _linear(state: State, op: Linear) -> None:
+    x, weight = state.read(op.x), state.weight(op.weight)
+    y = np.empty((len(x), len(weight)))
+    for row in range(len(x)):
+        y[row] = weight @ x[row]  # one product per row: the order of the sum cannot depend on the batch
+    y *= op.scale
+    if op.bias is not None:
+        y += state.weight(op.bias)
+    state.write(op.out, y)
+
+
+def _rotate(state: State, op: Rotate) -> None:
+    x = state.read(op.x)
+    heads = x.reshape(len(x), -1, op.head_dim)
+    cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.batch.positions))  # (T, 1, n_rot/2)
+    n = op.rope.n_rot
+    first, second = (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "norm" else (slice(n // 2), slice(n // 2, n))
+    out = heads.copy()
+    out[:, :, first] = heads[:, :, first] * cos - heads[:, :, second] * sin
+    out[:, :, second] = heads[:, :, first] * sin + heads[:, :, second] * cos
+    state.write(op.out, out.reshape(x.shape))
+
+
+def _append(state: State, op: Append) -> None:
+    for cache, value in ((state.cache_keys, op.k), (state.cache_values, op.v)):
+        rows = state.values[value.index]
+        cache[op.layer][state.batch.slots] = rows.reshape(len(rows), *cache[op.layer].shape[1:])
+
+
+def _attention(state: State, op: Attention) -> None:
+    batch, q = state.batch, state.read(op.q)
+    out = np.empty_like(q)
+    kv_heads, head_dim = state.cache_keys[op.layer].shape[1:]
+    sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
+    for row in range(len(q)):
+        own = batch.positions[row]
+        seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,) its own is the last
+        slots = batch.tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
+        keys = state.cache_keys[op.layer][slots].astype(np.float64).transpose(1, 2, 0)  # (kv_heads, D, P)
+        values = state.cache_values[op.layer][slots].astype(np.float64).transpose(1, 0, 2)  # (kv_heads, P, D)
+        queries = q[row].reshape(kv_heads, op.heads // kv_heads, head_dim)  # (kv_heads, heads that share, D)
+        scores = queries @ keys * op.scale
+        if op.softcap:
+            scores = op.softcap * np.tanh(scores / op.softcap)
+        highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
+        weights = np.exp(scores - highest)
+        mixed = weights @ values / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
+        out[row] = mixed.reshape(-1)
+    state.write(op.out, out)
+
+
+def _silu(x: F64) -> F64:
+    return x * _sigmoid(x)
+
+
+def _gelu(x: F64) -> F64:
+    """The tanh form, which is what ggml computes and what models with gelu were trained with."""
+    return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x))))
+
+
+def _sigmoid(x: F64) -> F64:
+    return np.asarray(1.0 / (1.0 + np.exp(-x)))
+
+
+def _swiglu_oai(gate: F64, up: F64) -> F64:
+    gate, up = np.minimum(gate, 7.0), np.clip(up, -7.0, 7.0)
+    return gate * _sigmoid(1.702 * gate) * (up + 1.0)
+
+
+_ACTIVATIONS: dict[str, Callable[[F64], F64]] = {"silu": _silu, "gelu": _gelu, "sigmoid": _sigmoid}
+_GLU: dict[str, Callable[[F64, F64], F64]] = {
+    "silu": lambda gate, up: _silu(gate) * up,
+    "gelu": lambda gate, up: _gelu(gate) * up,
+    "sigmoid": lambda gate, up: _sigmoid(gate) * up,
+    "swiglu_oai": _swiglu_oai,
+}
+
+
+def _glu(state: State, op: Glu) -> None:
+    state.write(op.out, _GLU[op.activation](state.read(op.gate), state.read(op.up)))
+
+
+def _activate(state: State, op: Activate) -> None:
+    state.write(op.out, _ACTIVATIONS[op.activation](state.read(op.x)))
+
+
+def _softcap(state: State, op: Softcap) -> None:
+    state.write(op.out, op.cap * np.tanh(state.read(op.x) / op.cap))
+
+
+def _experts(state: State, op: Experts) -> None:
+    x, router = state.read(op.x), state.read(op.router)
+    out = np.zeros((len(x), op.out.width))
+    for row in range(len(x)):
+        for expert, weight in zip(*_choose(state, op, router[row]), strict=True):
+            gate, up = _expert(state, op.gate, expert, x[row]), _expert(state, op.up, expert, x[row])
+            out[row] += weight * _expert(state, op.down, expert, _GLU[op.activation](gate, up))
+    state.write(op.out, out)
+
+
+def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F64]:
+    """The chosen experts (used,), best first, and their weights (used,)."""
+    scores = logits
+    if op.gating == "softmax":
+        scores = _softmax(logits)
+    elif op.gating == "sigmoid":
+        scores = _sigmoid(logits)
+    ranked = scores if op.choice_bias is None else scores + state.weight(op.choice_bias)
+    chosen = np.argsort(-ranked, kind="stable")[: op.used]
+    weights = scores[chosen]
+    if op.gating == "softmax_of_chosen":
+        weights = _softmax(weights)
+    if op.normalize:
+        weights = weights / max(weights.sum(), 2.0**-14)
+    return chosen, weights * op.scale
+
+
+def _softmax(x: F64) -> F64:
+    e = np.exp(x - x.max())
+    return np.asarray(e / e.sum())
+
+
+def _expert(state: State, stack: Stack, expert: int, x: F64) -> F64:
+    y: F64 = state.weights[stack.weight.name][expert].astype(np.float64) @ x
+    if stack.scale is not None:
+        y *= state.weight(stack.scale)[expert]
+    if stack.bias is not None:
+        y += state.weight(stack.bias)[expert]
+    return y
+
+
+def _add(state: State, op: Add) -> None:
+    state.write(op.out, state.read(op.a) + state.read(op.b))
+
+
+def _scale(state: State, op: Scale) -> None:
+    state.write(op.out, state.read(op.x) * op.factor)
+
+
+def _select_rows(state: State, op: SelectRows) -> None:
+    state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
+
+
+OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
+    Embed: _embed,
+    Norm: _norm,
+    Linear: _linear,
+    Rotate: _rotate,
+    Append: _append,
+    Attention: _attention,
+    Glu: _glu,
+    Experts: _experts,
+    Activate: _activate,
+    Softcap: _softcap,
+    Add: _add,
+    Scale: _scale,
+    SelectRows: _select_rows,
+}
