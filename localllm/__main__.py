@@ -1,5 +1,7 @@
 """`python -m localllm` is the command line."""
 
+import sys
+
 from localllm.cli.main import main
 
-main()
+sys.exit(main())
