@@ -6,6 +6,8 @@ from enum import IntEnum
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, kernel, tasks
+from backends.cpu.kernels.linear import READ_AHEAD
+from backends.cpu.memory import LINE
 from backends.cpu.simd import I64, Function, Value, vector
 
 PIECE = 1 << 16  # bytes of one task
@@ -28,6 +30,8 @@ def read() -> Kernel:
         with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES)) as task:
             start = a.pointer(ReadArg.START) + task * PIECE
             with f.loop(0, PIECE, 256) as at:
+                for ahead in range(READ_AHEAD, READ_AHEAD + 256, LINE):
+                    f.prefetch(start + (at + ahead))
                 for i, total in enumerate(sums):
                     total.set(total.get() ^ f.load(start + at + 64 * i, line))
         everything = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()

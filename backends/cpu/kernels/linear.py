@@ -27,10 +27,12 @@ from backends.cpu.kernels.common import (
     kernel,
     tasks,
 )  # fmt: skip
+from backends.cpu.memory import LINE
 from backends.cpu.panels import FloatPanel, IntegerPanel, u8x64
 from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 from backends.cpu.unpack import panel_of
 
+READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
 DIRECT_ROWS = 3  # up to so many rows multiply out of the packed bytes
 
 
@@ -135,6 +137,8 @@ def _float_rows(f: Function, a: Arguments, panel: FloatPanel, rows: Value, first
             x, sums = _starts(f, a, row, size), _sums(f, size, panels)
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as k:
                 here = [panel.load(f, v + k * (LANES * panel.value_bytes), LANES) for v in w]
+                if size == 1:
+                    _read_ahead(f, [v + k * (LANES * panel.value_bytes) for v in w], LINE)
                 for t in range(size):
                     value = f.broadcast(x[t] + k * 4, F32)
                     for i in range(panels):
@@ -156,10 +160,19 @@ def _direct_rows(f: Function, a: Arguments, panel: IntegerPanel, rows: Value, fi
             x_bytes = panel.block_values // X_VALUES * X_BLOCK
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
                 here = [v + block * panel.block_bytes for v in w]
+                if size == 1:
+                    _read_ahead(f, here, panel.block_bytes)
                 _direct_block(f, panel, here, [v + block * x_bytes for v in x], sums)
             _finish(f, a, p, row, sums)
 
     _for_rows(f, rows, (2, 1), tile)
+
+
+def _read_ahead(f: Function, streams: Sequence[Value], size: int) -> None:
+    """Ask for what each stream reads READ_AHEAD bytes from here: the processor's own prefetch stops at every page."""
+    for stream in streams:
+        for line in range(0, size, LINE):
+            f.prefetch(stream + (READ_AHEAD + line))
 
 
 def _x_at(k: int) -> int:
