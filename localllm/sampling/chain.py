@@ -1,0 +1,237 @@
+"""The samplers: each is one pure function from candidates to fewer, or differently weighted, candidates.
+
+They mean what llama.cpp's src/llama-sampler.cpp (2026-10) means. Logits are float32 as there; probabilities are
+float64, and equal logits stand in order of token id, which llama.cpp leaves open. `SAMPLERS` lists them all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.sampling.repetition import Breakers, continuations, window_counts
+from localllm.sampling.select import Doubles, Floats, Rows, largest, leading
+
+Ids = NDArray[np.int32]
+
+HIGHEST = 1e20  # no working model's largest logit is near this; below it, nothing here overflows
+COLDEST = 1e-10  # temperatures below this are 0
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that may come next. `logits` fall when `descending` (equal ones by id); else `ids` rise.
+
+    A logit of -inf means a probability of zero.
+    """
+
+    ids: Ids  # (n,)
+    logits: Floats  # (n,)
+    descending: bool = False
+
+    @property
+    def peak(self) -> float:
+        """The largest logit."""
+        return float(self.logits[0] if self.descending else self.logits.max())
+
+    def take(self, rows: Rows | NDArray[np.bool_] | slice, descending: bool) -> Candidates:
+        return Candidates(self.ids[rows], self.logits[rows], descending)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a sampler may know beside its options: the tokens so far, DRY's breakers, the seed of XTC's dice."""
+
+    history: Sequence[int] = ()
+    breakers: Breakers = field(default_factory=dict)
+    seed: int = 0
+
+
+def softmax(candidates: Candidates) -> Doubles:
+    """Probabilities (n,); at least one logit must be finite."""
+    weights: Doubles = np.exp(candidates.logits.astype(np.float64) - candidates.peak)
+    weights /= weights.sum()
+    return weights
+
+
+def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
+    """Probabilities p (n,), -log p (n,) in nats, and the entropy; where p is 0 the second is about 1000."""
+    below = np.maximum(candidates.logits.astype(np.float64) - candidates.peak, -1000.0)
+    weights = np.exp(below)
+    total = float(weights.sum())
+    p = weights / total
+    surprises = math.log(total) - below
+    return p, surprises, float((p * surprises).sum())
+
+
+def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Rows], Doubles]) -> Candidates:
+    """The candidates in order of id, with `change(logits, which)` for those that stand at `ids[which]`.
+
+    Raises SamplingError if that leaves no token to choose from.
+    """
+    if candidates.descending:
+        candidates = candidates.take(np.argsort(candidates.ids), descending=False)
+    rows = np.searchsorted(candidates.ids, ids)
+    which = np.flatnonzero(candidates.ids[np.minimum(rows, len(candidates.ids) - 1)] == ids)
+    rows = rows[which]
+    logits = candidates.logits.copy()
+    with np.errstate(over="ignore"):  # beyond float32 is -inf: ruled out
+        logits[rows] = change(logits[rows].astype(np.float64), which)
+    result = Candidates(candidates.ids, logits)
+    if not abs(result.peak) < HIGHEST:
+        raise SamplingError(
+            f"logit_bias and penalties bring the largest logit to {result.peak}, so that no token can be chosen: "
+            "use smaller ones"
+        )
+    return result
+
+
+def penalties(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Repeat penalty (CTRL, arXiv 1909.05858, made safe for negative logits), frequency and presence penalties."""
+    tokens, counts = window_counts(context.history, options.repeat_last_n)
+    subtract = counts * options.frequency_penalty + options.presence_penalty
+    factor = options.repeat_penalty
+
+    def change(logits: Doubles, which: Rows) -> Doubles:
+        repeated: Doubles = np.where(logits <= 0, logits * factor, logits / factor)
+        return repeated - subtract[which]
+
+    return changed(candidates, tokens, change)
+
+
+def dry(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Don't Repeat Yourself: what would continue a repetition of n tokens loses multiplier * base^(n - allowed)."""
+    longest = continuations(context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.breakers)
+    if not longest:
+        return candidates
+    # A penalty of e^80 already leaves nothing of a token, and is still a float32.
+    most = int(80 / math.log(options.dry_base)) if options.dry_base > 1.000001 else 0
+    penalty = np.array(
+        [
+            options.dry_multiplier * options.dry_base ** min(n - options.dry_allowed_length, most)
+            for n in longest.values()
+        ]
+    )
+    tokens = np.array(list(longest), np.int32)
+    return changed(candidates, tokens, lambda logits, which: logits - penalty[which])
+
+
+def top_n_sigma(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Rules out what lies more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
+    logits = candidates.logits
+    finite = logits if logits.min() > -math.inf else logits[logits > -math.inf]
+    floor = max(candidates.peak - options.top_n_sigma * float(finite.std(dtype=np.float64)), -3e38)  # a float32
+    kept = logits.copy()
+    np.putmask(kept, kept < floor, -math.inf)
+    return Candidates(candidates.ids, kept, candidates.descending)
+
+
+def top_k(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """The k likeliest."""
+    if candidates.descending:
+        return candidates.take(slice(options.top_k), descending=True)
+    return candidates.take(largest(candidates.logits, options.top_k), descending=True)
+
+
+def typ_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Those whose surprise is nearest to the expected one, up to more than p of probability (arXiv 2202.00666)."""
+    p, surprises, entropy = surprise(candidates)
+    rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
+    return candidates.take(np.sort(rows), candidates.descending)
+
+
+def top_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """The likeliest, up to at least p of probability (nucleus sampling, arXiv 1904.09751)."""
+    p = softmax(candidates)
+    if candidates.descending:
+        needed = int(p.cumsum().searchsorted(options.top_p)) + 1
+        return candidates.take(slice(max(needed, options.min_keep)), descending=True)
+    return candidates.take(leading(candidates.logits, p, options.top_p, "left", options.min_keep), descending=True)
+
+
+def min_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Those at least `min_p` times as likely as the likeliest (arXiv 2407.01082)."""
+    kept = candidates.logits >= candidates.peak + math.log(options.min_p)
+    if np.count_nonzero(kept) >= options.min_keep:
+        return candidates.take(kept, candidates.descending)
+    return candidates.take(largest(candidates.logits, options.min_keep), descending=True)
+
+
+def xtc(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Exclude Top Choices: now and then all that reach the threshold go, save the least likely of them.
+
+    Whether it happens follows from the seed and the number of tokens so far alone, so that asking twice, or again after
+    a rollback, gives the same distribution.
+    """
+    if len(candidates.ids) < 2 or _roll(context) > options.xtc_probability:
+        return candidates
+    p = softmax(candidates)
+    likely = np.flatnonzero((p >= options.xtc_threshold) & (p > 0))
+    if len(likely) < 2 or len(p) - (len(likely) - 1) < options.min_keep:
+        return candidates
+    kept = np.ones(len(p), np.bool_)
+    kept[likely[largest(candidates.logits[likely], len(likely))[:-1]]] = False
+    return candidates.take(kept, candidates.descending)
+
+
+def temperature(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+    """Logits divided by the temperature; at 0 and below only the largest stays (the first id of equal ones)."""
+    degree = options.temperature
+    if options.dynatemp_range > 0 and len(candidates.ids) > 1:
+        entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
+        low, high = max(0.0, degree - options.dynatemp_range), degree + options.dynatemp_range
+        degree = low + (high - low) * max(0.0, entropy) ** options.dynatemp_exponent
+    if degree < COLDEST:
+        peak = int(candidates.logits.argmax())
+        return candidates.take(slice(peak, peak + 1), descending=True)
+    with np.errstate(over="ignore"):  # to -inf
+        return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
+
+
+def _roll(context: Context) -> float:
+    """A uniform number in [0, 1) that belongs to this seed and this position."""
+    return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
+
+
+class Step(NamedTuple):
+    """One sampler: its function, when its options switch it on, and whether it never rules out the largest logit."""
+
+    run: Callable[[Candidates, SamplerOptions, Context], Candidates]
+    wanted: Callable[[SamplerOptions], bool]
+    keeps_peak: bool
+
+
+def _penalizes(options: SamplerOptions) -> bool:
+    neutral = (options.repeat_penalty, options.frequency_penalty, options.presence_penalty) == (1, 0, 0)
+    return options.repeat_last_n > 0 and not neutral
+
+
+SAMPLERS: dict[str, Step] = {
+    "penalties": Step(penalties, _penalizes, keeps_peak=False),
+    "dry": Step(dry, lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n > 0, keeps_peak=False),
+    "top_n_sigma": Step(top_n_sigma, lambda o: o.top_n_sigma > 0, keeps_peak=True),
+    "top_k": Step(top_k, lambda o: o.top_k > 0, keeps_peak=True),
+    "typ_p": Step(typ_p, lambda o: o.typical_p < 1, keeps_peak=False),
+    "top_p": Step(top_p, lambda o: o.top_p < 1, keeps_peak=True),
+    "min_p": Step(min_p, lambda o: o.min_p > 0, keeps_peak=True),
+    "xtc": Step(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
+    "temperature": Step(temperature, lambda o: True, keeps_peak=True),
+}
+
+
+def steps(options: SamplerOptions) -> tuple[Step, ...]:
+    """The samplers that `options` ask for, in order. Where only the largest logit is wanted, those that cannot change
+    which one that is are left out."""
+    chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]
+    if options.greedy:
+        chain = chain[: chain.index(SAMPLERS["temperature"])]
+        while chain and chain[-1].keeps_peak:
+            chain.pop()
+        chain.append(SAMPLERS["temperature"])
+    return tuple(chain)

@@ -1,0 +1,104 @@
+"""One sampler per conversation: keeps the tokens so far and the random numbers, and runs the chain on logits.
+
+`distribution` is the part that plain and speculative decoding share; it changes nothing, so it can be asked again.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.sampling.chain import HIGHEST, Candidates, Context, Ids, changed, softmax, steps
+from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.sampling.repetition import Breakers
+from localllm.sampling.select import Doubles
+
+
+class Sampler:
+    """Chooses tokens as `options` say. `seed` is the one in use, also where the options left it open."""
+
+    def __init__(self, options: SamplerOptions, breakers: Breakers | None = None) -> None:
+        """`breakers` is find_breakers() of the vocabulary; DRY needs it, nothing else does."""
+        self.options = options
+        self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
+        self._steps = steps(options)
+        self._history: list[int] = []
+        self._context = Context(self._history, breakers or {}, self.seed)
+        self._bias_ids = np.array(sorted(options.logit_bias), np.int32)
+        self._bias = np.array([options.logit_bias[token] for token in sorted(options.logit_bias)], np.float64)
+        self._ids = np.arange(0, dtype=np.int32)  # (V,) as soon as V is known
+        self._bits = np.random.PCG64(self.seed)
+        # Nothing but the largest logit counts, whatever came before: one pass over the logits is all there is to do.
+        self._argmax = options.greedy and len(self._steps) == 1 and not options.logit_bias
+
+    def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
+        """The tokens (n,) that may come next, and their probabilities (n,): above 0, and 1 together.
+
+        `logits` (V,) are those of the model; they are not changed. Raises SamplingError if they are not numbers, or if
+        bias and penalties leave no token.
+        """
+        _refuse_broken(float(logits.max()))
+        if len(self._ids) != len(logits):
+            self._ids = np.arange(len(logits), dtype=np.int32)
+        candidates = self._biased(Candidates(self._ids, logits))
+        for step in self._steps:
+            candidates = step.run(candidates, self.options, self._context)
+        probabilities = softmax(candidates)
+        if np.count_nonzero(probabilities) == len(probabilities):
+            return candidates.ids, probabilities
+        possible = probabilities > 0
+        return candidates.ids[possible], probabilities[possible]
+
+    def draw(self, ids: Ids, probabilities: Doubles) -> int:
+        """One of `ids`, by inverting the sum of `probabilities` in the order given; uses up one random number."""
+        sums = probabilities.cumsum()
+        return int(ids[sums.searchsorted(self.uniform() * sums[-1], side="right")])
+
+    def uniform(self) -> float:
+        """The next random number, in [0, 1): the upper 53 bits of PCG64, the same with every NumPy."""
+        return (self._bits.random_raw() >> 11) * 2.0**-53
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        """The next token, not yet accepted."""
+        if self._argmax:
+            token = int(logits.argmax())
+            _refuse_broken(float(logits[token]))
+            return token
+        return self.draw(*self.distribution(logits))
+
+    def accept(self, token: int) -> None:
+        """Append a token, of the prompt or of the answer, to what penalties and DRY look back on."""
+        self._history.append(token)
+
+    def reset(self) -> None:
+        """Back to the start: no tokens, and the same random numbers again."""
+        self._history.clear()
+        self._bits = np.random.PCG64(self.seed)
+
+    def snapshot(self) -> int:
+        """What `restore` needs to take back every token accepted from here on (random numbers are not taken back)."""
+        return len(self._history)
+
+    def restore(self, snapshot: int) -> None:
+        assert snapshot <= len(self._history), "the snapshot is of a longer history"
+        del self._history[snapshot:]
+
+    def _biased(self, candidates: Candidates) -> Candidates:
+        if not len(self._bias_ids):
+            return candidates
+        if self._bias_ids[-1] >= len(candidates.ids):
+            raise SamplingError(
+                f"logit_bias names token {self._bias_ids[-1]}, but the model has tokens 0 to {len(candidates.ids) - 1}"
+            )
+        return changed(candidates, self._bias_ids, lambda logits, which: logits + self._bias[which])
+
+
+def _refuse_broken(peak: float) -> None:
+    """`peak` is the largest logit: NaN if any is NaN."""
+    if not abs(peak) < HIGHEST:
+        raise SamplingError(
+            f"the model's largest logit is {peak}: its weights are probably damaged or the file was converted wrongly; "
+            "compare the file's checksum with the publisher's, or try another conversion"
+        )

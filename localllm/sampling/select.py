@@ -1,0 +1,78 @@
+"""The largest of many numbers, in an order that never depends on the machine: equal numbers stand by index.
+
+Every token asks for the 40 largest of 128,000 logits, so this is the part of sampling that has to be quick.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+_COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to look through
+_MANY = 2048  # from here on one sort of 64-bit keys beats a stable argsort: 2 ms instead of 20 for 128,000
+
+
+def largest(values: Floats, k: int) -> Rows:
+    """Indices (min(k, n),) of the k largest of `values` (n,), largest first; equal ones in order of index. No NaN."""
+    if k >= len(values):
+        return _order(values)
+    picked = _from_columns(values, k)
+    if picked is None:
+        floor = np.sort(values)[len(values) - k]  # the k-th largest; np.partition takes 3 ms where most are -inf
+        above = np.flatnonzero(values > floor)
+        picked = np.concatenate((above, np.flatnonzero(values == floor)[: k - len(above)]))
+        picked.sort()
+    return picked[_order(values[picked])[:k]]
+
+
+def _from_columns(values: Floats, k: int) -> Rows | None:
+    """Indices, rising, of the k largest and usually a few more; None where looking at all is as quick.
+
+    The k-th largest maximum of 1024 columns is a floor that at least k values reach; only columns that reach it are
+    looked into.
+    """
+    height = len(values) // _COLUMNS
+    if height < 2 or k > _COLUMNS // 4:
+        return None
+    table = values[: height * _COLUMNS].reshape(height, _COLUMNS)
+    maxima = table.max(axis=0)
+    floor = np.partition(maxima, _COLUMNS - k)[_COLUMNS - k]
+    columns = np.flatnonzero(maxima >= floor)
+    if len(columns) > 2 * k:  # many equal numbers, such as -inf
+        return None
+    row, column = np.divmod(np.flatnonzero(table[:, columns] >= floor), len(columns))
+    rest = np.flatnonzero(values[table.size :] >= floor) + table.size
+    return np.concatenate((row * _COLUMNS + columns[column], rest))
+
+
+def _order(values: Floats) -> Rows:
+    """Indices that sort `values`, largest first; equal ones stay in order."""
+    if len(values) < _MANY:
+        return (-values).argsort(kind="stable")
+    bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into 0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats as integers of the same order
+    keys = (-rising.astype(np.int64) << 32) | np.arange(len(values))
+    keys.sort()
+    return np.asarray(keys & 0xFFFFFFFF, np.intp)
+
+
+def leading(
+    scores: Floats, probabilities: Doubles, total: float, side: Literal["left", "right"], at_least: int
+) -> Rows:
+    """Indices of the shortest run, from the largest score down, whose probabilities reach `total`.
+
+    side "left": the sum must be at least `total`; "right": above it. The run has at least `at_least` members, and at
+    least one. Looks at the first 256 and, only if those were too few, at all.
+    """
+    for k in (256, len(scores)):
+        order = largest(scores, k)
+        needed = max(int(probabilities[order].cumsum().searchsorted(total, side)) + 1, at_least)
+        if needed <= len(order):
+            break
+    return order[:needed]
