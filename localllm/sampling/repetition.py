@@ -75,7 +75,7 @@ def find_breakers(
     """Every way in which tokens can spell one of `strings`, as a `Breakers`.
 
     `pieces` are the bytes of token 0, 1, ...; `tokenize` gives the ids of a text without BOS and without special
-    tokens. Takes about 0.1 s for 128,000 tokens.
+    tokens. Takes some tenths of a second for 128,000 tokens.
     """
     found: dict[int, tuple[tuple[int, ...], ...]] = {}
     wanted = [text.encode() for text in strings]
