@@ -55,6 +55,7 @@ class _Cursor:
         self.data = data
         self.position = 0
         self.end = min(len(data), layout.MAX_HEAD_BYTES)
+        self.strings_left = layout.MAX_STRINGS
 
     def error(self, field: str, problem: str) -> GGUFError:
         return GGUFError(self.path, field, problem)
@@ -162,7 +163,8 @@ def _value(cursor: _Cursor, field: str) -> Stored:
 def _array(cursor: _Cursor, field: str) -> Stored:
     kind = cursor.u32(field)
     if kind == layout.STRING:
-        count = cursor.count(f"{field}: array length", 8)
+        count = cursor.count(f"{field}: array length", 8, cursor.strings_left)
+        cursor.strings_left -= count
         bounds = scan(cursor.data, cursor.position, cursor.end, count)
         if isinstance(bounds, int):
             raise cursor.error(f"{field}[{bounds}]", f"does not fit: {cursor.ends}")

@@ -22,6 +22,7 @@ ALIGNMENT_KEY = "general.alignment"
 MAX_HEAD_BYTES = (
     1 << 28
 )  # all before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
+MAX_STRINGS = 1 << 22  # in all arrays together
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md

@@ -48,7 +48,7 @@ def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[n
             bounds[done : done + len(found)] = found
             done += len(found)
             position = int(found[-1]) + 8 + data[int(found[-1])]
-        walk = 1 if len(found) >= _FAST else 2 * walk
+        walk = 1 if len(found) >= _FAST else min(2 * walk, 1 << 16)
         if position <= end:
             walked, position = _walk(data, position, end, min(walk, count - done))
             bounds[done : done + len(walked)] = walked

@@ -84,9 +84,14 @@ def _alignment(path: Path, metadata: Metadata) -> int:
 def _head(path: Path, metadata: Metadata, tensors: list[NewTensor], alignment: int) -> tuple[bytes, list[int]]:
     """Everything before the data, unpadded, and the bytes of each tensor."""
     head = bytearray(layout.MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
-    if len(tensors) > layout.MAX_TENSORS or len(metadata) > layout.MAX_KEYS:
-        limits = f"at most {layout.MAX_TENSORS} tensors and {layout.MAX_KEYS} keys"
-        raise GGUFError(path, "counts", f"{len(tensors)} tensors and {len(metadata)} keys given; supported: {limits}")
+    strings = sum(len(value) for value in metadata.values() if isinstance(value, list | tuple | StringArray))
+    for count, limit, what in (
+        (len(tensors), layout.MAX_TENSORS, "tensors"),
+        (len(metadata), layout.MAX_KEYS, "keys"),
+        (strings, layout.MAX_STRINGS, "strings in arrays"),
+    ):
+        if count > limit:
+            raise GGUFError(path, "counts", f"{count} {what} given; supported: at most {limit}")
     for key, value in metadata.items():
         field = f"key '{printable(key)}'"
         head += _name(path, field, key, layout.MAX_KEY_BYTES)

@@ -98,6 +98,7 @@ CASES: dict[str, tuple[bytes, str]] = {
         _file((_key("general.alignment", U64, struct.pack("<Q", 32)),)),
         "key 'general.alignment': uint64 found; supported: uint32",
     ),
+    "strings above size": (_file((_array("a", STRING, 9),)), "key 'a': array length: 9 found, which need 72 bytes at"),
     "empty tensor name": (
         _file((), (_tensor("", (32, 1)),), 32),
         "name of tensor 0: length 0 found; supported: 1 to 63",
@@ -156,10 +157,7 @@ for _count in HUGE:
     _size = struct.pack("<Q", _count)
     CASES |= {
         f"string of {_count}": (_file((_key("a", STRING, _size),)), f"key 'a': needs {_count} bytes at offset 45"),
-        f"{_count} strings": (
-            _file((_array("a", STRING, _count),)),
-            f"key 'a': array length: {_count} found, which need",
-        ),
+        f"{_count} strings": (_file((_array("a", STRING, _count),)), f"key 'a': array length: {_count} found; support"),
         f"{_count} numbers": (_file((_array("a", U64, _count),)), f"key 'a': array length: {_count} found, which need"),
         f"{_count} flags": (_file((_array("a", 7, _count),)), f"key 'a': array length: {_count} found, which need"),
         f"key of {_count}": (_file((_size + bytes(6),)), f"name of key 0: length {_count} found; supported: 1 to"),
@@ -222,13 +220,19 @@ def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
 
 
 def test_a_head_without_end_is_refused_at_once(tmp_path: Path) -> None:
-    """A sparse file of a terabyte takes no space on the disk; 10^11 empty strings fit into its length."""
+    """A sparse file of a terabyte takes no space on the disk, and counts of 10^11 fit into its length."""
     path = tmp_path / "m.gguf"
-    for kind, count in [(STRING, 10**11), (0, 10**12)]:
-        path.write_bytes(_file((_array("a", kind, count),)))
+    for keys, problem in [
+        ((_array("a", 0, 10**12),), r".* may take 268435456 bytes; the file is damaged"),
+        (
+            (_array("b", STRING, 9, bytes(72)), _array("a", STRING, 1 << 22)),
+            r"4194304 found; supported: at most 419429",
+        ),
+    ]:
+        path.write_bytes(_file(keys))
         os.truncate(path, 2 << 40)
         begin = time.perf_counter()
-        with pytest.raises(GGUFError, match=r"key 'a': array length: .* may take 268435456 bytes; the file is damaged"):
+        with pytest.raises(GGUFError, match=f"key 'a': array length: {problem}"):
             open_gguf(path)
         assert time.perf_counter() - begin < 1
 

@@ -222,6 +222,8 @@ def test_a_new_file_has_the_usual_permissions(tmp_path: Path) -> None:
         ({"a": [1, 2]}, [], r"key 'a': list cannot be stored; supported: bool, int"),
         ({"a": None}, [], r"key 'a': NoneType cannot be stored"),
         ({"a": "\ud800"}, [], r"key 'a': '\\ud800' cannot be stored as UTF-8"),
+        ({"a": ["x"] * ((1 << 22) + 1)}, [], r"counts: 4194305 strings in arrays given; supported: at most 4194304"),
+        ({str(i): 1 for i in range(65537)}, [], r"counts: 65537 keys given; supported: at most 65536"),
         ({"": 1}, [], r"key '': a name of 0 bytes; supported: 1 to 65535"),
         ({"k" * 65536: 1}, [], r"a name of 65536 bytes; supported: 1 to 65535"),
         ({"\udcff": 1}, [], r"key '\\udcff': the name is not UTF-8"),
