@@ -90,7 +90,7 @@ class CpuExecutable:
         self._tiles = {n: (np.zeros(2, np.int64), np.zeros((limits.rows, 2), np.int32)) for n in _tile_sizes(plan)}
         self._step = np.zeros(Step.SIZE, np.int64)
         self._inputs = _Inputs(limits)
-        stride = max((attention.scratch_bytes(*shape, BLOCK) for shape in _attention_shapes(plan)), default=64)
+        stride = max((attention.scratch_bytes(shape) for shape in _attention_shapes(plan)), default=64)
         self._attention_scratch = Arena(aligned(stride) * backend.pool.threads, "attention")
 
         unpacked = max((p.tile_chunk(backend.pool.threads) * p.tile_bytes for p in panels.values()), default=0)
@@ -281,6 +281,8 @@ def _vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
             for weight in (op.weight, op.bias):
                 if weight is not None:
                     found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
+        elif isinstance(op, Attention) and op.sinks is not None:
+            found[f"vector:{op.sinks.name}"] = (f"vector:{op.sinks.name}", op.sinks, LANES)
         elif isinstance(op, Linear) and op.bias is not None:
             found[f"panel_vector:{op.bias.name}"] = (f"panel_vector:{op.bias.name}", op.bias, 2 * LANES)
     return list(found.values())
@@ -294,18 +296,12 @@ def _embedding_rows(plan: Plan) -> int:
     return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1)
 
 
-def _attention_shapes(plan: Plan) -> set[tuple[int, int]]:
-    """(head_dim, query heads per key-value head) of the plan's attention."""
-    layers = plan.layers
-    return {
-        (layers[op.layer].head_dim, op.heads // layers[op.layer].kv_heads)
-        for op in plan.operations
-        if isinstance(op, Attention)
-    }
+def _attention_shapes(plan: Plan) -> set[attention.Shape]:
+    return {bind.attention_shape(plan, op) for op in plan.operations if isinstance(op, Attention)}
 
 
 def _tile_sizes(plan: Plan) -> set[int]:
-    return {attention.tile_tokens(group) for _, group in _attention_shapes(plan)}
+    return {attention.tile_tokens(shape.group) for shape in _attention_shapes(plan)}
 
 
 def _cache(plan: Plan, limits: Limits) -> tuple[list[NDArray[np.uint8]], dict[str, int], int]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.base import Limits
+from backends.base import BackendError, Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels import attention, linear, matrix, rowwise
@@ -19,6 +19,7 @@ from backends.cpu.kernels.common import X_VALUES
 from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import (
     BLOCK,
+    Activate,
     Add,
     Append,
     Attention,
@@ -32,6 +33,7 @@ from backends.plan import (
     Rotate,
     Scale,
     SelectRows,
+    Softcap,
     Value,
 )  # fmt: skip
 
@@ -120,6 +122,7 @@ class _Binder:
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
+            Activate: self.activate, Softcap: self.softcap,
         }  # fmt: skip
         for number, op in enumerate(operations):
             if number in fused.values():
@@ -129,8 +132,13 @@ class _Binder:
                 addition = operations[other] if other is not None else None
                 assert addition is None or isinstance(addition, Add)
                 self.linear(op, addition)
-            else:
+            elif type(op) in emit:
                 emit[type(op)](op)
+            else:
+                raise BackendError(
+                    f"the cpu backend has no kernels for {type(op).__name__.lower()} yet; "
+                    "--backend reference runs it, slowly"
+                )
         _place_barriers(self.calls)
         return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index])
 
@@ -148,8 +156,10 @@ class _Binder:
         q, q_writes = self.quantize_slots(op.out, a.Q)
         slots: dict[int, Slot] = {
             a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride, a.WEIGHT: f"vector:{op.weight.name}",
-            a.BIAS: f"vector:{op.bias.name}" if op.bias else 0, a.WIDTH: op.x.width // op.groups,
-            a.GROUPS: op.groups, a.EPS: float(op.eps), a.ROWS: f"rows:{op.x.rows}", **q,
+            a.BIAS: f"vector:{op.bias.name}" if op.bias else 0,
+            a.GROUP_STRIDE: 4 * op.weight.shape[-1] if len(op.weight.shape) > 1 else 0,
+            a.WIDTH: op.x.width // op.groups, a.GROUPS: op.groups, a.EPS: float(op.eps),
+            a.ROWS: f"rows:{op.x.rows}", **q,
         }  # fmt: skip
         self.call(rowwise.norm(op.kind), a.SIZE, slots, op.x.rows, "norm", {x.number}, {y.number, *q_writes})
         self.used(op.x)
@@ -214,14 +224,15 @@ class _Binder:
     def attention(self, op: Attention) -> None:
         q, y, a = self.where[op.q.index], self.take(op.out), attention.AttentionArg
         layer = self.plan.layers[op.layer]
-        group = op.heads // layer.kv_heads
+        shape = attention_shape(self.plan, op)
         slots: dict[int, Slot] = {
             a.STEP: "step", a.Q: q, a.Q_STRIDE: q.stride, a.Y: y, a.Y_STRIDE: y.stride,
             a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.KV_HEADS: layer.kv_heads,
             a.SCALE: float(op.scale), a.COUNTER: "counter", a.SCRATCH: "scratch", a.SCRATCH_STRIDE: "scratch_stride",
-            a.TILES: ("tiles", attention.tile_tokens(group)),
+            a.TILES: ("tiles", attention.tile_tokens(shape.group)), a.WINDOW: op.window, a.SOFTCAP: float(op.softcap),
+            a.SINKS: f"vector:{op.sinks.name}" if op.sinks else 0,
         }  # fmt: skip
-        kernel = attention.attention(layer.head_dim, group, BLOCK)
+        kernel = attention.attention(shape)
         self.call(kernel, a.SIZE, slots, "tasks", "attention", {q.number, f"cache.{op.layer}"}, {y.number, "scratch"})
         self.used(op.q)
 
@@ -235,13 +246,20 @@ class _Binder:
             a.WIDTH: op.out.width, a.ROWS: f"rows:{op.out.rows}", **q,
         }  # fmt: skip
         reads: set[Resource] = {gate.number, up.number}
-        self.call(rowwise.glu(op.activation), a.SIZE, slots, op.out.rows, "glu", reads, {y.number, *q_writes})
+        kernel = rowwise.glu(op.activation, row_gate=op.gate.width == 1 and op.up.width > 1)
+        self.call(kernel, a.SIZE, slots, op.out.rows, "glu", reads, {y.number, *q_writes})
 
     def add(self, op: Add) -> None:
         self._pair(rowwise.add(), op.out, (op.a, op.b), {}, "add")
 
     def scale(self, op: Scale) -> None:
         self._pair(rowwise.scale(), op.out, (op.x,), {rowwise.PairArg.FACTOR: float(op.factor)}, "scale")
+
+    def activate(self, op: Activate) -> None:
+        self._pair(rowwise.apply(op.activation), op.out, (op.x,), {}, op.activation)
+
+    def softcap(self, op: Softcap) -> None:
+        self._pair(rowwise.softcap(), op.out, (op.x,), {rowwise.PairArg.FACTOR: float(op.cap)}, "softcap")
 
     def _pair(self, kernel: Kernel, out: Value, inputs: tuple[Value, ...], more: dict[int, Slot], label: str) -> None:
         buffers, a = [self.where[value.index] for value in inputs], rowwise.PairArg
@@ -261,6 +279,14 @@ class _Binder:
         }  # fmt: skip
         self.call(rowwise.select(), a.SIZE, slots, "select", "select", {x.number}, {y.number})
         self.used(op.x)
+
+
+def attention_shape(plan: Plan, op: Attention) -> attention.Shape:
+    """What this attention's kernel is compiled for."""
+    layer = plan.layers[op.layer]
+    return attention.Shape(
+        layer.head_dim, op.heads // layer.kv_heads, BLOCK, op.window > 0, op.softcap > 0.0, op.sinks is not None
+    )
 
 
 def program(plan: Plan, limits: Limits, threads: int) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -121,8 +122,9 @@ def load(
 
 
 def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """A one-dimensional tensor as float32, zeros up to a multiple of `lanes`."""
-    values = dequantize(weight.read(0, 1), weight.format)[0][: weight.shape[0]]
-    out = np.zeros(-(-values.size // lanes) * lanes, np.float32)
+    """A tensor of plain numbers as float32, flat, with zeros up to a multiple of `lanes` and one vector more."""
+    rows = math.prod(weight.shape[:-1])
+    values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
+    out = np.zeros(-(-values.size // lanes) * lanes + lanes, np.float32)
     out[: values.size] = values
     return out

@@ -8,11 +8,12 @@ threads.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tasks
-from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
+from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tanh, tasks
+from backends.cpu.simd import F32, I32, LANES, Function, Value
 
 
 class AttentionArg(IntEnum):
@@ -29,7 +30,27 @@ class AttentionArg(IntEnum):
     SCRATCH = 10
     SCRATCH_STRIDE = 11  # bytes of one thread
     TILES = 12  # address of {int64 address of int32 (first row, rows), int64 count}
+    WINDOW = 13  # positions that a row sees, itself included
+    SOFTCAP = 14  # float32
+    SINKS = 15  # float32 (heads,)
     SIZE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a kernel is compiled for."""
+
+    head_dim: int
+    group: int  # query heads that read one key-value head
+    block: int  # positions of a cache block
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+
+    @property
+    def name(self) -> str:
+        extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks") if getattr(self, n))
+        return f"attention_{self.head_dim}_{self.group}_{self.block}{extras}"
 
 
 MAX_QUERY_ROWS = 16
@@ -48,19 +69,19 @@ def _padded(head_dim: int) -> int:
     return -(-head_dim // LANES) * LANES
 
 
-def scratch_bytes(head_dim: int, group: int, block: int) -> int:
+def scratch_bytes(shape: Shape) -> int:
     """Bytes of one thread's scratch: scaled queries, scores, outputs, and per row maximum, sum, correction."""
-    rows = max(group, tile_tokens(group) * group)
-    return rows * 4 * (2 * _padded(head_dim) + block + 3) + 64
+    rows = max(shape.group, tile_tokens(shape.group) * shape.group)
+    return rows * 4 * (2 * _padded(shape.head_dim) + shape.block + 3) + 64
 
 
 def _divisor(n: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if n % d == 0)
 
 
-def attention(head_dim: int, group: int, block: int) -> Kernel:
-    """y = softmax(scale * q k^T) v for every row; `group` query heads read one key-value head."""
-    tokens = tile_tokens(group)
+def attention(shape: Shape) -> Kernel:
+    """y = softmax(scale * q k^T) v for every row, with the extras of `backends.plan.Attention` that the shape names."""
+    tokens = tile_tokens(shape.group)
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         step = a.pointer(AttentionArg.STEP)
@@ -76,21 +97,21 @@ def attention(head_dim: int, group: int, block: int) -> Kernel:
             first, count = f.load_i32(list_, tile), f.load_i32(list_, tile + 1)
             if tokens > 1:
                 with f.when(count.equals(tokens)):
-                    _rows(f, a, step, scratch, first, head, tokens, head_dim, group, block)
+                    _rows(f, a, step, scratch, first, head, tokens, shape)
                 with f.when(count.differs(tokens)), f.loop(first, first + count) as row:
-                    _rows(f, a, step, scratch, row, head, 1, head_dim, group, block)
+                    _rows(f, a, step, scratch, row, head, 1, shape)
             else:
                 with f.loop(first, first + count) as row:
-                    _rows(f, a, step, scratch, row, head, 1, head_dim, group, block)
+                    _rows(f, a, step, scratch, row, head, 1, shape)
 
-    return kernel(f"attention_{head_dim}_{group}_{block}", body)
+    return kernel(shape.name, body)
 
 
 def _rows(
-    f: Function, a: Arguments, step: Value, scratch: Value, first: Value, head: Value,
-    tokens: int, head_dim: int, group: int, block: int,
-) -> None:  # fmt: skip
+    f: Function, a: Arguments, step: Value, scratch: Value, first: Value, head: Value, tokens: int, shape: Shape
+) -> None:
     """All query heads of `head` for `tokens` rows from `first`."""
+    head_dim, group, block = shape.head_dim, shape.group, shape.block
     rows, width = tokens * group, _padded(head_dim)
     queries, scores = scratch, scratch + rows * width * 4
     outputs = scores + rows * block * 4
@@ -117,18 +138,33 @@ def _rows(
     limits = [f.load_i32(positions, first + token) for token in range(tokens)]
     sequence = f.load_i32(f.pointer(f.load_int(step, Step.SEQUENCE)), first)
     table = f.pointer(f.load_int(step, Step.TABLES)) + sequence * f.load_int(step, Step.TABLE_STRIDE)
-    with f.loop(0, limits[-1] // block + 1) as number:
+    window = a.i64(AttentionArg.WINDOW) if shape.window else None
+    start = f.i64(0)
+    if (
+        window is not None
+    ):  # a block that only other rows of the tile see weighs 0 in the end: its maximum is the lowest
+        oldest = limits[0] - window + 1
+        start = f.select(oldest > 0, oldest, f.i64(0)) // block
+    softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
+    with f.loop(start, limits[-1] // block + 1) as number:
         at = f.load_i32(table, number) * kv_heads + head
         keys = a.pointer(AttentionArg.K_CACHE) + at * (block * head_dim * 2)
         values = a.pointer(AttentionArg.V_CACHE) + at * (block * width * 2)
-        _scores(f, queries, keys, scores, limits, number * block, rows, head_dim, group, block)
+        _scores(f, queries, keys, scores, limits, number * block, rows, shape, window, softcap)
         with f.loop(0, rows) as one:
             _softmax(f, scores + one * (4 * block), maxima + one * 4, sums + one * 4, corrections + one * 4, block)
         _weighted_sum(f, scores, values, outputs, corrections, rows, width, block)
 
     for row in range(rows):
         target = head_row(AttentionArg.Y, row)
-        inverse = f.splat(f.constant(F32, 1.0) / f.load(sums + row * 4, F32))
+        numerator, total = f.constant(F32, 1.0), f.load(sums + row * 4, F32)
+        if shape.sinks:
+            sink = f.load(a.pointer(AttentionArg.SINKS) + (head * group + row % group) * 4, F32)
+            before = f.load(maxima + row * 4, F32)
+            now = f.fmax(before, sink)
+            numerator = f.lane(exp(f, f.splat(before - now, 4)), 0)
+            total = f.fma(total, numerator, f.lane(exp(f, f.splat(sink - now, 4)), 0))
+        inverse = f.splat(numerator / total)
         for at_dim in range(0, head_dim, LANES):
             value = f.load(outputs + (row * width + at_dim) * 4, f32x16) * inverse
             f.store_lanes(target + 4 * at_dim, value, min(LANES, head_dim - at_dim))
@@ -136,9 +172,10 @@ def _rows(
 
 def _scores(
     f: Function, queries: Value, keys: Value, scores: Value, limits: list[Value], start: Value,
-    rows: int, head_dim: int, group: int, block: int,
+    rows: int, shape: Shape, window: Value | None, softcap: Value | None,
 ) -> None:  # fmt: skip
     """scores[row][j] = q[row] . k[j], one chain over head_dim; -1e30 where position start + j is not to be seen."""
+    head_dim, group, block = shape.head_dim, shape.group, shape.block
     width = _padded(head_dim)
     together = _divisor(rows, f.isa.query_rows)
     unroll = _divisor(head_dim, 4)
@@ -154,8 +191,15 @@ def _scores(
                         q = f.broadcast(queries + (d + ((base + i) * width + u)) * 4, F32)
                         total.set(f.fma(key, q, total.get()))
             for i, total in enumerate(sums):
-                limit = f.splat(Value(f, f.builder.trunc(limits[(base + i) // group].ir, I32)))
-                seen = f.select(lanes <= limit, total.get(), f.constant(f32x16, LOWEST))
+                last = limits[(base + i) // group]
+                score = total.get()
+                if softcap is not None:
+                    score = softcap * tanh(f, score / softcap)
+                limit = f.splat(Value(f, f.builder.trunc(last.ir, I32)))
+                seen = f.select(lanes <= limit, score, f.constant(f32x16, LOWEST))
+                if window is not None:
+                    hidden = f.splat(Value(f, f.builder.trunc((last - window).ir, I32)))
+                    seen = f.select(lanes <= hidden, f.constant(f32x16, LOWEST), seen)
                 f.store(scores + (panel * LANES + (base + i) * block) * 4, seen)
 
 
@@ -201,6 +245,3 @@ def _weighted_sum(
             at = outputs + ((base + row) * width + d) * 4
             for s in range(strips):
                 f.store(at + 4 * LANES * s, sums[row][s].get())
-
-
-assert vector(F32).count == LANES

@@ -131,3 +131,24 @@ def exp(f: Function, x: Value) -> Value:
     y = f.fma(p, r * r, r) + 1.0
     power = f.bits((f.to_int32(n) + 127) << 23, type_)
     return f.select(x < -87.0, c(0.0), y * power)
+
+
+def sigmoid(f: Function, x: Value) -> Value:
+    one = f.constant(x.type, 1.0)
+    return one / (one + exp(f, f.zeros(x.type) - x))
+
+
+def tanh(f: Function, x: Value) -> Value:
+    """1 - 2 / (e^2x + 1): absolute error below 2e-7, which is what soft caps need."""
+    one = f.constant(x.type, 1.0)
+    return one - f.constant(x.type, 2.0) / (exp(f, x * 2.0) + one)
+
+
+def activate(f: Function, name: str, x: Value) -> Value:
+    """silu, gelu (the tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))) or sigmoid."""
+    if name == "sigmoid":
+        return sigmoid(f, x)
+    z = x
+    if name == "gelu":
+        z = f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308
+    return x * sigmoid(f, z)

@@ -6,12 +6,24 @@ are padded to whole vectors; the padding holds numbers that nothing reads.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Literal
 
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, own_rows, quantize_row
+from backends.cpu.kernels.common import (
+    Arguments,
+    Step,
+    activate,
+    f32x16,
+    kernel,
+    own_rows,
+    quantize_row,
+    sigmoid,
+    tanh,
+)  # fmt: skip
 from backends.cpu.simd import F32, I16, I32, LANES, Function, Value, vector
+from backends.plan import Activation, GluActivation
 
 
 def _add(a: Value, b: Value) -> Value:
@@ -32,6 +44,7 @@ class NormArg(IntEnum):
     Q = 10  # activation blocks of y, 0 for none
     Q_STRIDE = 11
     Q_BLOCKS = 12
+    GROUP_STRIDE = 13  # bytes from the weights of one group to those of the next; 0 where all groups share them
     SIZE = 16
 
 
@@ -39,7 +52,7 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
     """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" leaves the mean out."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        width, weight = a.i64(NormArg.WIDTH), a.pointer(NormArg.WEIGHT)
+        width = a.i64(NormArg.WIDTH)
         zero = f.zeros(f32x16)
         count = f.to_float(width)
 
@@ -57,6 +70,8 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
             with f.loop(0, a.i64(NormArg.GROUPS)) as group:
                 x = a.pointer(NormArg.X) + (row * a.i64(NormArg.X_STRIDE) + group * width * 4)
                 y = y_row + group * width * 4
+                own = group * a.i64(NormArg.GROUP_STRIDE)
+                weight = a.pointer(NormArg.WEIGHT) + own
                 mean = f.var(f.zeros(F32))
                 if kind == "layer":
                     total = f.var(zero)
@@ -74,7 +89,7 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
                     out = f.var(inside(i, (load(x, i) - center) * scale * f.load(weight + i * 4, f32x16)))
                     bias = a.i64(NormArg.BIAS)
                     with f.when(bias.differs(0)):
-                        out.set(inside(i, out.get() + f.load(f.pointer(bias) + i * 4, f32x16)))
+                        out.set(inside(i, out.get() + f.load(f.pointer(bias) + (own + i * 4), f32x16)))
                     f.store(y + i * 4, out.get())
             _quantize_if_wanted(f, a, y_row, row, NormArg.Q)
 
@@ -122,24 +137,29 @@ class GluArg(IntEnum):
     SIZE = 16
 
 
-def glu(activation: Literal["silu", "gelu"]) -> Kernel:
-    """y = activation(gate) * up. gelu is the tanh form, written as x * sigmoid(1.5957691 (x + 0.044715 x^3))."""
+def glu(activation: GluActivation, row_gate: bool = False) -> Kernel:
+    """y = activation(gate) * up; with `row_gate` one gate for the whole row."""
+
+    def unit(f: Function, gate: Value, up: Value) -> Value:
+        if activation == "swiglu_oai":
+            seven = f.constant(f32x16, 7.0)
+            gate = f.fmin(gate, seven)
+            up = f.fmin(f.fmax(up, f.constant(f32x16, -7.0)), seven)
+            return gate * sigmoid(f, gate * 1.702) * (up + 1.0)
+        return activate(f, activation, gate) * up
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        one = f.constant(f32x16, 1.0)
         with own_rows(f, f.load_int(a.pointer(GluArg.ROWS)), thread, threads) as row:
             gate = a.pointer(GluArg.GATE) + row * a.i64(GluArg.GATE_STRIDE)
             up = a.pointer(GluArg.UP) + row * a.i64(GluArg.UP_STRIDE)
             y = a.pointer(GluArg.Y) + row * a.i64(GluArg.Y_STRIDE)
+            one = f.broadcast(gate, F32) if row_gate else None
             with f.loop(0, a.i64(GluArg.WIDTH), LANES) as i:
-                x = f.load(gate + i * 4, f32x16)
-                z = x
-                if activation == "gelu":
-                    z = f.fma(x * x * x, f.constant(f32x16, 0.044715), x) * 1.5957691216057308
-                f.store(y + i * 4, x / (one + exp(f, f.zeros(f32x16) - z)) * f.load(up + i * 4, f32x16))
+                g = one if one is not None else f.load(gate + i * 4, f32x16)
+                f.store(y + i * 4, unit(f, g, f.load(up + i * 4, f32x16)))
             _quantize_if_wanted(f, a, y, row, GluArg.Q)
 
-    return kernel(f"glu_{activation}", body)
+    return kernel(f"glu_{activation}{'_row' * row_gate}", body)
 
 
 class PairArg(IntEnum):
@@ -167,17 +187,41 @@ def add() -> Kernel:
     return kernel("add", body)
 
 
+def _map(f: Function, a: Arguments, thread: Value, threads: Value, function: Callable[[Value], Value]) -> None:
+    """y = function(a), 16 values at a time."""
+    with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
+        p, y = (a.pointer(base) + row * a.i64(base + 1) for base in (PairArg.A, PairArg.Y))
+        with f.loop(0, a.i64(PairArg.WIDTH), LANES) as i:
+            f.store(y + i * 4, function(f.load(p + i * 4, f32x16)))
+
+
 def scale() -> Kernel:
     """y = a * factor."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         factor = f.splat(a.f32(PairArg.FACTOR))
-        with own_rows(f, f.load_int(a.pointer(PairArg.ROWS)), thread, threads) as row:
-            p, y = (a.pointer(base) + row * a.i64(base + 1) for base in (PairArg.A, PairArg.Y))
-            with f.loop(0, a.i64(PairArg.WIDTH), LANES) as i:
-                f.store(y + i * 4, f.load(p + i * 4, f32x16) * factor)
+        _map(f, a, thread, threads, lambda x: x * factor)
 
     return kernel("scale", body)
+
+
+def apply(name: Activation) -> Kernel:
+    """y = activation(a)."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        _map(f, a, thread, threads, lambda x: activate(f, name, x))
+
+    return kernel(f"apply_{name}", body)
+
+
+def softcap() -> Kernel:
+    """y = factor * tanh(a / factor)."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        cap = f.splat(a.f32(PairArg.FACTOR))
+        _map(f, a, thread, threads, lambda x: cap * tanh(f, x / cap))
+
+    return kernel("softcap", body)
 
 
 class SelectArg(IntEnum):
