@@ -8,9 +8,10 @@ plan = record(config, architecture, tensors, recorder)
 from __future__ import annotations
 
 from models.architectures import ARCHITECTURES, Architecture, architecture_of
-from models.config import Config, RopeConfig, read_config
+from models.config import Config, ExpertConfig, RopeConfig, read_config
 from models.errors import ModelError
-from models.forward import Recorder, record
+from models.forward import record
+from models.recorder import Recorder
 from models.summary import Summary, summarize
 from models.tensors import Weight
 
@@ -18,6 +19,7 @@ __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Config",
+    "ExpertConfig",
     "ModelError",
     "Recorder",
     "RopeConfig",

@@ -1,7 +1,7 @@
 """The architectures that can run: one row each, holding only what a model file cannot say about itself.
 
-Biases, q/k norms, tied output, head sizes and rope frequency factors are read from the file. A new architecture that
-fits `models.forward` is one more row.
+Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes and rope frequency factors are read from
+the file. A new architecture that fits `models.forward` is one more row.
 """
 
 from __future__ import annotations
@@ -12,6 +12,31 @@ from typing import Any, Literal
 
 from models.errors import ModelError
 
+Activation = Literal["silu", "gelu"]
+ExpertActivation = Literal["silu", "gelu", "swiglu_oai"]
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How the experts of a token are weighted; `backends.plan.Experts` says what the gatings are."""
+
+    gating: Gating
+    normalize: bool  # the chosen weights are divided by their sum
+    from_file: bool = False  # keys of the file go before the two above, and may scale the weights
+    scales: bool = False  # `.scale` tensors of the experts' matrices count
+    activation: ExpertActivation = "silu"
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Attention in a sliding window, of which every `period`-th layer is free."""
+
+    period: int  # where the file does not say it: layers period - 1, 2 period - 1, ... see everything
+    window: int = 0  # where the file does not say it; 0: no layer slides
+    stretched: bool = True  # rope scaling holds in sliding layers too
+    rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -19,19 +44,64 @@ class Architecture:
 
     name: str  # general.architecture, and the prefix of the keys
     rope_style: Literal["norm", "neox"]
-    activation: Literal["silu", "gelu"] = "silu"
+    activation: Activation = "silu"
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
     qk_norm: bool = False  # the file must hold q/k norms (they are applied wherever it does)
     ffn_scales: bool = True  # `.scale` tensors of the feed-forward matrices count (llama.cpp reads them for some only)
+    ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: there is no gate
+    norm: Literal["rms", "layer"] = "rms"
+    attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
+    ffn_norm: str = "ffn_norm"  # and of the feed-forward
+    post_norms: bool = False  # what attention and feed-forward give is normed before it is added
+    root_width_embedding: bool = False  # embeddings are times sqrt(width)
+    wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
+    attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
+    logit_softcap: float | None = None  # as above
+    multipliers: bool = False  # keys scale embeddings, scores, residual branches and logits, and may switch rope off
+    sliding: Sliding | None = None
+    routing: Routing | None = None
 
 
 _ROWS = (
-    Architecture("llama", "norm"),  # Llama 1-3, Mistral 7B, Nemo and Small, TinyLlama, SmolLM 1-2, Yi, ...
+    Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
+        "llama", "norm", routing=Routing("softmax", True, scales=True)
+    ),
     Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
+    Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
+    Architecture(
+        "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
+        attention_softcap=50.0, logit_softcap=30.0, sliding=Sliding(2, window=4096),
+    ),
+    Architecture(
+        "gemma3", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=62,
+        qk_norm=True, logit_softcap=0.0, sliding=Sliding(6, stretched=False, rope_base=10000.0),
+    ),
+    Architecture("glm4", "norm", ffn="fused", ffn_scales=False, post_norms=True),
+    Architecture(
+        "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
+        routing=Routing("sigmoid", False, from_file=True),
+    ),
+    Architecture(
+        "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
+        routing=Routing("softmax_of_chosen", False, activation="swiglu_oai"),
+    ),
+    Architecture("granite", "norm", ffn_scales=False, multipliers=True),
+    Architecture(
+        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=Routing("softmax", True)
+    ),
+    Architecture(  # OLMo 3 too
+        "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
+        sliding=Sliding(4, stretched=False),
+    ),
+    Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
     Architecture("qwen2", "neox", ffn_scales=False),
+    Architecture("qwen2moe", "neox", ffn_scales=False, routing=Routing("softmax", False)),
     Architecture("qwen3", "neox", qk_norm=True),
+    Architecture("qwen3moe", "neox", qk_norm=True, routing=Routing("softmax", True, scales=True)),
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
-)
+    Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
+    Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
+)  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
 

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import index
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
+from models.architectures import ARCHITECTURES, Architecture, ExpertActivation, Gating, Routing
 from models.errors import ModelError
+from models.keys import Keys, found
 
-RopeScaling = Literal["none", "linear", "yarn"]
+RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 _MAX_LAYERS = 1024
 _MAX_WIDTH = 1 << 20  # of a row of activations, and of one head
 _MAX_VOCABULARY = 1 << 24
 _MAX_CONTEXT = 1 << 30
-_MAX_FACTOR = 1e6  # of anything that stretches positions
+_MAX_FACTOR = 1e6  # of anything that stretches positions or scales values
+_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # as the files number them, from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,25 @@ class RopeConfig:
     beta_slow: float  # yarn: rotations below which an angle is interpolated fully
     log_multiplier: float  # yarn: mscale_all_dim of the model's own configuration
     temperature: float  # Ministral 3: growth of the queries per e-fold of original contexts
+    sections: bool  # the angles also know places in a picture; for text that means rotating the halves of a head
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertConfig:
+    """How the feed-forward of a token is chosen; `backends.plan.Experts` says what the words mean."""
+
+    count: int
+    used: int
+    gating: Gating
+    normalize: bool
+    scale: float
+    activation: ExpertActivation
+    matrix_scales: bool  # `.scale` tensors count
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The shape of a dense transformer; tuples hold one number per layer."""
+    """The shape of a transformer; tuples hold one entry per layer."""
 
     architecture: str
     layers: int
@@ -55,23 +71,29 @@ class Config:
     context_length: int
     eps: float
     rope: RopeConfig
+    window_rope: RopeConfig  # of the layers with a window
+    rotated: tuple[bool, ...]
+    windows: tuple[int, ...]  # how many positions a row sees; 0: all
+    attention_scale: float
+    attention_softcap: float  # 0: none
+    logit_softcap: float  # 0: none
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    experts: ExpertConfig | None
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     """The `Config` of a model whose keys start with `architecture + "."`; ModelError names the key that is wrong."""
-    keys = _Keys(metadata, architecture + ".")
-    if experts := keys.integer("expert_count", 0, _MAX_WIDTH, default=0):
-        raise ModelError(
-            f"{architecture}.expert_count: mixture-of-experts models are not supported, found {experts} experts"
-        )
-    causal = metadata.get(architecture + ".attention.causal")
-    if isinstance(causal, bool) and not causal:
+    row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
+    if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
-    layers = keys.integer("block_count", 1, _MAX_LAYERS)
+    blocks = keys.integer("block_count", 1, _MAX_LAYERS)
+    layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last guess further tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
-    heads = keys.per_layer("attention.head_count", layers)
-    kv_heads = keys.per_layer("attention.head_count_kv", layers, default=heads)
+    heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_WIDTH)
+    kv_heads = keys.per_layer("attention.head_count_kv", blocks, 1, _MAX_WIDTH, default=heads)
     for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
         if many % few:
             raise ModelError(
@@ -79,22 +101,90 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
                 f"(layer {layer})"
             )
     head_dim = _head_dim(keys, width, heads)
+    rope = _rope(keys, head_dim, context_length)
     return Config(
         architecture=architecture,
         layers=layers,
         width=width,
-        heads=heads,
-        kv_heads=kv_heads,
+        heads=heads[:layers],
+        kv_heads=kv_heads[:layers],
         head_dim=head_dim,
-        ffn_width=keys.per_layer("feed_forward_length", layers),
+        ffn_width=keys.per_layer("feed_forward_length", blocks, 1, _MAX_WIDTH)[:layers],
         vocabulary=_vocabulary(keys),
         context_length=context_length,
-        eps=keys.real("attention.layer_norm_rms_epsilon", 1e-20, 1.0),
-        rope=_rope(keys, head_dim, context_length),
+        eps=keys.real(f"attention.layer_norm{'_rms' if row.norm == 'rms' else ''}_epsilon", 1e-20, 1.0),
+        rope=rope,
+        window_rope=_window_rope(keys, row, rope),
+        rotated=_rotated(keys, row, layers),
+        windows=_windows(keys, row, blocks)[:layers],
+        attention_scale=_attention_scale(keys, row, layers, head_dim, width // heads[0]),
+        attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
+        logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
+        embedding_scale=math.sqrt(width) if row.root_width_embedding else _multiplier(keys, row, "embedding_scale"),
+        residual_scale=_multiplier(keys, row, "residual_scale"),
+        logit_scale=1.0 / _multiplier(keys, row, "logit_scale"),
+        experts=_experts(keys, row.routing),
     )
 
 
-def _head_dim(keys: _Keys, width: int, heads: tuple[int, ...]) -> int:
+def _rotated(keys: Keys, row: Architecture, layers: int) -> tuple[bool, ...]:
+    if row.multipliers and not keys.flag("rope.scaling.finetuned", True):  # Granite 4 without positions says it so
+        return (False,) * layers
+    every = row.no_rope_every
+    return tuple(not every or (layer + 1) % every != 0 for layer in range(layers))
+
+
+def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
+    if row.sliding is None:
+        return (0,) * layers
+    window = keys.integer("attention.sliding_window", 0, _MAX_CONTEXT, default=row.sliding.window)
+    slides = keys.periodic("attention.sliding_window_pattern", layers, row.sliding.period)
+    return tuple(window if slide else 0 for slide in slides)
+
+
+def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig) -> RopeConfig:
+    if row.sliding is None:
+        return rope
+    base = keys.real("rope.freq_base_swa", 1.001, 1e30, default=row.sliding.rope_base or rope.base)
+    if row.sliding.stretched:
+        return replace(rope, base=base)
+    return replace(rope, base=base, scaling="none", factor=1.0, attention_factor=1.0)
+
+
+def _attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: int, share: int) -> float:
+    if layers == row.wide_scores:
+        return 1.0 / math.sqrt(share)
+    scale = keys.real("attention.scale", 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0
+    return scale or 1.0 / math.sqrt(head_dim)
+
+
+def _softcap(keys: Keys, key: str, default: float | None) -> float:
+    return 0.0 if default is None else keys.real(key, 0.0, _MAX_FACTOR, default=default)
+
+
+def _multiplier(keys: Keys, row: Architecture, key: str) -> float:
+    return (keys.real(key, 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0) or 1.0
+
+
+def _experts(keys: Keys, routing: Routing | None) -> ExpertConfig | None:
+    count = keys.integer("expert_count", 0, _MAX_WIDTH, default=0)
+    if not count:
+        return None
+    if routing is None:
+        raise ModelError(f"{keys.prefix}expert_count: {keys.prefix[:-1]} has no mixture of experts, found {count}")
+    if (groups := keys.integer("expert_group_count", 0, count, default=0)) > 1:
+        raise ModelError(f"{keys.prefix}expert_group_count: choosing in groups is not supported, found {groups}")
+    gating, normalize, scale = routing.gating, routing.normalize, 0.0
+    if routing.from_file:
+        number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
+        gating = _GATINGS[number - 1] if number else gating
+        normalize = keys.flag("expert_weights_norm", normalize)
+        scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
+    used = keys.integer("expert_used_count", 1, count)
+    return ExpertConfig(count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales)
+
+
+def _head_dim(keys: Keys, width: int, heads: tuple[int, ...]) -> int:
     default = width // heads[0] if width % heads[0] == 0 else None
     head_dim = keys.integer("attention.key_length", 1, _MAX_WIDTH, default=default)
     value_dim = keys.integer("attention.value_length", 1, _MAX_WIDTH, default=head_dim)
@@ -108,24 +198,24 @@ def _head_dim(keys: _Keys, width: int, heads: tuple[int, ...]) -> int:
     return head_dim
 
 
-def _vocabulary(keys: _Keys) -> int:
+def _vocabulary(keys: Keys) -> int:
     """Tokens in the tokenizer, which is what llama.cpp goes by; files without one must say `vocab_size`."""
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
         return keys.integer("vocab_size", 1, _MAX_VOCABULARY)
     if isinstance(tokens, str) or not hasattr(tokens, "__len__") or not 1 <= len(tokens) <= _MAX_VOCABULARY:
-        raise ModelError(f"tokenizer.ggml.tokens: expected a list of 1 to {_MAX_VOCABULARY} tokens, {_found(tokens)}")
+        raise ModelError(f"tokenizer.ggml.tokens: expected a list of 1 to {_MAX_VOCABULARY} tokens, {found(tokens)}")
     return len(tokens)
 
 
-def _rope(keys: _Keys, head_dim: int, context_length: int) -> RopeConfig:
+def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     n_rot = keys.integer("rope.dimension_count", 2, head_dim, default=head_dim)
     if n_rot % 2:
         raise ModelError(f"{keys.prefix}rope.dimension_count: expected an even number, found {n_rot}")
     scaling = keys.metadata.get(keys.prefix + "rope.scaling.type", "linear")
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
-        raise ModelError(f"{keys.prefix}rope.scaling.type: supported are {supported}, {_found(scaling)}")
+        raise ModelError(f"{keys.prefix}rope.scaling.type: supported are {supported}, {found(scaling)}")
     old_factor = keys.real("rope.scale_linear", 0.0, _MAX_FACTOR, default=0.0)  # the key's name in files of 2023
     factor = keys.real("rope.scaling.factor", 0.0, _MAX_FACTOR, default=old_factor)
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -_MAX_FACTOR, _MAX_FACTOR, default=-1.0)
@@ -142,54 +232,10 @@ def _rope(keys: _Keys, head_dim: int, context_length: int) -> RopeConfig:
         beta_slow=keys.real("rope.scaling.yarn_beta_slow", 1e-6, _MAX_FACTOR, default=1.0),
         log_multiplier=keys.real("rope.scaling.yarn_log_multiplier", 0.0, _MAX_FACTOR, default=0.0),
         temperature=keys.real("attention.temperature_scale", 0.0, _MAX_FACTOR, default=0.0),
+        sections=_sections(keys),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Keys:
-    """Checked reading of the keys below one prefix; a default makes a key optional."""
-
-    metadata: Mapping[str, Any]
-    prefix: str
-
-    def _value(self, key: str, default: Any) -> Any:
-        value = self.metadata.get(self.prefix + key, default)
-        if value is None:
-            raise ModelError(f"{self.prefix}{key}: the file does not hold this key, which the model needs")
-        return value
-
-    def _integer(self, key: str, value: Any, low: int, high: int) -> int:
-        try:
-            number = None if isinstance(value, bool) else index(value)
-        except TypeError:
-            number = None
-        if number is None or not low <= number <= high:
-            raise ModelError(f"{self.prefix}{key}: expected an integer from {low} to {high}, {_found(value)}")
-        return number
-
-    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        return self._integer(key, self._value(key, default), low, high)
-
-    def per_layer(self, key: str, layers: int, default: tuple[int, ...] | None = None) -> tuple[int, ...]:
-        """One positive integer per layer, from a number for all or an array of one each."""
-        value = self._value(key, default)
-        if isinstance(value, str) or not hasattr(value, "__len__"):
-            return (self._integer(key, value, 1, _MAX_WIDTH),) * layers
-        if len(value) != layers:
-            raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
-        return tuple(self._integer(key, item, 1, _MAX_WIDTH) for item in value)
-
-    def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        value = self._value(key, default)
-        try:
-            number = math.nan if isinstance(value, bool | str) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not low <= number <= high:
-            raise ModelError(f"{self.prefix}{key}: expected a number from {low:g} to {high:g}, {_found(value)}")
-        return number
-
-
-def _found(value: Any) -> str:
-    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
-    return f"found {text if len(text) <= 60 else text[:60] + '...'}"
+def _sections(keys: Keys) -> bool:
+    value = keys.metadata.get(keys.prefix + "rope.dimension_sections", ())
+    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) >= 2 and bool(value[0] and value[1])

@@ -11,10 +11,12 @@ from math import prod
 from typing import Literal
 
 import quant
-from models.architectures import Architecture
+from models.architectures import Activation, Architecture, ExpertActivation, Gating
 from models.config import Config
 from models.forward import walk
 from models.tensors import Tensors, Weight
+
+Stack = tuple[Weight, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,7 @@ class Summary:
     weight_bytes: int  # of the tensors in use, as stored in the file
     bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
     flops_per_token: int  # two per weight of every matrix product; attention apart
-    attention_flops_per_position: int  # more for every token in the cache
+    attention_flops_per_position: int  # more for every token in the cache, in layers without a window
     cache_values_per_token: int  # keys and values of all layers
     unused: tuple[str, ...]  # tensors of the file that the forward does not read
 
@@ -33,7 +35,7 @@ class Summary:
 def summarize(config: Config, architecture: Architecture, tensors: Mapping[str, Weight]) -> Summary:
     """The counts of a model; ModelError where its forward cannot be recorded."""
     checked = Tensors(tensors)
-    tally = walk(config, architecture, checked, _Tally(config.head_dim))
+    tally = walk(config, architecture, checked, _Tally())
     return Summary(
         parameters=sum(prod(w.shape) for w in tally.weights.values()),
         weight_bytes=sum(_bytes(w) for w in tally.weights.values()),
@@ -50,10 +52,9 @@ def _bytes(weight: Weight) -> int:
 
 
 class _Tally:
-    """A recorder whose values are nothing and whose plan is itself, with everything counted."""
+    """A recorder whose values are their widths and whose plan is itself, with everything counted."""
 
-    def __init__(self, head_dim: int) -> None:
-        self._head_dim = head_dim
+    def __init__(self) -> None:
         self.weights: dict[str, Weight] = {}
         self.bytes_read = self.flops = self.attention_flops = self.cache_values = 0
 
@@ -63,16 +64,23 @@ class _Tally:
                 self.weights[weight.name] = weight
                 self.bytes_read += _bytes(weight)
 
-    def embed(self, table: Weight) -> None:
+    def embed(self, table: Weight) -> int:
         self.weights[table.name] = table
         self.bytes_read += quant.row_bytes(table.format, table.shape[1])
+        return table.shape[1]
 
-    def rms_norm(self, x: None, weight: Weight, eps: float, groups: int = 1) -> None:
+    def rms_norm(self, x: int, weight: Weight, eps: float, groups: int = 1) -> int:
         self._read(weight)
+        return x
 
-    def linear(self, x: None, weight: Weight, bias: Weight | None = None, scale: float = 1.0) -> None:
+    def layer_norm(self, x: int, weight: Weight, bias: Weight | None, eps: float, groups: int = 1) -> int:
+        self._read(weight, bias)
+        return x
+
+    def linear(self, x: int, weight: Weight, bias: Weight | None = None, scale: float = 1.0) -> int:
         self._read(weight, bias)
         self.flops += 2 * prod(weight.shape)
+        return weight.shape[0]
 
     def rope(
         self,
@@ -84,21 +92,52 @@ class _Tally:
         temperature_length: int = 1,
     ) -> None: ...
 
-    def rotate(self, x: None, head_dim: int, rope: None) -> None: ...
+    def rotate(self, x: int, head_dim: int, rope: None) -> int:
+        return x
 
-    def append(self, layer: int, k: None, v: None, kv_heads: int) -> None:
-        self.cache_values += 2 * kv_heads * self._head_dim
+    def append(self, layer: int, k: int, v: int, kv_heads: int) -> None:
+        self.cache_values += k + v
 
-    def attention(self, q: None, layer: int, heads: int, scale: float) -> None:
-        self.attention_flops += 4 * heads * self._head_dim  # a product and a sum for the score, and for the mix
+    def attention(
+        self, q: int, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
+        sinks: Weight | None = None,
+    ) -> int:  # fmt: skip
+        self._read(sinks)
+        self.attention_flops += 0 if window else 4 * q  # a product and a sum for the score, and for the mix
+        return q
 
-    def glu(self, gate: None, up: None, activation: Literal["silu", "gelu"]) -> None: ...
+    def glu(self, gate: int, up: int, activation: Activation | Literal["sigmoid"]) -> int:
+        return up
 
-    def add(self, a: None, b: None) -> None: ...
+    def stack(self, weight: Weight, scale: Weight | None = None, bias: Weight | None = None) -> Stack:
+        return tuple(w for w in (weight, scale, bias) if w is not None)
 
-    def scale(self, x: None, factor: float) -> None: ...
+    def experts(
+        self, x: int, router: int, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
+        scale: float, activation: ExpertActivation, choice_bias: Weight | None = None,
+    ) -> int:  # fmt: skip
+        """Only the chosen experts are read and computed with."""
+        for weight in (*gate, *up, *down):
+            self.weights[weight.name] = weight
+            self.bytes_read += _bytes(weight) * used // weight.shape[0]
+        self.flops += sum(2 * used * prod(stack[0].shape[1:]) for stack in (gate, up, down))
+        self._read(choice_bias)
+        return down[0].shape[1]
 
-    def select_rows(self, x: None) -> None: ...
+    def activate(self, x: int, activation: Activation) -> int:
+        return x
 
-    def finish(self, logits: None) -> _Tally:
+    def softcap(self, x: int, cap: float) -> int:
+        return x
+
+    def add(self, a: int, b: int) -> int:
+        return a
+
+    def scale(self, x: int, factor: float) -> int:
+        return x
+
+    def select_rows(self, x: int) -> int:
+        return x
+
+    def finish(self, logits: int) -> _Tally:
         return self

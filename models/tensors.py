@@ -6,6 +6,7 @@ What was handed out is remembered, so that `show` can list what a file holds and
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -25,8 +26,43 @@ class Weight(Protocol):
     @property
     def format(self) -> str: ...
     @property
-    def shape(self) -> tuple[int, ...]: ...  # row-major: (rows, columns) or (columns,)
+    def shape(self) -> tuple[int, ...]: ...  # row-major: (experts, rows, columns), (rows, columns) or (columns,)
     def read(self, start: int, stop: int) -> NDArray[np.uint8]: ...  # rows as (stop - start, bytes per row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A matrix made of rows start, start + 1, ... of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: Weight
+    start: int
+
+    @property
+    def format(self) -> str:
+        return self.tensor.format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self.tensor.read(self.start + start, self.start + stop)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Values start, start + 1, ... of a vector; both ends lie between blocks of its format."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensor: Weight
+    start: int
+
+    @property
+    def format(self) -> str:
+        return self.tensor.format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        first, size = (quant.row_bytes(self.format, n) for n in (self.start, self.shape[0]))
+        return self.tensor.read(start, stop)[:, first : first + size]
 
 
 class Tensors:
@@ -42,8 +78,41 @@ class Tensors:
     def vector(self, name: str, width: int) -> Weight:
         return self._checked(name, (width,))
 
-    def optional_vector(self, name: str, width: int) -> Weight | None:
-        return self.vector(name, width) if name in self else None
+    def stack(self, name: str, experts: int, rows: int, columns: int) -> Weight:
+        """One matrix per expert."""
+        return self._checked(name, (experts, rows, columns))
+
+    def optional(self, name: str, *shape: int) -> Weight | None:
+        return self._checked(name, shape) if name in self else None
+
+    def either(self, name: str, *shapes: tuple[int, ...]) -> Weight:
+        """A tensor of one of several shapes; the error for a wrong one names the first."""
+        found = tuple(self._tensors[name].shape) if name in self else None
+        return self._checked(name, found if found in shapes else shapes[0])
+
+    def row(self, name: str, width: int) -> Weight:
+        """A vector as a matrix of one row."""
+        return _Rows(name, (1, width), self.vector(name, width), 0)
+
+    def rows(self, name: str, start: int, stop: int, of: int, columns: int) -> Weight:
+        """Rows start..stop of a matrix (of, columns)."""
+        return _Rows(f"{name}[{start}:{stop}]", (stop - start, columns), self.matrix(name, of, columns), start)
+
+    def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
+        """Values start..stop of a vector (of,)."""
+        vector = self.optional(name, of)
+        if vector is None:
+            return None
+        try:
+            quant.row_bytes(vector.format, start)
+            quant.row_bytes(vector.format, stop)
+        except quant.QuantError as error:
+            raise ModelError(f"{name}: {error}") from None
+        return _Part(f"{name}[{start}:{stop}]", (stop - start,), vector, start)
+
+    def height(self, name: str) -> int:
+        """Rows of the matrix, or of each matrix of a stack; 0 where the file does not hold it."""
+        return int(self._tensors[name].shape[-2]) if name in self and len(self._tensors[name].shape) > 1 else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
         """The values float32 (width,) of a small vector that becomes part of the plan; they must be finite."""

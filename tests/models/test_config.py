@@ -86,13 +86,13 @@ def test_the_vocabulary_is_the_tokenizers() -> None:
         ("llama.attention.layer_norm_rms_epsilon", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", "1e-5"),
         ("llama.attention.causal", False),
-        ("llama.expert_count", 8),
+        ("llama.expert_count", -1),
         ("llama.rope.dimension_count", 7),
         ("llama.rope.dimension_count", 10),
         ("llama.rope.dimension_count", 0),
         ("llama.rope.freq_base", 0.0),
         ("llama.rope.freq_base", float("inf")),
-        ("llama.rope.scaling.type", "longrope"),
+        ("llama.rope.scaling.type", "ntk"),
         ("llama.rope.scaling.type", 3),
         ("llama.rope.scaling.factor", -2.0),
         ("llama.rope.scaling.factor", float("inf")),
@@ -120,9 +120,7 @@ def test_an_odd_head_width_must_be_said() -> None:
 
 def test_an_unknown_architecture_lists_the_supported_ones() -> None:
     for metadata in ({}, {"general.architecture": "mamba9"}, {"general.architecture": 3}):
-        with pytest.raises(
-            ModelError, match=r"^general\.architecture: .*supported: llama, mistral3, qwen2, qwen3, smo"
-        ):
+        with pytest.raises(ModelError, match=r"^general\.architecture: .*supported: llama, mistral3, gemma, gemma2"):
             architecture_of(metadata)
     assert architecture_of({"general.architecture": "qwen3"}) is ARCHITECTURES["qwen3"]
 

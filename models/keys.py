@@ -1,0 +1,82 @@
+"""Checked reading of a model file's metadata: every number has bounds, every error names its key and what was found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from models.errors import ModelError
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Checked reading of the keys below one prefix; a default makes a key optional."""
+
+    metadata: Mapping[str, Any]
+    prefix: str
+
+    def _value(self, key: str, default: Any) -> Any:
+        value = self.metadata.get(self.prefix + key, default)
+        if value is None:
+            raise ModelError(f"{self.prefix}{key}: the file does not hold this key, which the model needs")
+        return value
+
+    def _integer(self, key: str, value: Any, low: int, high: int) -> int:
+        try:
+            number = None if isinstance(value, bool) else index(value)
+        except TypeError:
+            number = None
+        if number is None or not low <= number <= high:
+            raise ModelError(f"{self.prefix}{key}: expected an integer from {low} to {high}, {found(value)}")
+        return number
+
+    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
+        return self._integer(key, self._value(key, default), low, high)
+
+    def per_layer(
+        self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None
+    ) -> tuple[int, ...]:
+        """One integer per layer, from a number for all or an array of one each."""
+        return self._per_layer(key, self._value(key, default), layers, low, high)
+
+    def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int) -> tuple[int, ...]:
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            return (self._integer(key, value, low, high),) * layers
+        if len(value) != layers:
+            raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
+        return tuple(self._integer(key, item, low, high) for item in value)
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._value(key, default)
+        if not isinstance(value, bool | np.bool_):
+            raise ModelError(f"{self.prefix}{key}: expected true or false, {found(value)}")
+        return bool(value)
+
+    def periodic(self, key: str, layers: int, period: int) -> tuple[bool, ...]:
+        """One flag per layer, from an array of one each, or false for every n-th from a number n (0: true for all)."""
+        value = self._value(key, period)
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            period = self._integer(key, value, 0, layers + period)
+            return tuple(not period or (layer + 1) % period != 0 for layer in range(layers))
+        numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
+        return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
+
+    def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        value = self._value(key, default)
+        try:
+            number = math.nan if isinstance(value, bool | str) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not low <= number <= high:
+            raise ModelError(f"{self.prefix}{key}: expected a number from {low:g} to {high:g}, {found(value)}")
+        return number
+
+
+def found(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | int | float | bool) else f"a {type(value).__name__}"
+    return f"found {text if len(text) <= 60 else text[:60] + '...'}"
