@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from localllm import __version__
@@ -40,7 +41,7 @@ class Command(NamedTuple):
     call: Callable[..., None]
 
 
-def _chat(own: options.Chat, model: options.ModelName, *rest: Any) -> None:
+def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
     from localllm.cli.chat import chat
 
     chat(own, _one_model(model, "demo"), *rest)
@@ -55,7 +56,7 @@ def _run(own: options.Run, *rest: Any) -> None:
     run(own, name, prompt, *rest)
 
 
-def _show(own: options.Show, model: options.ModelName) -> None:
+def _show(model: options.ModelName, own: options.Show) -> None:
     if own.formats or own.archs:
         from localllm.cli import tables
 
@@ -67,7 +68,7 @@ def _show(own: options.Show, model: options.ModelName) -> None:
     show(own, _one_model(model))
 
 
-def _bench(own: options.Bench, model: options.ModelName) -> None:
+def _bench(model: options.ModelName, own: options.Bench) -> None:
     from localllm.cli.bench import bench
 
     bench(own, _one_model(model))
@@ -90,7 +91,7 @@ COMMANDS: dict[str, Command] = {
         "[MODEL]",
         "talk with a model; without MODEL, with the small one in the box",
         "Ctrl-C stops an answer, Ctrl-D leaves, /help says more. From a pipe, every line is one turn.",
-        (options.Chat, options.ModelName, *_ANSWERING),
+        (options.ModelName, options.Chat, *_ANSWERING),
         _chat,
     ),
     "run": Command(
@@ -102,13 +103,13 @@ COMMANDS: dict[str, Command] = {
         _run,
     ),
     "show": Command(
-        "MODEL", "say what is in a model file and what memory it needs", "", (options.Show, options.ModelName), _show
+        "MODEL", "say what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
     ),
     "bench": Command(
         "MODEL",
         "measure speed, as llama-bench does",
         "GB/s is what decoding reads, % of roof is its share of what this machine can read, GOP/s is a prompt's work.",
-        (options.Bench, options.ModelName),
+        (options.ModelName, options.Bench),
         _bench,
     ),
 }
@@ -120,9 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
     if debug:
         words.remove("--debug")
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a character that cannot be shown is no reason to end
+    _make_streams_safe()
     try:
         _dispatch(words)
         sys.stdout.flush()
@@ -132,12 +131,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        _drop_output()
         return BROKEN_PIPE
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, OSError):
+            _drop_output()  # where the disk behind it is full, ending would fail once more
         return _explain(error)
+
+
+def _make_streams_safe() -> None:
+    """A stream that was closed, or a character that cannot be written, is no reason to end."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What is still buffered for stdout goes nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _dispatch(words: list[str]) -> None:

@@ -27,12 +27,15 @@ def parser(usage: str, help: str, groups: Sequence[type[Any]]) -> argparse.Argum
         usage=f"localllm {usage} [OPTIONS]",
         description=help,
         allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=36),
     )
     for group in groups:
-        section = made.add_argument_group(_title(group))
+        section = made.add_argument_group(title(group))
         for dest, default, option in declared(group):
             _add(section, dest, default, option)
+        if group.__name__ not in _TITLES:  # the command's own
+            section.add_argument("-h", "--help", action="help", help="this page")
     return made
 
 
@@ -53,15 +56,21 @@ def _values(group: type[Any], given: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _title(group: type[Any]) -> str:
+def title(group: type[Any]) -> str:
+    """What a group of options is about."""
     return _TITLES.get(group.__name__, "options")
 
 
-_TITLES = {"Loading": "model", "Answering": "answer", "SamplerOptions": "sampling"}
+_TITLES = {
+    "ModelName": "which model",
+    "Loading": "opening a model",
+    "Answering": "the answer",
+    "SamplerOptions": "sampling",
+}
 
 
 def _add(section: argparse._ArgumentGroup, dest: str, default: Any, option: Declared) -> None:
-    text = option.help + (f" ({option.shown})" if option.shown else "")
+    text = option.help + (f" [{option.shown}]" if option.shown else "")
     text = text.replace("%", "%%")
     if not option.flags:
         section.add_argument(dest, nargs="*", metavar=option.metavar, help=text, type=option.read)

@@ -32,7 +32,7 @@ def show(own: Show, name: str) -> None:
     with open_gguf(resolve(name)) as file:
         facts = describe(file, own.ctx_size, own.tensors)
     if own.json:
-        print(json.dumps(facts, indent=2, ensure_ascii=False))
+        print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
 
@@ -181,7 +181,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield columns(list(_memory_rows(memory)))
     if "tensors" in facts:
         yield "\ntensors"
-        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
+        yield columns([(printable(t["name"]), t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
     yield "\nmetadata"
     yield columns([(printable(key), _one_line(value)) for key, value in facts["metadata"].items()])
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from localllm.cli.text import markdown
 
@@ -51,21 +52,34 @@ def architectures() -> str:
 
 
 def commands() -> str:
-    """Every command and every option of it."""
+    """Every command and every option; what several commands share stands once, behind them."""
     from localllm.cli.main import COMMANDS
-    from localllm.cli.options import declared
+    from localllm.cli.parser import title
 
+    users: dict[type[Any], list[str]] = {}
+    for name, command in COMMANDS.items():
+        for group in command.groups:
+            users.setdefault(group, []).append(name)
     parts = []
     for name, command in COMMANDS.items():
-        rows = []
-        for group in command.groups:
-            for _, _, option in declared(group):
-                if option.flags:
-                    flags = ", ".join(f"`{flag}`" for flag in option.flags)
-                    rows.append((flags, option.help, f"`{option.shown}`" if option.shown else ""))
-        line = f"**`localllm {name} {command.arguments}`**: {command.line}"
-        parts.append(f"{line}\n\n{markdown(('option', 'what it does', 'default'), rows)}")
+        own = [group for group in command.groups if users[group] == [name]]
+        parts.append(f"**`localllm {name} {command.arguments}`**: {command.line}\n\n{_options(own)}")
+    for group, names in users.items():
+        if len(names) > 1:
+            parts.append(f"**{title(group).capitalize()}** ({', '.join(names)})\n\n{_options([group])}")
     return "\n\n".join(parts)
+
+
+def _options(groups: list[type[Any]]) -> str:
+    from localllm.cli.options import declared
+
+    rows = [
+        (", ".join(f"`{flag}`" for flag in option.flags), option.help, f"`{option.shown}`" if option.shown else "")
+        for group in groups
+        for _, _, option in declared(group)
+        if option.flags
+    ]
+    return markdown(("option", "what it does", "default"), rows)
 
 
 SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": architectures, "commands": commands}

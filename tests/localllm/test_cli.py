@@ -239,6 +239,17 @@ def test_a_closed_pipe_ends_quietly(tiny: Path) -> None:
     process.stderr.close()
 
 
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+def test_closed_streams_are_no_error() -> None:
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *PROGRAM, "--help"], cwd=REPOSITORY)
+    assert done.returncode == 0
+
+
 def test_ctrl_c_ends_run_with_130_and_no_traceback(tiny: Path) -> None:
     process = subprocess.Popen(
         [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "-1", "-c", "20000"],

@@ -1,0 +1,73 @@
+"""`localllm bench`: llama-bench's tests and columns, and numbers that agree with one another."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import localllm as api
+from localllm.cli.main import main
+from tests.localllm.cli_support import write_model
+
+COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # llama-bench's, on a CPU
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    assert main(["bench", *map(str, words)]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return str(out)
+
+
+def test_table_has_the_columns_and_tests_of_llama_bench(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = bench(capsys, tiny, "-p", "16,32", "-n", 4, "-d", "0,24", "-t", 1, "-r", 2)
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert rows[0][:7] == COLUMNS
+    assert rows[0][7:] == ["GB/s", "roof GB/s", "% of roof", "GOP/s"]
+    assert [row[5] for row in rows[2:]] == ["pp16", "pp32", "tg4", "pp16 @ d24", "pp32 @ d24", "tg4 @ d24"]
+    assert all(" ± " in row[6] for row in rows[2:])
+    assert len({len(line) for line in out.splitlines()}) == 1
+    assert rows[2][0] == "llama 0.08 M Q8_0"
+
+
+def test_numbers_of_a_result_agree(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results: list[dict[str, Any]] = json.loads(bench(capsys, tiny, "-p", 8, "-n", 6, "-d", 10, "-r", 3, "-o", "json"))
+    prompt, decode = results
+    with api.load(tiny) as model:
+        memory = model.executable.memory
+    for result, tokens in ((prompt, 8), (decode, 6)):
+        assert len(result["samples_ns"]) == 3
+        rates = [tokens / (ns / 1e9) for ns in result["samples_ns"]]
+        assert result["avg_ts"] == pytest.approx(sum(rates) / 3)
+        assert result["n_depth"] == 10
+    # six tokens see 11 to 16 positions: 13.5 on the average
+    assert decode["bytes_per_token"] == round(memory.weights_per_token + 13.5 * memory.cache_per_token)
+    assert decode["gb_per_s"] == pytest.approx(decode["avg_ts"] * decode["bytes_per_token"] / 1e9)
+    assert decode["roof_share"] == pytest.approx(decode["gb_per_s"] / decode["roof_gb_per_s"])
+    # prompt: two operations a weight of every layer, the output for one token, attention over 11 to 18 positions
+    layer = 4 * 64 * 64 + 3 * 64 * 96
+    work = 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
+    assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-6)
+    assert (prompt["gb_per_s"], decode["gop_per_s"]) == (0, 0)
+
+
+def test_csv_has_one_line_a_test(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = list(csv.DictReader(io.StringIO(bench(capsys, tiny, "-p", 4, "-n", 2, "-r", 1, "-t", "1,2", "-o", "csv"))))
+    assert [(row["test"], row["n_threads"]) for row in rows] == [("pp4", "1"), ("tg2", "1"), ("pp4", "2"), ("tg2", "2")]
+    assert all(float(row["avg_ts"]) > 0 and float(row["stddev_ts"]) == 0 for row in rows)
+
+
+def test_zero_leaves_a_kind_of_test_out(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    only = bench(capsys, tiny, "-p", 0, "-n", 2, "-r", 1, "--no-warmup").splitlines()
+    assert len(only) == 3
+    assert "tg2" in only[2]

@@ -1,0 +1,80 @@
+"""The options: every sampler option is there, means what llama.cpp's means, and arrives where it should."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from localllm.cli.main import COMMANDS
+from localllm.cli.options import Answering, Loading, ModelName, Run, declared
+from localllm.cli.parser import UsageError, parse
+from localllm.sampling.options import SamplerOptions
+
+RUN = COMMANDS["run"].groups
+
+
+def run(*words: str) -> tuple[Run, Loading, Answering, SamplerOptions]:
+    own, loading, answering, sampling = parse("run", "", RUN, words)
+    return own, loading, answering, sampling
+
+
+def test_every_sampler_option_but_one_has_a_flag() -> None:
+    missing = {field.name for field in fields(SamplerOptions)} - {name for name, _, _ in declared(SamplerOptions)}
+    assert missing == {"min_keep"}  # llama.cpp has no flag for it either
+
+
+def test_nothing_given_is_the_program_s_defaults() -> None:
+    own, loading, answering, sampling = run()
+    assert (own, loading, answering, sampling) == (Run(), Loading(), Answering(), SamplerOptions())
+
+
+@pytest.mark.parametrize(
+    ("words", "group", "expected"),
+    [
+        ("-c 4096", 1, {"ctx_size": 4096}),
+        ("-c4096 -t4", 1, {"ctx_size": 4096, "threads": 4}),
+        ("--ctx-size=128", 1, {"ctx_size": 128}),
+        ("-ctk f16 -ctv f16", 1, {"cache_type_k": "f16", "cache_type_v": "f16"}),
+        ("-n 7", 2, {"predict": 7, "max_tokens": 7}),
+        ("-n -1", 2, {"predict": -1, "max_tokens": None}),
+        ("--n-predict 7", 2, {"predict": 7}),
+        ("-sys Brief -s 5", 2, {"system_prompt": "Brief"}),
+        ("-sys Brief -s 5", 3, {"seed": 5}),
+        ("-r a -r b --ignore-eos", 2, {"stop": ("a", "b"), "ignore_eos": True}),
+        ("--temp 0 --top-k 1 --top-p .5 --min-p 0", 3, {"temperature": 0.0, "top_k": 1, "top_p": 0.5, "min_p": 0.0}),
+        ("--temp -1 --seed -1", 3, {"temperature": -1.0, "seed": -1}),
+        ("--typical .9 --top-nsigma 2", 3, {"typical_p": 0.9, "top_n_sigma": 2.0}),
+        ("--typical-p .9 --top-n-sigma 2 --temperature 1", 3, {"typical_p": 0.9, "top_n_sigma": 2.0}),
+        ("--xtc-probability .5 --xtc-threshold .2", 3, {"xtc_probability": 0.5, "xtc_threshold": 0.2}),
+        ("--repeat-penalty 1.1 --repeat-last-n 32", 3, {"repeat_penalty": 1.1, "repeat_last_n": 32}),
+        ("--presence-penalty -1 --frequency-penalty 1", 3, {"presence_penalty": -1.0, "frequency_penalty": 1.0}),
+        ("--dry-multiplier .8 --dry-base 2 --dry-allowed-length 3", 3, {"dry_multiplier": 0.8, "dry_base": 2.0}),
+        ("--dry-penalty-last-n 9", 3, {"dry_penalty_last_n": 9}),
+        (r"--dry-sequence-breaker \n --dry-sequence-breaker x", 3, {"dry_sequence_breakers": ("\n", "x")}),
+        ("--dry-sequence-breaker none", 3, {"dry_sequence_breakers": ()}),
+        ("--dynatemp-range .3 --dynatemp-exp 2", 3, {"dynatemp_range": 0.3, "dynatemp_exponent": 2.0}),
+        ("-l 5+1.5 -l 2-inf", 3, {"logit_bias": {5: 1.5, 2: -math.inf}}),
+        ("--samplers top_k;temperature", 3, {"samplers": ("top_k", "temperature")}),
+    ],
+)
+def test_options_of_llama_cpp(words: str, group: int, expected: dict[str, Any]) -> None:
+    found = run(*words.split())[group]
+    assert {name: getattr(found, name) for name in expected} == expected
+
+
+def test_words_may_stand_between_options() -> None:
+    own, *_ = run("demo", "-n", "1", "tell", "--temp", "0", "me")
+    assert own.words == ("demo", "tell", "me")
+    own, *_ = run("demo", "-n", "1", "--", "-v", "--raw")
+    assert (own.words, own.stats, own.raw) == (("demo", "-v", "--raw"), False, False)
+    (own,) = parse("show", "", (ModelName,), ["--model", "demo"])
+    assert own == ModelName((), "demo")
+
+
+def test_options_are_not_guessed_from_their_beginnings() -> None:
+    for word in ("--tem", "--ctx", "-sy"):
+        with pytest.raises(UsageError):
+            run("demo", word, "1")

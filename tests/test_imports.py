@@ -1,0 +1,89 @@
+"""Who may import whom, read from the source: the rules of the layout (CONTRIBUTING.md) hold in every file."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("localllm", "models", "backends", "quant")
+SCRIPTS = ROOT / "models" / "demo"  # programs that made the model in the box: nothing imports them
+
+# What a file may import besides the standard library: the longest prefix of its path decides.
+ALLOWED: dict[str, set[str]] = {
+    "quant": {"quant", "numpy"},
+    "models": {"models", "quant", "numpy"},
+    "backends": {"backends", "quant", "numpy"},
+    "backends/cpu": {"backends", "quant", "numpy", "llvmlite"},
+    "localllm": {"localllm", "models", "backends", "quant", "numpy"},
+    "localllm/tokenizer": {"localllm", "numpy", "tokenizers"},
+    "localllm/template": {"localllm", "jinja2"},
+    "localllm/cli": {"localllm", "models", "backends", "quant", "numpy", "rich"},
+}
+FILES = sorted(
+    path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.is_relative_to(SCRIPTS)
+)
+
+
+def imports(path: Path, *, only_at_import: bool = False) -> set[str]:
+    """Modules that a file names in its imports; with `only_at_import`, those of importing it, not of calling it."""
+    found = set()
+    nodes: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            assert node.module is not None
+            found.add(node.module)
+        lazy = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) or (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
+        if not (only_at_import and lazy):
+            nodes += ast.iter_child_nodes(node)
+    return found
+
+
+def name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("path", FILES, ids=name)
+def test_a_file_imports_what_its_place_allows(path: Path) -> None:
+    place = max((p for p in ALLOWED if name(path).startswith(p + "/")), key=len)
+    outside = {module for module in imports(path) if module.split(".")[0] not in sys.stdlib_module_names}
+    assert {module for module in outside if module.split(".")[0] not in ALLOWED[place]} == set()
+
+
+def test_there_is_something_to_look_at() -> None:
+    assert len(FILES) > 50
+    assert {name(path).split("/")[0] for path in FILES} == set(PACKAGES)
+
+
+def test_nothing_imports_the_command_line() -> None:
+    for path in FILES:
+        if not name(path).startswith("localllm/cli/") and name(path) != "localllm/__main__.py":
+            assert not any(module.startswith("localllm.cli") for module in imports(path)), path
+
+
+def test_nothing_imports_the_scripts_of_the_model_in_the_box() -> None:
+    for path in FILES:
+        assert not any(module.startswith("models.demo") for module in imports(path)), path
+
+
+def test_a_backend_is_imported_when_it_is_opened() -> None:
+    for path in FILES:
+        if not name(path).startswith("backends/"):
+            early = {m for m in imports(path, only_at_import=True) if m.startswith(("backends.cpu", "llvmlite"))}
+            assert early <= ({"backends.cpu.backend"} if name(path) == "localllm/cli/bench.py" else set()), path
+
+
+@pytest.mark.parametrize(("code", "found"), [("import a.b", {"a.b"}), ("def f():\n  from c import d", {"c"})])
+def test_imports_are_found_wherever_they_stand(tmp_path: Path, code: str, found: set[str]) -> None:
+    (tmp_path / "m.py").write_text(code)
+    assert imports(tmp_path / "m.py") == found
+    assert imports(tmp_path / "m.py", only_at_import=True) == {m for m in found if m != "c"}
