@@ -369,7 +369,7 @@ class Function:
         return self._intrinsic("llvm.roundeven", x)
 
     def fmax(self, a: Value, b: Value) -> Value:
-        """Larger of two floats that are not NaN (a NaN in a gives b)."""
+        """Larger of two numbers; where either is NaN, b."""
         return self.select(a > b, a, b)
 
     def fmin(self, a: Value, b: Value) -> Value:

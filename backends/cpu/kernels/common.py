@@ -87,7 +87,9 @@ def tasks(f: Function, counter: Value, count: Value) -> Iterator[Value]:
 def quantize_block(f: Function, x: Value, out: Value) -> None:
     """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
     a, b = f.load(x, f32x16), f.load(x + 64, f32x16)
-    largest = f.reduce(f.fmax(f.abs(a), f.abs(b)), f.fmax)
+    # The bits of magnitudes are ordered as integers, and a NaN is above all: it is not lost, the block's scale becomes one.
+    sizes = [f.bits(half, i32x16) & 0x7FFFFFFF for half in (a, b)]
+    largest = f.bits(f.reduce(f.fmax(*sizes), f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
     # A subnormal maximum would give an infinite inverse: such a block is zero.
     inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
@@ -122,7 +124,7 @@ def exp(f: Function, x: Value) -> Value:
     def c(number: float) -> Value:
         return f.constant(type_, number)
 
-    clamped = f.fmin(f.fmax(x, c(-87.0)), c(88.0))
+    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # in this order a NaN stays one
     n = f.round_even(clamped * _LOG2E)
     r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
     p = c(_EXP[0])
