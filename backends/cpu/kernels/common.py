@@ -87,7 +87,7 @@ def tasks(f: Function, counter: Value, count: Value) -> Iterator[Value]:
 def quantize_block(f: Function, x: Value, out: Value) -> None:
     """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
     a, b = f.load(x, f32x16), f.load(x + 64, f32x16)
-    # The bits of magnitudes are ordered as integers, and a NaN is above all: it is not lost, the block's scale becomes one.
+    # The bits of magnitudes are ordered as integers, and a NaN is above all: the block's scale becomes one.
     sizes = [f.bits(half, i32x16) & 0x7FFFFFFF for half in (a, b)]
     largest = f.bits(f.reduce(f.fmax(*sizes), f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
