@@ -21,9 +21,10 @@ from backends.cpu.kernels import attention, bandwidth, matrix
 from backends.cpu.kernels.common import Step
 from backends.cpu.kernels.executor import Entry
 from backends.cpu.memory import Arena, address, aligned, int_block
+from backends.cpu.panels import panel_count
 from backends.cpu.pool import Pool
 from backends.cpu.simd import LANES
-from backends.plan import BLOCK, F32, Attention, Batch, Embed, Linear, Norm, Plan, Rope, Weight
+from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Weight
 
 CACHE_TYPES = ("f16",)
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
@@ -114,10 +115,14 @@ class CpuExecutable:
                 f"panel_bytes:{name}": p.panel_bytes,
                 f"chunk:{name}": p.chunk(backend.pool.threads),
                 f"tile_chunk:{name}": p.tile_chunk(backend.pool.threads),
+                f"expert_bytes:{name}": p.expert_bytes,
             }
         for name, weight, lanes in _vector_uses(plan):
             self._vectors[name] = weights.vector(weight, lanes)
-            names[name] = address(self._vectors[name])
+        self._vectors |= _expert_biases(plan)
+        names |= {name: address(values) for name, values in self._vectors.items()}
+        self._lists = {name: np.zeros(size, np.uint8) for name, size in program.lists.items()}
+        names |= {name: address(memory) for name, memory in self._lists.items()}
 
         self._counters = np.zeros((len(program.calls), 8), np.int64)
         self._blocks: list[NDArray[np.int64]] = []
@@ -148,10 +153,12 @@ class CpuExecutable:
                 return names[value]
             case Buffer():
                 return program.buffers.address(value)
-            case ("rope", what):
+            case ("rope", Rope() as what):
                 return self._rope_table(what).address
-            case ("tiles", size):
+            case ("tiles", int(size)):
                 return address(self._tiles[size][0])
+            case (str(name), int(offset)):
+                return names[name] + offset
         return value
 
     # -- stepping --------------------------------------------------------------------------------------------------
@@ -270,6 +277,8 @@ def _matrices(plan: Plan) -> list[Weight]:
             found[op.table.name] = op.table
         elif isinstance(op, Linear):
             found[op.weight.name] = op.weight
+        elif isinstance(op, Experts):
+            found |= {stack.weight.name: stack.weight for stack in (op.gate, op.up, op.down)}
     return list(found.values())
 
 
@@ -281,6 +290,10 @@ def _vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
             for weight in (op.weight, op.bias):
                 if weight is not None:
                     found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
+        elif isinstance(op, Experts):
+            for weight in (op.choice_bias, op.gate.scale, op.up.scale, op.down.scale):
+                if weight is not None:
+                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
         elif isinstance(op, Attention) and op.sinks is not None:
             found[f"vector:{op.sinks.name}"] = (f"vector:{op.sinks.name}", op.sinks, LANES)
         elif isinstance(op, Linear) and op.bias is not None:
@@ -288,8 +301,28 @@ def _vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
     return list(found.values())
 
 
+def _expert_biases(plan: Plan) -> dict[str, NDArray[np.float32]]:
+    """Biases of expert matrices by address name, each expert's as long as its panels."""
+    found = {}
+    for op in plan.operations:
+        if isinstance(op, Experts):
+            for stack in (op.gate, op.up, op.down):
+                if stack.bias is not None:
+                    width = panel_count(stack.weight.shape[1]) * LANES
+                    found[f"experts_vector:{stack.bias.name}"] = weights.expert_vectors(stack.bias, width)
+    return found
+
+
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
-    return sum(panels[op.weight.name].bytes for op in plan.operations if isinstance(op, Linear))
+    """Bytes of every matrix of a product, and of the chosen experts' alone."""
+    total = 0
+    for op in plan.operations:
+        if isinstance(op, Linear):
+            total += panels[op.weight.name].bytes
+        elif isinstance(op, Experts):
+            stacks = (op.gate, op.up, op.down)
+            total += sum(panels[stack.weight.name].expert_bytes * op.used for stack in stacks)
+    return total
 
 
 def _embedding_rows(plan: Plan) -> int:

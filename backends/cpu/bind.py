@@ -14,8 +14,10 @@ from typing import Literal
 from backends.base import BackendError, Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels import attention, linear, matrix, rowwise
+from backends.cpu.kernels import attention, experts, linear, matrix, rowwise
 from backends.cpu.kernels.common import X_VALUES
+from backends.cpu.panels import panel_count
+from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import (
     BLOCK,
@@ -24,6 +26,7 @@ from backends.plan import (
     Append,
     Attention,
     Embed,
+    Experts,
     Glu,
     Linear,
     Norm,
@@ -34,11 +37,13 @@ from backends.plan import (
     Scale,
     SelectRows,
     Softcap,
+    Stack,
     Value,
 )  # fmt: skip
 
 Domain = Literal["batch", "logits", "tasks", "select"]
-Slot = int | float | str | Buffer | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
+# A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
+Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
 Resource = int | str  # a buffer's number, or a name such as "cache.3"
 
 
@@ -64,6 +69,7 @@ class Program:
     buffers: Buffers
     kernels: dict[str, Kernel]
     logits: Buffer
+    lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
 
 
 class _Binder:
@@ -75,8 +81,13 @@ class _Binder:
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
         self.quantized: dict[int, Buffer] = {}  # value -> activation blocks
         self.uses = _uses(plan)
+        self.lists: dict[str, int] = {}
+        self.limits = limits
         self.wants_blocks = {
-            op.x.index for op in plan.operations if isinstance(op, Linear) and op.weight.format in INTEGER_PANELS
+            op.x.index
+            for op in plan.operations
+            if (isinstance(op, Linear) and op.weight.format in INTEGER_PANELS)
+            or (isinstance(op, Experts) and {op.gate.weight.format, op.up.weight.format} & INTEGER_PANELS.keys())
         }
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -122,7 +133,7 @@ class _Binder:
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
-            Activate: self.activate, Softcap: self.softcap,
+            Activate: self.activate, Softcap: self.softcap, Experts: self.experts,
         }  # fmt: skip
         for number, op in enumerate(operations):
             if number in fused.values():
@@ -140,7 +151,7 @@ class _Binder:
                     "--backend reference runs it, slowly"
                 )
         _place_barriers(self.calls)
-        return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index])
+        return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index], self.lists)
 
     def embed(self, op: Embed) -> None:
         y = self.take(op.out)
@@ -249,6 +260,85 @@ class _Binder:
         kernel = rowwise.glu(op.activation, row_gate=op.gate.width == 1 and op.up.width > 1)
         self.call(kernel, a.SIZE, slots, op.out.rows, "glu", reads, {y.number, *q_writes})
 
+    def experts(self, op: Experts) -> None:
+        """Route, sort by expert, gate and up, glu, down, combine; a row and an expert of its choice are a row here."""
+        rows, used, count = op.x.rows, op.used, op.gate.weight.shape[0]
+        pairs = {"batch": self.limits.rows, "logits": self.limits.logit_rows}[rows] * used
+        own = f"experts.{op.out.index}"
+        choices, weights, starts, order, scratch = (
+            f"{own}.{what}" for what in ("choices", "weights", "starts", "order", "scratch")
+        )
+        stride = 2 * 4 * (-(-count // 16) * 16)
+        self.lists |= {
+            choices: 4 * pairs, weights: 4 * pairs, starts: 8 * (count + 1), order: 8 * pairs,
+            scratch: stride * self.threads,
+        }  # fmt: skip
+        router, r = self.where[op.router.index], experts.RouteArg
+        slots: dict[int, Slot] = {
+            r.LOGITS: router, r.LOGITS_STRIDE: router.stride, r.CHOICES: choices, r.WEIGHTS: weights, r.EXPERTS: count,
+            r.SCALE: float(op.scale), r.BIAS: f"vector:{op.choice_bias.name}" if op.choice_bias else 0,
+            r.ROWS: f"rows:{rows}", r.SCRATCH: scratch, r.SCRATCH_STRIDE: stride,
+        }  # fmt: skip
+        kernel = experts.route(op.gating, used, op.normalize)
+        self.call(kernel, r.SIZE, slots, rows, "route", {router.number}, {choices, weights, scratch})
+        g = experts.GroupArg
+        slots = {
+            g.CHOICES: choices, g.EXPERTS: count, g.USED: used, g.ROWS: f"rows:{rows}", g.STARTS: starts,
+            g.ORDER: order,
+        }  # fmt: skip
+        self.call(experts.group(), g.SIZE, slots, "select", "group", {choices}, {starts, order})
+
+        ffn, width = op.gate.weight.shape[1], op.down.weight.shape[1]
+        lists: set[Resource] = {starts, order}
+        if {op.gate.weight.format, op.up.weight.format} & INTEGER_PANELS.keys() and op.x.index not in self.quantized:
+            self.quantize(op.x)
+        hidden = [self.buffers.take(rows, float_stride(ffn), used) for _ in range(2)]
+        for stack, y in zip((op.gate, op.up), hidden, strict=True):
+            integer = stack.weight.format in INTEGER_PANELS
+            x = (self.quantized if integer else self.where)[op.x.index]
+            self._multiply(stack, x, y, used, lists, own)
+        self.used(op.x, op.router)
+        gate, up = hidden
+        a, blocks = rowwise.GluArg, None
+        slots = {
+            a.GATE: gate, a.GATE_STRIDE: gate.stride, a.UP: up, a.UP_STRIDE: up.stride, a.Y: gate,
+            a.Y_STRIDE: gate.stride, a.WIDTH: ffn, a.ROWS: (starts, 8 * count),
+        }  # fmt: skip
+        touched: set[Resource] = {gate.number}
+        if op.down.weight.format in INTEGER_PANELS:
+            blocks = self.buffers.take(rows, quantized_stride(ffn), used)
+            slots |= {a.Q: blocks, a.Q_STRIDE: blocks.stride, a.Q_BLOCKS: ffn // X_VALUES}
+            touched.add(blocks.number)
+        self.call(rowwise.glu(op.activation), a.SIZE, slots, "select", "glu", {gate.number, up.number, starts}, touched)
+        mixed = self.buffers.take(rows, float_stride(width), used)
+        self._multiply(op.down, blocks or gate, mixed, 1, lists, own)
+        y = self.take(op.out)
+        c = experts.CombineArg
+        slots = {
+            c.X: mixed, c.X_STRIDE: mixed.stride, c.Y: y, c.Y_STRIDE: y.stride, c.WEIGHTS: weights, c.USED: used,
+            c.WIDTH: op.out.width, c.ROWS: f"rows:{rows}",
+        }  # fmt: skip
+        self.call(experts.combine(), c.SIZE, slots, rows, "combine", {mixed.number, weights}, {y.number})
+        for buffer in (gate, up, mixed, *([blocks] if blocks else [])):
+            self.buffers.give(buffer)
+
+    def _multiply(self, stack: Stack, x: Buffer, y: Buffer, per_row: int, lists: set[Resource], own: str) -> None:
+        """One product of all pairs with their experts' matrices."""
+        a, e, name = linear.LinearArg, experts.ExpertArg, stack.weight.name
+        integer = stack.weight.format in INTEGER_PANELS
+        slots: dict[int, Slot] = {
+            a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",
+            a.PANEL_BYTES: f"panel_bytes:{name}", a.CHUNK: f"{'tile_' * integer}chunk:{name}", a.SCRATCH: "tiles",
+            a.SCRATCH_STRIDE: "tiles_stride", a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.COUNTER: "counter", a.BIAS: f"experts_vector:{stack.bias.name}" if stack.bias else 0,
+            e.EXPERTS: stack.weight.shape[0], e.EXPERT_BYTES: f"expert_bytes:{name}", e.STARTS: f"{own}.starts",
+            e.ORDER: f"{own}.order", e.PAIRS_PER_ROW: per_row,
+            e.SCALES: f"vector:{stack.scale.name}" if stack.scale else 0,
+            e.BIAS_STRIDE: panel_count(stack.weight.shape[1]) * 4 * LANES,
+        }  # fmt: skip
+        kernel = experts.multiply(stack.weight.format)
+        self.call(kernel, e.SIZE, slots, "tasks", name, {x.number, *lists}, {y.number})
+
     def add(self, op: Add) -> None:
         self._pair(rowwise.add(), op.out, (op.a, op.b), {}, "add")
 
@@ -306,6 +396,8 @@ def _inputs(op: Operation) -> tuple[Value, ...]:
             return (gate, up)
         case Add(a=a, b=b):
             return (a, b)
+        case Experts(x=x, router=router):
+            return (x, router)
     return (op.x,)
 
 

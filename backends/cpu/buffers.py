@@ -36,19 +36,20 @@ class Buffers:
 
     def __init__(self, limits: Limits) -> None:
         self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
-        self._free: dict[tuple[Rows, int], list[Buffer]] = {}
-        self._kind: dict[int, tuple[Rows, int]] = {}
+        self._free: dict[tuple[Rows, int, int], list[Buffer]] = {}
+        self._kind: dict[int, tuple[Rows, int, int]] = {}
         self.size = 0
         self._arena: Arena | None = None
 
-    def take(self, rows: Rows, stride: int) -> Buffer:
-        free = self._free.get((rows, stride))
+    def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
+        """A buffer of `times` rows of `stride` bytes for every row."""
+        free = self._free.get((rows, stride, times))
         if free:
             return free.pop()
         buffer = Buffer(len(self._kind), self.size, stride)
-        self._kind[buffer.number] = (rows, stride)
+        self._kind[buffer.number] = (rows, stride, times)
         # A line more at the end: kernels may read one vector beyond the last row's values.
-        self.size += aligned(self._rows[rows] * stride) + LINE
+        self.size += aligned(self._rows[rows] * stride * times) + LINE
         return buffer
 
     def give(self, buffer: Buffer) -> None:

@@ -37,14 +37,19 @@ class Panels:
 
     address: int
     format: str
-    panels: int
+    panels: int  # of one expert
     panel_bytes: int
     blocks: int  # along K
     tile_bytes: int  # of one panel unpacked for the mat-mul; 0 for float formats
+    experts: int = 1  # matrices of the same shape, one after the other
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.panels * self.panel_bytes
 
     @property
     def bytes(self) -> int:
-        return self.panels * self.panel_bytes
+        return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
         """Panels of one task, even: several tasks per thread, for balance, and no more than stays in L2."""
@@ -71,13 +76,13 @@ def load(
     matrices = {weight.name: weight for weight in weights}
     sizes = {}
     for name, weight in matrices.items():
-        rows, columns = weight.shape
-        sizes[name] = panel_count(rows) * panel_of(weight.format).panel_bytes(columns)
+        experts, rows, columns = _matrices(weight)
+        sizes[name] = experts * panel_count(rows) * panel_of(weight.format).panel_bytes(columns)
     arena = Arena(sum(aligned(size) for size in sizes.values()), "the weights")
     found: dict[str, Panels] = {}
-    pieces: list[tuple[Weight, Panels, int, int]] = []
+    pieces: list[tuple[Weight, Panels, int, int, int]] = []
     for name, weight in matrices.items():
-        rows, columns = weight.shape
+        experts, rows, columns = _matrices(weight)
         panel = panel_of(weight.format)
         stored = Panels(
             arena.take(sizes[name]),
@@ -86,25 +91,31 @@ def load(
             panel.panel_bytes(columns),
             columns // panel.block_values,
             panel.tile_bytes(columns) if isinstance(panel, IntegerPanel) else 0,
+            experts,
         )
         found[name] = stored
         step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES
-        pieces += [(weight, stored, row, min(row + step, rows)) for row in range(0, rows, step)]
+        pieces += [
+            (weight, stored, expert, row, min(row + step, rows))
+            for expert in range(experts)
+            for row in range(0, rows, step)
+        ]
 
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word)
     repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w in matrices.values()}}
 
-    def convert(piece: tuple[Weight, Panels, int, int]) -> int:
-        weight, stored, start, stop = piece
-        data = np.ascontiguousarray(weight.read(start, stop))
+    def convert(piece: tuple[Weight, Panels, int, int, int]) -> int:
+        weight, stored, expert, start, stop = piece
+        rows = weight.shape[-2]
+        data = np.ascontiguousarray(weight.read(expert * rows + start, expert * rows + stop))
         block = int_block(
             RepackArg.SIZE,
             {
                 RepackArg.SOURCE: address(data),
                 RepackArg.ROW_BYTES: data.shape[1],
                 RepackArg.ROWS: stop - start,
-                RepackArg.TARGET: stored.address + start // LANES * stored.panel_bytes,
+                RepackArg.TARGET: stored.address + expert * stored.expert_bytes + start // LANES * stored.panel_bytes,
                 RepackArg.BLOCKS: stored.blocks,
                 RepackArg.PANEL_BYTES: stored.panel_bytes,
             },
@@ -121,6 +132,12 @@ def load(
     return arena, found
 
 
+def _matrices(weight: Weight) -> tuple[int, int, int]:
+    """(experts, rows, columns); a plain matrix is one expert."""
+    rows, columns = weight.shape[-2:]
+    return math.prod(weight.shape[:-2]), rows, columns
+
+
 def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
     """A tensor of plain numbers as float32, flat, with zeros up to a multiple of `lanes` and one vector more."""
     rows = math.prod(weight.shape[:-1])
@@ -128,3 +145,11 @@ def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
     out = np.zeros(-(-values.size // lanes) * lanes + lanes, np.float32)
     out[: values.size] = values
     return out
+
+
+def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
+    """(experts, rows) numbers as float32, each expert's padded with zeros to `width`, flat."""
+    experts, rows = weight.shape
+    out = np.zeros((experts, width), np.float32)
+    out[:, :rows] = dequantize(weight.read(0, experts), weight.format)[:, :rows]
+    return out.ravel()

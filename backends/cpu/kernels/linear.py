@@ -9,7 +9,8 @@ runs of panels taken from a counter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
 
 from backends.cpu import dot
@@ -58,35 +59,65 @@ class LinearArg(IntEnum):
     SIZE = 24
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a product's operands stand: row numbers to addresses. Rows may be scattered, as those of an expert are."""
+
+    weights: Value  # the first panel
+    x: Callable[[Value], Value]
+    y: Callable[[Value], Value]
+    scale: Value  # float32
+    bias: Value  # float32 address as int64, 0 for none
+    residual: Callable[[Value], Value] | None = None
+    residual_given: Value | None = None  # whether there is one, where `residual` is not None
+
+
 def linear(format_name: str) -> Kernel:
     """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        def row_at(slot: int) -> Callable[[Value], Value]:
+            return lambda row: a.pointer(slot) + row * a.i64(slot + 1)
+
+        place = Place(
+            a.pointer(LinearArg.WEIGHTS), row_at(LinearArg.X), row_at(LinearArg.Y), a.f32(LinearArg.SCALE),
+            a.i64(LinearArg.BIAS), row_at(LinearArg.RESIDUAL), a.i64(LinearArg.RESIDUAL).differs(0),
+        )  # fmt: skip
         rows = f.load_int(a.pointer(LinearArg.ROWS))
-        if isinstance(panel, FloatPanel):
-            _run(f, a, rows, LinearArg.CHUNK, lambda first, last: _float_rows(f, a, panel, rows, first, last))
-            return
-        few = rows <= DIRECT_ROWS
-        with f.when(few):
-            _run(f, a, rows, LinearArg.CHUNK, lambda first, last: _direct_rows(f, a, panel, rows, first, last))
-        with f.when(few.equals(0)):
-            scratch = a.pointer(LinearArg.SCRATCH) + thread * a.i64(LinearArg.SCRATCH_STRIDE)
-            _run(
-                f, a, rows, LinearArg.TILE_CHUNK,
-                lambda first, last: _tiled_rows(f, a, panel, scratch, rows, first, last),
-            )  # fmt: skip
+        for wanted, chunk_slot, part in ways(f, a, panel, thread, rows):
+            with f.when(wanted):
+                panels, chunk = a.i64(LinearArg.PANELS), a.i64(chunk_slot)
+                with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
+                    first = task * chunk
+                    part(place, rows, first, f.minimum(first + chunk, panels))
 
     return kernel(f"linear_{format_name}", body)
 
 
-def _run(f: Function, a: Arguments, rows: Value, chunk_slot: int, part: object) -> None:
-    """Hand runs of panels to part(first, last) until there are none left."""
-    assert callable(part)
-    panels, chunk = a.i64(LinearArg.PANELS), a.i64(chunk_slot)
-    with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
-        first = task * chunk
-        part(first, f.minimum(first + chunk, panels))
+Part = Callable[[Place, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
+
+
+def ways(
+    f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
+) -> list[tuple[Value, int, Part]]:
+    """(when, chunk slot, how) of the ways to multiply: exactly one is right for a number of rows."""
+    if isinstance(panel, FloatPanel):
+
+        def floats(place: Place, count: Value, first: Value, last: Value) -> None:
+            _float_rows(f, a, panel, place, count, first, last)
+
+        return [(rows > 0, LinearArg.CHUNK, floats)]
+
+    def direct(place: Place, count: Value, first: Value, last: Value) -> None:
+        _direct_rows(f, a, panel, place, count, first, last)
+
+    def tiled(place: Place, count: Value, first: Value, last: Value) -> None:
+        scratch = a.pointer(LinearArg.SCRATCH) + thread * a.i64(LinearArg.SCRATCH_STRIDE)
+        _tiled_rows(f, a, panel, place, scratch, count, first, last)
+
+    few = rows <= DIRECT_ROWS
+    return [(few, LinearArg.CHUNK, direct), (rows > DIRECT_ROWS, LinearArg.TILE_CHUNK, tiled)]
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
@@ -100,24 +131,20 @@ def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> N
             done.set(row + size)
 
 
-def _finish(f: Function, a: Arguments, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
+def _finish(f: Function, place: Place, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
     """Scale, bias and residual, and the store of a tile's outputs: panels from p, rows from `row`."""
-    scale = f.splat(a.f32(LinearArg.SCALE))
-    bias, residual = a.i64(LinearArg.BIAS), a.i64(LinearArg.RESIDUAL)
+    scale = f.splat(place.scale)
     for t, of_row in enumerate(sums):
+        target = place.y(row + t)
         for i, total in enumerate(of_row):
             at = (p + i) * (4 * LANES)
             y = f.var(total.get() * scale)
-            with f.when(bias.differs(0)):
-                y.set(y.get() + f.load(f.pointer(bias) + at, f32x16))
-            with f.when(residual.differs(0)):
-                other = f.pointer(residual) + ((row + t) * a.i64(LinearArg.RESIDUAL_STRIDE) + at)
-                y.set(y.get() + f.load(other, f32x16))
-            f.store(a.pointer(LinearArg.Y) + ((row + t) * a.i64(LinearArg.Y_STRIDE) + at), y.get())
-
-
-def _starts(f: Function, a: Arguments, row: Value, rows: int) -> list[Value]:
-    return [a.pointer(LinearArg.X) + (row + t) * a.i64(LinearArg.X_STRIDE) for t in range(rows)]
+            with f.when(place.bias.differs(0)):
+                y.set(y.get() + f.load(f.pointer(place.bias) + at, f32x16))
+            if place.residual is not None and place.residual_given is not None:
+                with f.when(place.residual_given):
+                    y.set(y.get() + f.load(place.residual(row + t) + at, f32x16))
+            f.store(target + at, y.get())
 
 
 def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
@@ -127,14 +154,16 @@ def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
 # -- float formats ---------------------------------------------------------------------------------------------------
 
 
-def _float_rows(f: Function, a: Arguments, panel: FloatPanel, rows: Value, first: Value, last: Value) -> None:
+def _float_rows(
+    f: Function, a: Arguments, panel: FloatPanel, place: Place, rows: Value, first: Value, last: Value
+) -> None:
     tile_rows, tile_panels = f.isa.float_tile
 
     def tile(row: Value, size: int) -> None:
         panels = tile_panels if size > 1 else 2
         with f.loop(first, last, panels) as p:
-            w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
-            x, sums = _starts(f, a, row, size), _sums(f, size, panels)
+            w = [place.weights + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
+            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as k:
                 here = [panel.load(f, v + k * (LANES * panel.value_bytes), LANES) for v in w]
                 if size == 1:
@@ -143,7 +172,7 @@ def _float_rows(f: Function, a: Arguments, panel: FloatPanel, rows: Value, first
                     value = f.broadcast(x[t] + k * 4, F32)
                     for i in range(panels):
                         sums[t][i].set(f.fma(here[i], value, sums[t][i].get()))
-            _finish(f, a, p, row, sums)
+            _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
 
@@ -151,19 +180,21 @@ def _float_rows(f: Function, a: Arguments, panel: FloatPanel, rows: Value, first
 # -- quantized formats, few rows -------------------------------------------------------------------------------------
 
 
-def _direct_rows(f: Function, a: Arguments, panel: IntegerPanel, rows: Value, first: Value, last: Value) -> None:
+def _direct_rows(
+    f: Function, a: Arguments, panel: IntegerPanel, place: Place, rows: Value, first: Value, last: Value
+) -> None:
     def tile(row: Value, size: int) -> None:
         panels = 2 if size == 1 and panel.block_values == 32 else 1  # a short block leaves room for a second stream
         with f.loop(first, last, panels) as p:
-            w = [a.pointer(LinearArg.WEIGHTS) + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
-            x, sums = _starts(f, a, row, size), _sums(f, size, panels)
+            w = [place.weights + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
+            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
             x_bytes = panel.block_values // X_VALUES * X_BLOCK
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
                 here = [v + block * panel.block_bytes for v in w]
                 if size == 1:
                     _read_ahead(f, here, panel.block_bytes)
                 _direct_block(f, panel, here, [v + block * x_bytes for v in x], sums)
-            _finish(f, a, p, row, sums)
+            _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, (2, 1), tile)
 
@@ -245,12 +276,12 @@ def _tile_offset(f: Function, panel: IntegerPanel) -> int:
 
 
 def _tiled_rows(
-    f: Function, a: Arguments, panel: IntegerPanel, scratch: Value, rows: Value, first: Value, last: Value
+    f: Function, a: Arguments, panel: IntegerPanel, place: Place, scratch: Value, rows: Value, first: Value, last: Value
 ) -> None:
     groups = a.i64(LinearArg.BLOCKS) * panel.groups
     unpacked = groups * panel.tile_group_bytes
     with f.loop(first, last) as p:
-        source = a.pointer(LinearArg.WEIGHTS) + p * a.i64(LinearArg.PANEL_BYTES)
+        source = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
         target = scratch + (p - first) * unpacked
         with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
             at = block * (panel.groups * panel.tile_group_bytes)
@@ -260,14 +291,14 @@ def _tiled_rows(
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last, tile_panels) as p:
             w = [scratch + (p - first + i) * unpacked for i in range(tile_panels)]
-            x, sums = _starts(f, a, row, size), _sums(f, size, tile_panels)
+            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, tile_panels)
             per_block = X_VALUES // panel.group
             with f.loop(0, groups // per_block) as block:
                 here = [v + block * (per_block * panel.tile_group_bytes) for v in w]
                 there = [v + block * X_BLOCK for v in x]
                 for group in range(per_block):
                     _tile_group(f, panel, [v + group * panel.tile_group_bytes for v in here], there, group, sums)
-            _finish(f, a, p, row, sums)
+            _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
 
