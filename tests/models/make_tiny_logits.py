@@ -1,4 +1,4 @@
-"""Writes data/tiny_llama_cpp.npz: llama.cpp's logits for the models of `tiny.py` (F32 cache, no flash attention).
+"""Writes data/tiny_llama_cpp.npz: llama.cpp's logits for the tiny models (F32 cache, no flash attention).
 
 A development tool: needs gguf and llama-cpp-python. Run from the repository: python -m tests.models.make_tiny_logits
 """
@@ -13,13 +13,20 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from tests.models.tiny import PROMPT, TOKENS, VARIANTS, VOCABULARY, Model
+from tests.models.tiny_families import FAMILIES
 
 
 def write(model: Model, path: Path) -> None:
     metadata, tensors = model
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     writer.add_string("tokenizer.ggml.model", "none")
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+        bool: writer.add_bool,
+        list: writer.add_array,
+    }
     for key, value in metadata.items():
         if key != "general.architecture":
             add[type(value)](key, value)
@@ -57,7 +64,7 @@ def logits(path: Path) -> np.ndarray:
 def main() -> None:
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, make in VARIANTS.items():
+        for name, make in (VARIANTS | FAMILIES).items():
             path = Path(folder) / "model.gguf"
             write(make(), path)
             results[name] = logits(path)

@@ -27,7 +27,7 @@ class MemoryWeight:
 
     @classmethod
     def of(cls, name: str, values: np.ndarray, format: str = "F32") -> MemoryWeight:
-        rows = np.atleast_2d(np.asarray(values, np.float32))
+        rows = np.asarray(values, np.float32).reshape(-1, np.shape(values)[-1])
         return cls(name, format, np.shape(values), quant.quantize(rows, format))
 
     def read(self, start: int, stop: int) -> np.ndarray:
