@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tanh, tasks
+from backends.cpu.memory import LINE
 from backends.cpu.simd import F32, I32, LANES, Function, Value
 
 
@@ -150,10 +151,14 @@ def _rows(
         at = f.load_i32(table, number) * kv_heads + head
         keys = a.pointer(AttentionArg.K_CACHE) + at * (block * head_dim * 2)
         values = a.pointer(AttentionArg.V_CACHE) + at * (block * width * 2)
-        _scores(f, queries, keys, scores, limits, number * block, rows, shape, window, softcap)
+        _scores(f, queries, keys, scores, limits, number * block, rows, shape, window, softcap,
+                values if tokens == 1 else None)  # fmt: skip
         with f.loop(0, rows) as one:
             _softmax(f, scores + one * (4 * block), maxima + one * 4, sums + one * 4, corrections + one * 4, block)
-        _weighted_sum(f, scores, values, outputs, corrections, rows, width, block)
+        following = f.load_i32(table, f.minimum(number + 1, limits[-1] // block)) * kv_heads + head
+        coming = a.pointer(AttentionArg.K_CACHE) + following * (block * head_dim * 2)
+        ahead = head_dim * 2 // LINE * LINE if tokens == 1 else 0  # one token: memory is what it waits for
+        _weighted_sum(f, scores, values, outputs, corrections, rows, width, block, coming, ahead)
 
     for row in range(rows):
         target = head_row(AttentionArg.Y, row)
@@ -172,35 +177,52 @@ def _rows(
 
 def _scores(
     f: Function, queries: Value, keys: Value, scores: Value, limits: list[Value], start: Value,
-    rows: int, shape: Shape, window: Value | None, softcap: Value | None,
+    rows: int, shape: Shape, window: Value | None, softcap: Value | None, prefetch: Value | None,
 ) -> None:  # fmt: skip
     """scores[row][j] = q[row] . k[j], one chain over head_dim; -1e30 where position start + j is not to be seen."""
     head_dim, group, block = shape.head_dim, shape.group, shape.block
     width = _padded(head_dim)
     together = _divisor(rows, f.isa.query_rows)
     unroll = _divisor(head_dim, 4)
-    with f.loop(0, block // LANES) as panel:
-        lanes = f.splat(Value(f, f.builder.trunc((start + panel * LANES).ir, I32))) + f.lane_numbers()
-        k = keys + panel * (head_dim * LANES * 2)
+    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # chains enough to hide latency
+    steps = block // LANES // side * (head_dim // unroll)
+    ahead = -(-block * width * 2 // LINE // steps) * LINE  # bytes of the values to ask for in every step
+    with f.loop(0, block // LANES, side) as panel:
         for base in range(0, rows, together):
-            sums = [f.var(f.zeros(f32x16)) for _ in range(together)]
+            sums = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
             with f.loop(0, head_dim, unroll) as d:
+                if prefetch is not None and base == 0:
+                    step = panel // side * (head_dim // unroll) + d // unroll
+                    for line in range(0, ahead, LINE):
+                        f.prefetch(prefetch + (step * ahead + line))
                 for u in range(unroll):
-                    key = f.load_half(k + (d + u) * (LANES * 2))
-                    for i, total in enumerate(sums):
+                    at = keys + (panel * (head_dim * LANES * 2) + (d + u) * (LANES * 2))
+                    here = [f.load_half(at + n * (head_dim * LANES * 2)) for n in range(side)]
+                    for i, of_row in enumerate(sums):
                         q = f.broadcast(queries + (d + ((base + i) * width + u)) * 4, F32)
-                        total.set(f.fma(key, q, total.get()))
-            for i, total in enumerate(sums):
+                        for key, total in zip(here, of_row, strict=True):
+                            total.set(f.fma(key, q, total.get()))
+            for i, of_row in enumerate(sums):
                 last = limits[(base + i) // group]
-                score = total.get()
-                if softcap is not None:
-                    score = softcap * tanh(f, score / softcap)
-                limit = f.splat(Value(f, f.builder.trunc(last.ir, I32)))
-                seen = f.select(lanes <= limit, score, f.constant(f32x16, LOWEST))
-                if window is not None:
-                    hidden = f.splat(Value(f, f.builder.trunc((last - window).ir, I32)))
-                    seen = f.select(lanes <= hidden, f.constant(f32x16, LOWEST), seen)
-                f.store(scores + (panel * LANES + (base + i) * block) * 4, seen)
+                for n, total in enumerate(of_row):
+                    first = start + (panel + n) * LANES
+                    score = total.get()
+                    if softcap is not None:
+                        score = softcap * tanh(f, score / softcap)
+                    seen = _visible(f, score, first, last, window)
+                    f.store(scores + ((panel + n) * LANES + (base + i) * block) * 4, seen)
+
+
+def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
+    """Scores of positions first .. first + 15 with the lowest number where a row that ends at `last` must not look."""
+
+    def splat(number: Value) -> Value:
+        return f.splat(Value(f, f.builder.trunc(number.ir, I32)))
+
+    lowest = f.constant(f32x16, LOWEST)
+    lanes = splat(first) + f.lane_numbers()
+    seen = f.select(lanes <= splat(last), score, lowest)
+    return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)
 
 
 def _softmax(f: Function, scores: Value, maximum: Value, total: Value, correction: Value, block: int) -> None:
@@ -224,8 +246,9 @@ def _softmax(f: Function, scores: Value, maximum: Value, total: Value, correctio
 
 
 def _weighted_sum(
-    f: Function, weights: Value, values: Value, outputs: Value, corrections: Value, rows: int, width: int, block: int
-) -> None:
+    f: Function, weights: Value, values: Value, outputs: Value, corrections: Value, rows: int, width: int, block: int,
+    coming: Value, ahead: int,
+) -> None:  # fmt: skip
     """output[row] = output[row] * correction[row] + sum over j, in order, of weight[row][j] * v[j]."""
     together = _divisor(rows, 4)
     strips = _divisor(width // LANES, 4 if f.isa.dot == "vnni512" else 2)
@@ -236,6 +259,8 @@ def _weighted_sum(
             at = outputs + ((base + row) * width + d) * 4
             sums.append([f.var(f.load(at + 4 * LANES * s, f32x16) * shrink) for s in range(strips)])
         with f.loop(0, block) as j:
+            for line in range(0, ahead, LINE):  # the keys of the next block
+                f.prefetch(coming + (j * ahead + line))
             here = [f.load_half(values + (j * width + d + LANES * s) * 2) for s in range(strips)]
             for row in range(together):
                 weight = f.broadcast(weights + ((base + row) * block + j) * 4, F32)
