@@ -142,7 +142,9 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
         gb_per_s=rate * read / 1e9,
         roof_gb_per_s=roof / 1e9,
         roof_share=rate * read / roof if roof else 0.0,
-        gop_per_s=_operations(summary, config.vocabulary * config.width, test) / mean(samples) if test.prompt else 0.0,
+        gop_per_s=_operations(summary, config.vocabulary * config.width, test, model.batch_rows) / mean(samples)
+        if test.prompt
+        else 0.0,
         samples_ns=tuple(samples),
     )
 
@@ -166,12 +168,16 @@ def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
         session.evaluate(tokens[start : start + model.batch_rows], logits=False)
 
 
-def _operations(summary: Summary, output_weights: int, test: Test) -> int:
-    """Additions and multiplications of a prompt: matrices for every token but the output's, that for the last of a
-    batch alone, and attention over all that came before."""
+def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -> int:
+    """Additions and multiplications of a prompt: matrices for every token but the output's, that once for a
+    batch, and attention over all that came before."""
     positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
     every = summary.flops_per_token - 2 * output_weights
-    return test.prompt * every + 2 * output_weights + positions * summary.attention_flops_per_position
+    return (
+        test.prompt * every
+        + -(-test.prompt // batch) * 2 * output_weights
+        + positions * summary.attention_flops_per_position
+    )
 
 
 def _model_type(model: Model, summary: Summary) -> str:

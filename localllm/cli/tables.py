@@ -47,8 +47,19 @@ def architectures() -> str:
         rope = {"norm": "neighbours", "neox": "halves"}[each.rope_style]
         if each.no_rope_every:
             rope += f", every {each.no_rope_every}th layer none"
-        rows.append((each.name, rope, each.activation, "yes" if each.qk_norm else ""))
-    return markdown(("architecture", "rotated dimensions", "activation", "q/k norms"), rows)
+        norms = {"rms": "RMS", "layer": "layer"}[each.norm] + (", q and k" if each.qk_norm else "")
+        rows.append(
+            (
+                each.name,
+                f"{each.ffn}, {each.activation}",
+                norms,
+                rope,
+                each.routing.gating.replace("_", " ") if each.routing else "",
+                "yes" if each.sliding else "",
+            )
+        )
+    header = ("architecture", "feed-forward", "norms", "rotated dimensions", "experts chosen by", "sliding window")
+    return markdown(header, rows)
 
 
 def commands() -> str:
