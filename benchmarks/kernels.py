@@ -1,0 +1,156 @@
+"""Time the CPU's matrix kernels against their roofs: format x {1, 4, 512 rows}.
+
+    python benchmarks/kernels.py [--formats Q4_0,Q4_K] [-t 2] [--rounds 3]
+
+One row is bound by memory: GB/s of packed weights against what a loop that only reads gets in the same round. 512 rows
+are bound by arithmetic: billions of operations a second (two per weight and row) against a loop that only multiplies
+bytes. Weights are random bytes, more than any cache holds. One JSON line per format goes to benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import numpy as np
+from compare import RESULTS, ROOT, machine
+from numpy.typing import NDArray
+
+sys.path.insert(0, str(ROOT))
+
+from backends.base import Limits
+from backends.cpu import dot
+from backends.cpu.backend import CpuBackend, CpuExecutable
+from backends.cpu.kernels.common import Arguments, i32x16, kernel
+from backends.cpu.memory import address
+from backends.cpu.panels import u8x64
+from backends.cpu.simd import Function, Value
+from backends.cpu.unpack import FORMATS
+from backends.plan import BLOCK, Batch, Recorder
+from quant import row_bytes
+
+COLUMNS, ROWS, BATCH = 2048, 1 << 16, 512
+CHAINS, TURNS = 16, 1 << 16
+
+
+class Random:
+    """A weight whose rows are random bytes, the same piece over and over."""
+
+    def __init__(self, name: str, format_name: str, rows: int) -> None:
+        self.name, self.format, self.shape = name, format_name, (rows, COLUMNS)
+        size = row_bytes(format_name, COLUMNS)
+        self._piece = np.random.default_rng(0).integers(0, 256, (1024, size), np.uint8)
+        self._piece &= 0xBF  # keeps scales and floats finite in every format
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return self._piece[np.arange(start, stop) % len(self._piece)]
+
+
+def best(function: Callable[[], object], repeat: int = 3) -> float:
+    times = []
+    for _ in range(repeat):
+        start = perf_counter()
+        function()
+        times.append(perf_counter() - start)
+    return min(times)
+
+
+def byte_peak(backend: CpuBackend) -> float:
+    """Operations a second of a loop that only multiplies bytes and adds, all threads."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        sums = [f.var(f.zeros(i32x16)) for _ in range(CHAINS)]
+        w, x = f.load(a.pointer(0), u8x64), f.load(a.pointer(0) + 64, u8x64)
+        with f.loop(0, TURNS):
+            for total in sums:
+                total.set(dot.small(f, total.get(), w, x))
+        everything = sums[0].get()
+        for total in sums[1:]:
+            everything = everything ^ total.get()
+        f.store(a.pointer(1) + thread * 64, everything)
+
+    backend.library.load([kernel("byte_peak", body)])
+    data, sink = np.ones(128, np.uint8), np.zeros(16 * backend.pool.threads, np.int32)
+    block = np.array([address(data), address(sink)], np.int64)
+    entries = np.array([[backend.library.address("byte_peak"), address(block), 1, 0]], np.int64)
+    counters = np.zeros((1, 8), np.int64)
+    seconds = best(lambda: backend.pool.run(entries, counters))
+    return backend.pool.threads * TURNS * CHAINS * 128 / seconds
+
+
+def batch(rows: int) -> Batch:
+    numbers = np.arange(rows, dtype=np.int32)
+    tables = np.arange(-(-rows // BLOCK), dtype=np.int32)[None]
+    return Batch(numbers, numbers, numbers, np.zeros(rows, np.int32), tables, numbers)
+
+
+def product_seconds(executable: CpuExecutable, rows: int) -> float:
+    """Seconds of the product alone, from the plan's own clock: the share of its ticks in the step."""
+    executable.entries[:, 3] = 0
+    step = batch(rows)
+    executable.step(step)
+    executable.entries[:, 3] = 0
+    seconds = best(lambda: executable.step(step), 1)
+    ticks = dict(executable.profile())
+    return seconds * ticks["w"] / sum(ticks.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "kernels.jsonl")
+    arguments = parser.parse_args()
+    backend = CpuBackend(arguments.threads)
+    print("| format | bits | 1 row GB/s | of roof | 4 rows GB/s | 512 rows GOP/s | of byte peak |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name in arguments.formats.split(","):
+        recorder = Recorder()
+        x = recorder.embed(Random("e", "F32", BATCH))
+        plan = recorder.finish(recorder.linear(x, Random("w", name, ROWS)))
+        executable = backend.bind(plan, Limits(BATCH, BATCH, BATCH // BLOCK, BATCH))
+        size = ROWS * row_bytes(name, COLUMNS)
+        operations = 2 * ROWS * COLUMNS * BATCH
+        rounds = []
+        for _ in range(arguments.rounds):
+            roof, peak = executable.read_bandwidth(), byte_peak(backend)
+            one, four, many = (product_seconds(executable, rows) for rows in (1, 4, BATCH))
+            rounds.append((size / one, roof, size / four, operations / many, peak))
+        one, roof, four, many, peak = (median(column) for column in zip(*rounds, strict=True))
+        share = median(r[0] / r[1] for r in rounds)
+        of_peak = median(r[3] / r[4] for r in rounds)
+        bits = 8 * row_bytes(name, COLUMNS) / COLUMNS
+        row = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "format": name,
+            "bits_per_weight": bits,
+            "shape": [ROWS, COLUMNS],
+            "threads": arguments.threads,
+            "device": backend.describe(),
+            "one_row_gb_per_s": one / 1e9,
+            "roof_gb_per_s": roof / 1e9,
+            "roof_share": share,
+            "four_rows_gb_per_s": four / 1e9,
+            "matmul_gop_per_s": many / 1e9,
+            "byte_peak_gop_per_s": peak / 1e9,
+            "peak_share": of_peak,
+            "machine": machine(),
+        }
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        cells = (name, f"{bits:.2f}", f"{one / 1e9:.1f}", f"{share:.0%}", f"{four / 1e9:.1f}", f"{many / 1e9:.0f}")
+        print(f"| {' | '.join(cells)} | {of_peak:.0%} |", flush=True)
+        executable.close()
+    backend.close()
+
+
+if __name__ == "__main__":
+    main()
