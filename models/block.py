@@ -57,16 +57,17 @@ class Block(Generic[V, R, S]):
         q = config.heads[layer] * config.head_dim
         kv = config.kv_heads[layer] * config.head_dim
         if name + "attn_qkv.weight" not in self.tensors:
-            query, key, value = (
-                self.linear(name + part, x, rows, config.width)
-                for part, rows in (("attn_q", q), ("attn_k", kv), ("attn_v", kv))
+            return (
+                self.linear(name + "attn_q", x, q, config.width),
+                self.linear(name + "attn_k", x, kv, config.width),
+                self.linear(name + "attn_v", x, kv, config.width),
             )
-            return query, key, value
-        query, key, value = (
-            self.rows(name + "attn_qkv", x, start, stop, q + 2 * kv, self.scale(name + "attn_qkv"))
-            for start, stop in ((0, q), (q, q + kv), (q + kv, q + 2 * kv))
+        name, of, scale = name + "attn_qkv", q + 2 * kv, self.scale(name + "attn_qkv")
+        return (
+            self.rows(name, x, 0, q, of, scale),
+            self.rows(name, x, q, q + kv, of, scale),
+            self.rows(name, x, q + kv, of, of, scale),
         )
-        return query, key, value
 
     def feed_forward(self, x: V, layer: int) -> V:
         name = f"blk.{layer}."
@@ -97,12 +98,13 @@ class Block(Generic[V, R, S]):
         """The chosen experts, and beside them the one that every token passes, where the file holds one."""
         config, recorder = self.config, self.recorder
         inner = self.tensors.height(name + "ffn_up_exps.weight")
+        up = self.stack(name + "ffn_up_exps", experts, inner, config.width)
         router = self.linear(name + "ffn_gate_inp", x, experts.count, config.width)  # (T, experts)
         y = recorder.experts(
             x,
             router,
             self.stack(name + "ffn_gate_exps", experts, inner, config.width),
-            self.stack(name + "ffn_up_exps", experts, inner, config.width),
+            up,
             self.stack(name + "ffn_down_exps", experts, config.width, inner),
             experts.used,
             experts.gating,

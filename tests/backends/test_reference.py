@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,20 @@ def test_layer_norm() -> None:
     close(run(lambda r, x: r.layer_norm(x, weight(w), weight(b, "b"), 1e-5)), truth)
 
 
+@pytest.mark.parametrize("kind", ["rms", "layer"])
+def test_every_group_may_have_weights_of_its_own(kind: str) -> None:
+    w = random.standard_normal((2, 4)).astype(np.float32)
+    halves = [X[:, :4], X[:, 4:]]
+    if kind == "layer":
+        halves = [h - h.mean(1, keepdims=True) for h in halves]
+    normed = [h / np.sqrt((h**2).mean(1, keepdims=True) + 1e-5) for h in halves]
+    truth = np.hstack([h * w[i] for i, h in enumerate(normed)])
+    if kind == "rms":
+        close(run(lambda r, x: r.rms_norm(x, weight(w), 1e-5, groups=2)), truth)
+    else:
+        close(run(lambda r, x: r.layer_norm(x, weight(w), None, 1e-5, groups=2)), truth)
+
+
 def test_linear_scales_the_product_and_not_the_bias() -> None:
     w, b = random.standard_normal((6, 8)).astype(np.float32), random.standard_normal(6).astype(np.float32)
     truth = np.array([[sum(X[t, i] * w[o, i] for i in range(8)) * 0.25 + b[o] for o in range(6)] for t in range(5)])
@@ -126,24 +140,30 @@ def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
     assert not sin.any()
 
 
-def attend(r: Recorder, x: Value) -> Value:
+def attend(r: Recorder, x: Value, window: int = 0, softcap: float = 0.0, sinks: MemoryWeight | None = None) -> Value:
     """Four heads of 2 over two key-value heads; keys are the first half of the row, values the second."""
     half = np.eye(8)
     r.append(0, r.linear(x, weight(half[:4], "k")), r.linear(x, weight(half[4:], "v")), kv_heads=2)
-    return r.attention(x, 0, heads=4, scale=0.7)
+    return r.attention(x, 0, heads=4, scale=0.7, window=window, softcap=softcap, sinks=sinks)
 
 
-def attention_by_hand(x: np.ndarray, cached: np.ndarray | None = None) -> np.ndarray:
-    """One softmax at a time, of queries x (T, 8) over what the cache holds of them."""
+def attention_by_hand(
+    x: np.ndarray,
+    cached: np.ndarray | None = None,
+    first: Callable[[int], int] = lambda t: 0,
+    cap: Callable[[float], float] = lambda score: score,
+    sinks: Sequence[float] = (-math.inf,) * 4,
+) -> np.ndarray:
+    """One softmax at a time, of queries x (T, 8) over what the cache holds of them from position first(t) on."""
     cached = x if cached is None else cached
     out = np.zeros_like(x)
     for t in range(len(x)):
         for head in range(4):
             shared = slice(2 * (head // 2), 2 * (head // 2) + 2)
             q = x[t, 2 * head : 2 * head + 2]
-            scores = [math.exp(0.7 * float(q @ cached[p, :4][shared])) for p in range(t + 1)]
-            mixed = sum(s * cached[p, 4:][shared] for p, s in enumerate(scores))
-            out[t, 2 * head : 2 * head + 2] = np.asarray(mixed) / sum(scores)
+            scores = {p: math.exp(cap(0.7 * float(q @ cached[p, :4][shared]))) for p in range(first(t), t + 1)}
+            mixed = sum(s * cached[p, 4:][shared] for p, s in scores.items())
+            out[t, 2 * head : 2 * head + 2] = np.asarray(mixed) / (sum(scores.values()) + math.exp(sinks[head]))
     return out
 
 
@@ -164,11 +184,162 @@ def test_an_f16_cache_rounds_keys_and_values_and_not_queries() -> None:
     assert np.abs(run(attend, cache_type="f16") - attention_by_hand(X)).max() > 1e-5
 
 
+def test_a_window_of_three_shows_a_row_itself_and_the_two_before() -> None:
+    truth = attention_by_hand(X, first=lambda t: max(0, t - 2))
+    close(run(lambda r, x: attend(r, x, window=3)), truth)
+    assert np.abs(truth - attention_by_hand(X))[3:].min() > 1e-4
+
+
+def test_a_window_over_several_blocks_and_any_chunking() -> None:
+    tokens = random.randint(0, 11, BLOCK + 9)
+    truth = attention_by_hand(TABLE[tokens].astype(np.float64), first=lambda t: max(0, t - 6))
+    driver = Driver(bind(lambda r, x: attend(r, x, window=7)))
+    close(np.concatenate([driver.step([(0, tokens[i : i + 13])]) for i in range(0, len(tokens), 13)]), truth)
+
+
+def test_a_softcap_bends_scores_after_scaling() -> None:
+    truth = attention_by_hand(X, cap=lambda score: 0.5 * math.tanh(score / 0.5))
+    close(run(lambda r, x: attend(r, x, softcap=0.5)), truth)
+
+
+def test_sinks_take_a_share_of_every_heads_softmax() -> None:
+    sinks = [-1.0, 0.5, 90.0, -90.0]  # a sink above every score leaves nothing, one far below changes nothing
+    result = run(lambda r, x: attend(r, x, sinks=weight(sinks, "sinks")))
+    close(result, attention_by_hand(X, sinks=sinks))
+    assert np.abs(result[:, 4:6]).max() < 1e-30
+    close(result[:, 6:], attention_by_hand(X)[:, 6:])
+
+
 def test_glu_activations() -> None:
     silu = X / (1.0 + np.exp(-X))
     gelu = 0.5 * X * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (X + 0.044715 * X**3)))
     close(run(lambda r, x: r.glu(x, r.scale(x, 2.0), "silu")), silu * 2.0 * X)
     close(run(lambda r, x: r.glu(x, r.scale(x, 2.0), "gelu")), gelu * 2.0 * X)
+
+
+def test_a_glu_of_gpt_oss_is_clamped_on_both_sides() -> None:
+    gate, up = np.minimum(9.0 * X, 7.0), np.clip(-8.0 * X, -7.0, 7.0)
+    truth = gate / (1.0 + np.exp(-1.702 * gate)) * (up + 1.0)
+    assert (9.0 * X).max() > 7.0
+    assert np.abs(8.0 * X).max() > 7.0
+    close(run(lambda r, x: r.glu(r.scale(x, 9.0), r.scale(x, -8.0), "swiglu_oai")), truth)
+
+
+def test_a_gate_of_width_one_gates_the_row() -> None:
+    w = random.standard_normal((1, 8)).astype(np.float32)
+    truth = X / (1.0 + np.exp(-X @ w.T))
+    close(run(lambda r, x: r.glu(r.linear(x, weight(w)), x, "sigmoid")), truth)
+
+
+def test_activate_and_softcap() -> None:
+    close(run(lambda r, x: r.activate(x, "silu")), X / (1.0 + np.exp(-X)))
+    close(run(lambda r, x: r.softcap(x, 0.8)), 0.8 * np.tanh(X / 0.8))
+
+
+EXPERTS, USED, INNER = 6, 2, 3
+ROUTER = random.standard_normal((EXPERTS, 8)).astype(np.float32)
+GATE, UP, DOWN = (
+    random.standard_normal((EXPERTS, *shape)).astype(np.float32) for shape in ((INNER, 8), (INNER, 8), (8, INNER))
+)
+BIASES = [random.standard_normal((EXPERTS, rows)).astype(np.float32) for rows in (INNER, INNER, 8)]
+SCALES = [random.standard_normal(EXPERTS).astype(np.float32) for _ in range(3)]
+CHOICE = 3.0 * random.standard_normal(EXPERTS).astype(np.float32)
+
+
+def mixture(
+    gating: Any, normalize: bool = False, choice: bool = False, extras: bool = False
+) -> Callable[[Recorder, Value], Value]:
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [
+            r.stack(
+                weight(w, f"w{i}"),
+                weight(SCALES[i], f"s{i}") if extras else None,
+                weight(BIASES[i], f"b{i}") if extras else None,
+            )
+            for i, w in enumerate((GATE, UP, DOWN))
+        ]
+        router = r.linear(x, weight(ROUTER, "router"))
+        bias = weight(CHOICE, "choice") if choice else None
+        return r.experts(x, router, *stacks, USED, gating, normalize, 1.5, "silu", bias)
+
+    return build
+
+
+def mixture_by_hand(weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False) -> np.ndarray:
+    """`weigh` says which experts have which weight for a row of router logits."""
+    out = np.zeros_like(X)
+    scales, biases = (SCALES, BIASES) if extras else (np.ones((3, EXPERTS)), [np.zeros((EXPERTS, 1))] * 3)
+    for t, x in enumerate(X):
+        logits = (ROUTER.astype(np.float64) @ x).astype(np.float32).astype(np.float64)
+        for e, share in weigh(logits).items():
+            gate = GATE[e] @ x * scales[0][e] + biases[0][e]
+            up = UP[e] @ x * scales[1][e] + biases[1][e]
+            hidden = gate / (1.0 + np.exp(-gate)) * up
+            out[t] += 1.5 * share * (DOWN[e] @ hidden * scales[2][e] + biases[2][e])
+    return out
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum()
+
+
+def best(scores: np.ndarray) -> list[int]:
+    return sorted(range(EXPERTS), key=lambda e: -scores[e])[:USED]
+
+
+def test_experts_weighted_by_their_share_of_all() -> None:
+    close(run(mixture("softmax")), mixture_by_hand(lambda z: {e: softmax(z)[e] for e in best(z)}))
+
+
+def test_experts_whose_weights_sum_to_one_or_are_a_softmax_of_the_chosen() -> None:
+    def share(z: np.ndarray) -> dict[int, float]:
+        return dict(zip(best(z), softmax(z[best(z)]), strict=True))
+
+    close(run(mixture("softmax", normalize=True)), mixture_by_hand(share))
+    close(run(mixture("softmax_of_chosen")), mixture_by_hand(share))
+
+
+def test_a_bias_of_the_choice_is_no_part_of_the_weights() -> None:
+    def share(z: np.ndarray) -> dict[int, float]:
+        p = 1.0 / (1.0 + np.exp(-z))
+        chosen = best(p + CHOICE)
+        return {e: p[e] / sum(p[c] for c in chosen) for e in chosen}
+
+    close(run(mixture("sigmoid", normalize=True, choice=True)), mixture_by_hand(share))
+    assert np.abs(run(mixture("sigmoid", True, True)) - run(mixture("sigmoid", True))).max() > 1e-2
+
+
+def test_scales_and_biases_belong_to_the_experts_matrices() -> None:
+    truth = mixture_by_hand(lambda z: {e: softmax(z)[e] for e in best(z)}, extras=True)
+    close(run(mixture("softmax", extras=True)), truth)
+
+
+def test_of_equal_experts_the_lower_are_chosen() -> None:
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        return r.experts(x, r.linear(x, weight(0.0 * ROUTER, "router")), *stacks, USED, "softmax", True, 1.5, "silu")
+
+    close(run(build), mixture_by_hand(lambda z: {0: 0.5, 1: 0.5}))
+
+
+def test_weights_that_sum_to_nothing_stay_finite() -> None:
+    """The least sum that weights are divided by is 2^-14."""
+
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        router = r.linear(x, weight(0.0 * ROUTER, "router"), weight(np.full(EXPERTS, -20.0), "low"))
+        return r.experts(x, router, *stacks, USED, "sigmoid", True, 1.5, "silu")
+
+    share = 2.0**14 / (1.0 + math.exp(20.0))
+    assert share < 1e-4
+    close(run(build) * 1e4, mixture_by_hand(lambda z: {0: share, 1: share}) * 1e4)
+
+
+def test_memory_counts_the_experts_a_token_reads() -> None:
+    memory = bind(mixture("softmax")).memory
+    stacks = 4 * EXPERTS * 3 * INNER * 8
+    assert memory.weights == 4 * (11 * 8 + EXPERTS * 8) + stacks
+    assert memory.weights_per_token == 4 * (8 + EXPERTS * 8) + stacks * USED // EXPERTS
 
 
 def test_add_scale_and_select_rows() -> None:

@@ -87,6 +87,8 @@ def test_the_vocabulary_is_the_tokenizers() -> None:
         ("llama.attention.layer_norm_rms_epsilon", "1e-5"),
         ("llama.attention.causal", False),
         ("llama.expert_count", -1),
+        ("llama.expert_count", 2**21),
+        ("llama.nextn_predict_layers", 3),
         ("llama.rope.dimension_count", 7),
         ("llama.rope.dimension_count", 10),
         ("llama.rope.dimension_count", 0),
@@ -123,6 +125,77 @@ def test_an_unknown_architecture_lists_the_supported_ones() -> None:
         with pytest.raises(ModelError, match=r"^general\.architecture: .*supported: llama, mistral3, gemma, gemma2"):
             architecture_of(metadata)
     assert architecture_of({"general.architecture": "qwen3"}) is ARCHITECTURES["qwen3"]
+
+
+EXPERTS: dict[str, Any] = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        ("llama", {"llama.expert_used_count": None}, r"llama\.expert_used_count: the file does not hold this key"),
+        (
+            "llama",
+            {"llama.expert_used_count": 9},
+            r"llama\.expert_used_count: expected an integer from 1 to 8, found 9",
+        ),
+        ("llama", {"llama.expert_group_count": 4}, r"llama\.expert_group_count: .*not supported, found 4"),
+        ("qwen3", {"qwen3.expert_count": 8}, r"qwen3\.expert_count: qwen3 has no mixture of experts, found 8"),
+        ("glm4moe", {"glm4moe.expert_count": 8, "glm4moe.expert_gating_func": 4}, r"glm4moe\.expert_gating_func: "),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": [1, 0]}, r"gemma3\.attention.*: expected 3 numbers"),
+        ("gemma3", {"gemma3.attention.sliding_window_pattern": [2, 0, 0]}, r"gemma3\.attention.*from 0 to 1, found 2"),
+        ("gemma3", {"gemma3.attention.sliding_window": -1}, r"gemma3\.attention\.sliding_window: "),
+        ("granite", {"granite.rope.scaling.finetuned": 1}, r"granite\.rope.*: expected true or false, found 1"),
+    ],
+)
+def test_what_a_family_cannot_be_is_said(architecture: str, changes: dict[str, Any], message: str) -> None:
+    base = {key.replace("llama.", f"{architecture}."): value for key, value in MINIMAL.items()}
+    base |= EXPERTS if architecture == "llama" else {}
+    with pytest.raises(ModelError, match="^" + message):
+        read_config({k: v for k, v in (base | changes).items() if v is not None}, architecture)
+
+
+def sliding(architecture: str, layers: int = 7, **changes: Any) -> Any:
+    keys = {key.replace("llama.", f"{architecture}."): value for key, value in MINIMAL.items()}
+    keys |= {f"{architecture}.{key.replace('__', '.')}": value for key, value in changes.items()}
+    return read_config(keys | {f"{architecture}.block_count": layers}, architecture)
+
+
+def test_windows_as_the_families_have_them() -> None:
+    assert sliding("gemma2").windows == (4096, 0, 4096, 0, 4096, 0, 4096)
+    assert sliding("gpt-oss", attention__sliding_window=128).windows == (128, 0, 128, 0, 128, 0, 128)
+    assert sliding("gemma3").windows == (0,) * 7
+    assert sliding("gemma3", attention__sliding_window=512).windows == (512,) * 5 + (0, 512)
+    pattern = np.array([True, False, True])
+    c = sliding("gemma3", 3, attention__sliding_window=512, attention__sliding_window_pattern=pattern)
+    assert c.windows == (512, 0, 512)
+    assert sliding("gemma3", 4, attention__sliding_window=9, attention__sliding_window_pattern=2).windows == (
+        9,
+        0,
+        9,
+        0,
+    )
+    assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7  # Mistral 7B v0.1: not in llama.cpp
+
+
+def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:
+    stretch = {"rope__freq_base": 1e6, "rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
+    for architecture, base in (("gemma3", 1e4), ("olmo2", 1e6)):
+        c = sliding(architecture, attention__sliding_window=512, **stretch)
+        assert (c.rope.base, c.rope.factor) == (1e6, 8.0)
+        assert (c.window_rope.base, c.window_rope.factor) == (base, 1.0)
+    assert sliding("gemma2", **stretch).window_rope == sliding("gemma2", **stretch).rope
+
+
+def test_the_largest_gemmas_divide_scores_by_another_width() -> None:
+    shape = {"embedding_length": 4608, "attention__head_count": 32, "attention__key_length": 128}
+    assert sliding("gemma2", 46, **shape).attention_scale == pytest.approx(144**-0.5)
+    assert sliding("gemma2", 42, **shape).attention_scale == pytest.approx(128**-0.5)
+
+
+def test_layers_that_guess_further_tokens_are_left_out() -> None:
+    c = sliding("glm4moe", 5, nextn_predict_layers=1, attention__head_count_kv=[8, 8, 8, 4, 2])
+    assert (c.layers, c.kv_heads, len(c.ffn_width), len(c.windows)) == (4, (8, 8, 8, 4), 4, 4)
 
 
 YARN = {
@@ -170,6 +243,10 @@ _KEYS = [
     "llama.attention.causal",
     "llama.attention.temperature_scale",
     "llama.expert_count",
+    "llama.expert_used_count",
+    "llama.expert_group_count",
+    "llama.nextn_predict_layers",
+    "llama.rope.dimension_sections",
     "llama.rope.dimension_count",
     "llama.rope.freq_base",
     "llama.rope.scaling.type",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.plan import Linear, Norm, Rotate, SelectRows
-from models import ModelError, summarize
+from backends.plan import Linear, Norm, Recorder, Rotate, SelectRows
+from models import ModelError, record, summarize
 from models.architectures import architecture_of
 from models.config import read_config
 from tests.models import tiny
@@ -232,6 +232,60 @@ def test_a_wrong_shape_says_found_and_expected(name: str, shape: tuple[int, ...]
         plan_of(*model)
 
 
+@pytest.mark.parametrize(
+    ("family", "name", "shape"),
+    [
+        ("llama experts", "blk.0.ffn_gate_inp.weight", (7, WIDTH)),
+        ("llama experts", "blk.0.ffn_gate_exps.weight", (8, FFN + 8, WIDTH)),
+        ("llama experts", "blk.1.ffn_down_exps.weight", (7, WIDTH, FFN)),
+        ("llama experts", "blk.1.ffn_up_exps.weight", (8 * FFN, WIDTH)),
+        ("llama experts", "blk.1.ffn_up_exps.scale", (1,)),
+        ("gpt-oss", "blk.0.attn_sinks.weight", (1,)),
+        ("gpt-oss", "blk.0.ffn_down_exps.bias", (WIDTH, 8)),
+        ("qwen2moe", "blk.0.ffn_gate_shexp.weight", (8, WIDTH)),
+        ("qwen2moe", "blk.0.ffn_gate_inp_shexp.weight", (1, WIDTH)),
+        ("llama fused qkv", "blk.0.attn_qkv.weight", (32, WIDTH)),
+        ("llama fused qkv", "blk.0.attn_qkv.bias", (32,)),
+        ("phi3", "blk.0.ffn_up.weight", (FFN, WIDTH)),
+        ("olmo2", "blk.0.attn_q_norm.weight", (16,)),
+        ("stablelm head norms", "blk.0.attn_q_norm.weight", (2, 16)),
+        ("phi3 long", "rope_factors_long.weight", (3,)),
+    ],
+)
+def test_a_wrong_shape_of_a_family_is_named(family: str, name: str, shape: tuple[int, ...]) -> None:
+    model = change(FAMILIES[family](), name, MemoryWeight.of(name, np.ones(shape)))
+    with pytest.raises(ModelError, match=r"^(blk|rope)\S+: expected shape \(.*\) ?.*, found \("):
+        plan_of(*model)
+
+
+def test_a_missing_expert_matrix_is_named() -> None:
+    for part in ("ffn_up_exps", "ffn_gate_exps", "ffn_down_exps"):
+        with pytest.raises(ModelError, match=rf"^blk\.1\.{part}\.weight: the file does not hold"):
+            plan_of(*change(FAMILIES["llama experts"](), f"blk.1.{part}.weight", None))
+
+
+def test_parts_of_a_bias_end_between_blocks() -> None:
+    """Queries of 4 values do not fill a block of 32."""
+    metadata, tensors = tiny.make("llama", seed=1, heads=1, kv_heads=1, head_dim=4)
+    for part in "qkv":
+        del tensors[f"blk.0.attn_{part}.weight"]
+    tensors["blk.0.attn_qkv.weight"] = MemoryWeight.of("blk.0.attn_qkv.weight", np.ones((12, WIDTH)))
+    bias = MemoryWeight("blk.0.attn_qkv.bias", "Q8_0", (12,), np.zeros((1, 34), np.uint8))
+    with pytest.raises(ModelError, match=r"blk\.0\.attn_qkv\.bias: Q8_0: .*12"):
+        plan_of(metadata, tensors | {bias.name: bias})
+
+
+def test_the_context_chooses_between_two_sets_of_frequency_factors() -> None:
+    metadata, tensors = FAMILIES["phi3 short"]()
+    row = architecture_of(metadata)
+    config = read_config(metadata, row.name)
+    for context, name in ((None, "short"), (256, "short"), (257, "long")):
+        plan = record(config, row, tensors, Recorder(), context)
+        frequencies = next(op.rope.inverse_frequency for op in plan.operations if isinstance(op, Rotate))
+        factors = tensors[f"rope_factors_{name}.weight"].values()
+        np.testing.assert_allclose(frequencies, 10000.0 ** (-np.arange(4) / 4) / factors, rtol=1e-12)
+
+
 def test_a_format_that_cannot_be_a_weight_is_named() -> None:
     name = "blk.0.attn_q.weight"
     rows = np.zeros((WIDTH, WIDTH * 4), np.uint8)
@@ -271,6 +325,33 @@ def test_the_summary_counts_a_model_worked_out_by_hand() -> None:
     assert summary.attention_flops_per_position == 4 * 4 * 8
     assert summary.cache_values_per_token == 2 * 2 * 8
     assert summary.unused == ("blk.0.attn_q.input_scale",)
+
+
+def test_a_token_reads_only_its_experts() -> None:
+    metadata, tensors = FAMILIES["llama experts"]()  # 2 of 8 experts, 2 layers
+    architecture = architecture_of(metadata)
+    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
+    assert summary.parameters == sum(tensor.values().size for tensor in tensors.values())
+    idle = 2 * (3 * FFN * WIDTH + 3) * 6
+    assert summary.bytes_per_token == 4 * (summary.parameters - idle - (VOCABULARY - 1) * WIDTH)
+    attention = 2 * (2 * 32 * WIDTH + 2 * 16 * WIDTH)
+    mixture = 2 * (8 * WIDTH + 2 * 3 * FFN * WIDTH)
+    assert summary.flops_per_token == 2 * (attention + mixture + VOCABULARY * WIDTH)
+
+
+def test_windows_do_not_grow_with_the_cache() -> None:
+    metadata, tensors = FAMILIES["gemma2"]()  # of three layers the middle one sees everything
+    architecture = architecture_of(metadata)
+    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
+    assert summary.attention_flops_per_position == 4 * 4 * 8
+
+
+def test_parts_of_a_matrix_are_counted_once() -> None:
+    metadata, tensors = FAMILIES["phi3"]()
+    architecture = architecture_of(metadata)
+    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
+    assert summary.parameters == sum(tensor.values().size for tensor in tensors.values())
+    assert summary.unused == ()
 
 
 def test_an_untied_embedding_costs_a_row_per_token() -> None:
