@@ -1,0 +1,67 @@
+"""Write a trained demo model as a GGUF file: Q8_0 matrices, F32 norms, tokenizer and chat template inside.
+
+Used by train.py. The parameters already carry GGUF's names and layout, so that nothing is permuted.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+import quant
+from localllm.gguf import NewTensor, write_gguf
+from models.demo.corpus import BEGIN, END, SPECIAL, TEMPLATE
+
+MATRIX_FORMAT = "Q8_0"
+FILE_TYPE_Q8_0 = 7  # general.file_type: what most matrices are stored as
+QUANTIZATION_VERSION = 2
+NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
+
+
+def tokenizer_metadata(tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the tokenizer.* keys of a byte-level BPE tokenizer that begins every text with BEGIN."""
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    kinds = [CONTROL_TOKEN if token in SPECIAL else NORMAL_TOKEN for token in tokens]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "qwen2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "tokenizer.ggml.bos_token_id": tokens.index(BEGIN),
+        "tokenizer.ggml.eos_token_id": tokens.index(END),
+        "tokenizer.ggml.eot_token_id": tokens.index(END),
+        "tokenizer.ggml.padding_token_id": tokens.index(BEGIN),
+        "tokenizer.ggml.add_bos_token": True,
+        "tokenizer.ggml.add_eos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def write(
+    path: Path, name: str, description: str, sizes: dict[str, int | float], params: dict[str, Any], tokenizer: Tokenizer
+) -> None:
+    """Write one model; `sizes` are the llama.* keys without their prefix, `params` arrays float32 by GGUF name."""
+    count = sum(value.size for value in params.values())
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.type": "model",
+        "general.name": name,
+        "general.description": description,
+        "general.size_label": f"{count / 1e6:.1f}M",
+        "general.license": "cc-by-sa-4.0",
+        "general.languages": ["en"],
+        "general.file_type": FILE_TYPE_Q8_0,
+        "general.quantization_version": QUANTIZATION_VERSION,
+    }
+    metadata |= {f"llama.{key}": value for key, value in sizes.items()}
+    metadata |= tokenizer_metadata(tokenizer)
+    tensors = []
+    for tensor, value in params.items():
+        fmt = MATRIX_FORMAT if value.ndim == 2 else "F32"
+        rows = quant.quantize(np.ascontiguousarray(np.atleast_2d(value), np.float32), fmt)
+        tensors.append(NewTensor(tensor, fmt, value.shape, rows.tobytes()))
+    write_gguf(path, metadata, tensors, overwrite=True)

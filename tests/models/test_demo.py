@@ -1,0 +1,114 @@
+"""The model in the box: what its two files must hold, and that the networks inside predict a chat nobody trained on
+as well as torch says, through our own tokenizer and forward.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from localllm.tokenizer import Tokenizer
+from models.demo.corpus import SPECIAL
+from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+FILES = {"target": DEMO / "demo.gguf", "draft": DEMO / "draft.gguf"}
+
+Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
+
+
+@pytest.fixture(scope="module")
+def opened() -> dict[str, Model]:
+    return {role: open_model(path) for role, path in FILES.items()}
+
+
+def test_both_files_together_stay_under_12_mb() -> None:
+    assert sum(path.stat().st_size for path in FILES.values()) < 12_000_000
+
+
+def test_draft_is_the_smaller_and_speaks_the_same_tokens(opened: dict[str, Model]) -> None:
+    target, draft = (opened[role][0] for role in ("target", "draft"))
+    keys = {key for key in target if key.startswith("tokenizer.")}
+    assert keys == {key for key in draft if key.startswith("tokenizer.")}
+    assert {key: target[key] for key in keys} == {key: draft[key] for key in keys}
+    assert FILES["draft"].stat().st_size < FILES["target"].stat().st_size / 2
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_every_matrix_can_take_every_block_format(opened: dict[str, Model], role: str) -> None:
+    widths = {name: weight.shape[-1] for name, weight in opened[role][1].items() if len(weight.shape) == 2}
+    assert len(widths) > 7
+    assert {name: width for name, width in widths.items() if width % 256} == {}
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_vocabulary_is_closed_under_its_merges(opened: dict[str, Model], role: str) -> None:
+    metadata, tensors = opened[role]
+    tokens, merges = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"]
+    assert len(set(tokens)) == len(tokens) == tensors["token_embd.weight"].shape[0]
+    joined = [tuple(merge.split(" ")) for merge in merges]
+    assert {part for pair in joined for part in (*pair, "".join(pair))} <= set(tokens)
+    kinds = metadata["tokenizer.ggml.token_type"]
+    assert [token for token, kind in zip(tokens, kinds, strict=True) if kind == 3] == list(SPECIAL)  # 3: control
+    assert len(tokens) == len(SPECIAL) + 256 + len(merges)  # every byte is there: no text is unknown
+
+
+def test_template_gives_the_text_the_model_was_trained_on(opened: dict[str, Model]) -> None:
+    metadata = opened["target"][0]
+    template = ImmutableSandboxedEnvironment().from_string(metadata["tokenizer.chat_template"])
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " Hi "},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "A story"},
+    ]
+    bos = metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.bos_token_id"]]
+    assert template.render(messages=messages, bos_token=bos, add_generation_prompt=True) == (
+        "<|endoftext|><|im_start|>system<|im_sep|>Be brief.<|im_end|><|im_start|>user<|im_sep|>Hi<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>Hello!<|im_end|><|im_start|>user<|im_sep|>A story<|im_end|>"
+        "<|im_start|>assistant<|im_sep|>"
+    )
+    assert metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.eos_token_id"]] == "<|im_end|>"
+
+
+CHAT = (  # our own words, so that no model has seen them
+    "<|im_start|>user<|im_sep|>Hello, I would like to book a table for two in Oakland.<|im_end|>"
+    "<|im_start|>assistant<|im_sep|>Sure. What time would you like the reservation for?<|im_end|>"
+    "<|im_start|>user<|im_sep|>At 7 pm please. Is there a good Italian restaurant?<|im_end|>"
+    "<|im_start|>assistant<|im_sep|>Please confirm: a table for 2 at 7 pm today at a restaurant in Oakland.<|im_end|>"
+    "<|im_start|>user<|im_sep|>Thanks! Tell me a story about a bird.<|im_end|>"
+    "<|im_start|>assistant<|im_sep|>Once upon a time, there was a little bird. The bird loved to sing. One day, the "
+    "bird saw a big cat. The cat was sad, so the bird sang a song and they became friends.<|im_end|>"
+)
+# Nats per token of CHAT, from train.py's network with the unquantized weights.
+TORCH_LOSS = {"target": 1.8061, "draft": 2.0118}
+
+
+@pytest.fixture(scope="module")
+def chat_logits(opened: dict[str, Model]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Ids (T,) of CHAT and logits (T, vocab) after each, by model."""
+    result = {}
+    for role, (metadata, tensors) in opened.items():
+        ids = Tokenizer.from_metadata(metadata).encode(CHAT, parse_special=True)
+        driver = Driver(bind_reference(plan_of(metadata, tensors)))
+        rows = [driver.step([(0, ids[i : i + 64])]) for i in range(0, len(ids), 64)]
+        result[role] = (np.array(ids), np.concatenate(rows).astype(np.float64))
+    return result
+
+
+@pytest.mark.parametrize("role", FILES)
+def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]], role: str) -> None:
+    ids, logits = chat_logits[role]
+    top = logits.max(axis=-1)
+    surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) normalizers, less the logit of what came
+    loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
+    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.02)  # Q8_0 instead of float32
+
+
+def test_draft_guesses_what_the_target_says(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    target, draft = (chat_logits[role][1].argmax(axis=-1) for role in ("target", "draft"))
+    assert (target == draft).mean() > 0.4
