@@ -1,0 +1,157 @@
+"""Chat templates for files that have none: by the special tokens in the vocabulary, else by the model's name.
+
+Every choice comes with a note, because a wrong template gives a worse model and no error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from localllm.template.chat import ChatTemplate
+from localllm.template.errors import TemplateError
+
+_KEY = "tokenizer.chat_template"
+_NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('a system message is not part of this format') }}"
+    "{% endif %}"
+)
+
+
+class Vocabulary(Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def eos(self) -> int | None: ...
+    @property
+    def special(self) -> Mapping[str, int]: ...
+    def id(self, text: str) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A format of conversations: recognised if the vocabulary has all `tokens` and the name has one of `names`."""
+
+    name: str
+    source: str
+    tokens: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # parts of the model's name in lower case; () asks nothing of it
+    stops: tuple[str, ...] = ()
+
+
+def _turns(form: str, prompt: str, start: str = "{{ bos_token }}") -> str:
+    """A template that writes every message as `form`, then `prompt` for the answer."""
+    return f"{start}{{% for m in messages %}}{form}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
+
+
+FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
+    Family(
+        "llama3",
+        _turns(
+            "{{ '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\\n\\n' ~ m.content | trim ~ '<|eot_id|>' }}",
+            "{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}",
+        ),
+        tokens=("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+    ),
+    Family(
+        "chatml",
+        _turns(
+            "{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}",
+            "{{ '<|im_start|>assistant\\n' }}",
+            start="",
+        ),
+        tokens=("<|im_start|>", "<|im_end|>"),
+    ),
+    Family(
+        "gemma4",
+        _turns(
+            "{{ '<|turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' ~ m.content | trim "
+            "~ '<turn|>\\n' }}",
+            "{{ '<|turn>model\\n' }}",
+        ),
+        tokens=("<|turn>", "<turn|>"),
+    ),
+    Family(
+        "gemma",
+        _NO_SYSTEM
+        + _turns(
+            "{{ '<start_of_turn>' ~ ('model' if m.role == 'assistant' else m.role) ~ '\\n' ~ m.content | trim "
+            "~ '<end_of_turn>\\n' }}",
+            "{{ '<start_of_turn>model\\n' }}",
+        ),
+        tokens=("<start_of_turn>", "<end_of_turn>"),
+    ),
+    Family(
+        "phi3",
+        _turns("{{ '<|' ~ m.role ~ '|>\\n' ~ m.content ~ '<|end|>\\n' }}", "{{ '<|assistant|>\\n' }}", start=""),
+        tokens=("<|user|>", "<|assistant|>", "<|end|>"),
+    ),
+    Family(
+        "deepseek",
+        _turns(
+            "{{ m.content if m.role == 'system' else '<｜User｜>' ~ m.content if m.role == 'user' "
+            "else '<｜Assistant｜>' ~ m.content ~ '<｜end▁of▁sentence｜>' }}",
+            "{{ '<｜Assistant｜>' }}",
+        ),
+        tokens=("<｜User｜>", "<｜Assistant｜>"),
+    ),
+    Family(
+        "mistral",
+        _NO_SYSTEM
+        + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
+        tokens=("[INST]", "[/INST]"),
+    ),
+    Family(
+        "llama2",
+        "{% if messages[0].role == 'system' %}"
+        "{% set first, messages = '<<SYS>>\\n' ~ messages[0].content ~ '\\n<</SYS>>\\n\\n', messages[1:] %}"
+        "{% else %}{% set first = '' %}{% endif %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{{ bos_token ~ '[INST] ' ~ (first if loop.first else '') ~ m.content ~ ' [/INST]' }}"
+        "{% else %}{{ ' ' ~ m.content ~ ' ' ~ eos_token }}{% endif %}{% endfor %}",
+        tokens=("<s>", "</s>"),
+        names=("llama-2", "llama 2", "llama2", "mistral", "mixtral"),
+    ),
+    Family(
+        "zephyr",
+        _turns("{{ '<|' ~ m.role ~ '|>\\n' ~ m.content ~ eos_token ~ '\\n' }}", "{{ '<|assistant|>\\n' }}", start=""),
+        tokens=("<s>", "</s>"),
+        names=("zephyr", "tinyllama", "stablelm"),
+    ),
+    Family(
+        "plain",
+        _turns(
+            "{{ m.content ~ '\\n\\n' if m.role == 'system' else m.role | capitalize ~ ': ' ~ m.content ~ '\\n' }}",
+            "{{ 'Assistant:' }}",
+            start="",
+        ),
+        stops=("\nUser:",),
+    ),
+)
+
+
+def choose_template(metadata: Mapping[str, Any], tokenizer: Vocabulary) -> tuple[ChatTemplate, str | None]:
+    """The file's chat template, and None; or its family's, and a note that says so and why (to be shown)."""
+    texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is a default
+    bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
+    source = metadata.get(_KEY)
+    why = "the file has no chat template"
+    if isinstance(source, str) and source.strip():
+        try:
+            return ChatTemplate(source, bos, eos), None
+        except TemplateError as error:
+            why = str(error)
+    elif source is not None:
+        why = f"{_KEY} of the file is {'empty' if isinstance(source, str) else 'not a string'}"
+    name = str(metadata.get("general.name", "")).lower()
+    family = next(
+        family
+        for family in FAMILIES
+        if all(tokenizer.id(text) is not None for text in family.tokens)
+        and (not family.names or any(part in name for part in family.names))
+    )
+    seen = " and ".join(family.tokens[:2]) if family.tokens else "no known special tokens"
+    note = f"{why}; using the '{family.name}' format, because the vocabulary has {seen}"
+    return ChatTemplate(family.source, bos, eos, family.stops), note

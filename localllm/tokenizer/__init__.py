@@ -1,0 +1,10 @@
+"""Text to token ids and back, from GGUF metadata."""
+
+from __future__ import annotations
+
+from localllm.tokenizer.errors import TokenizerError
+from localllm.tokenizer.stream import StreamDecoder
+from localllm.tokenizer.tokenizer import Tokenizer
+from localllm.tokenizer.vocab import has_tokenizer
+
+__all__ = ["StreamDecoder", "Tokenizer", "TokenizerError", "has_tokenizer"]

@@ -1,0 +1,141 @@
+"""From text without special tokens to ids: byte-level BPE ("gpt2"), BPE over UTF-8 ("gemma4"), SentencePiece ("llama").
+
+All cut text into words that no token crosses, merge each word once, and remember the result: prose repeats its words.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from localllm.gguf.strings import StringArray
+from localllm.tokenizer.errors import TokenizerError
+from localllm.tokenizer.merge import NEVER, Rank, merge
+from localllm.tokenizer.pretokenize import PreRule, PreTokenizer
+from localllm.tokenizer.vocab import Vocab
+
+SPACE = "\u2581"  # how SentencePiece writes a space
+_CACHED_WORDS = 1 << 16
+_CACHED_CHARS = 64  # longer words hardly repeat
+_SAMPLE = 1000  # merges looked at before they are believed
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's letter for each byte: the byte's own in Latin-1 where that is visible, else the next from U+0100."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    hidden = [byte for byte in range(256) if byte not in visible]
+    return [chr(byte) if byte in visible else chr(0x100 + hidden.index(byte)) for byte in range(256)]
+
+
+BYTE_LETTERS = _byte_letters()
+_LETTER_OF = dict(enumerate(BYTE_LETTERS))
+
+
+class TextEncoder:
+    """`encode(text)` gives the ids of plain text; made once for a vocabulary."""
+
+    def __init__(self, split: Callable[[str], list[str]], encode_word: Callable[[str], list[int]]) -> None:
+        self._split = split
+        self._encode_word = encode_word
+        self._known: dict[str, list[int]] = {}
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        known = self._known
+        for word in self._split(text):
+            found = known.get(word)
+            if found is None:
+                found = self._encode_word(word)
+                if len(word) <= _CACHED_CHARS:
+                    if len(known) >= _CACHED_WORDS:
+                        known.clear()
+                    known[word] = found
+            ids += found
+        return ids
+
+
+def text_encoder(vocab: Vocab) -> TextEncoder:
+    """The encoder of a vocabulary. What is expensive (the table of merges) is made here and not before."""
+    rule = vocab.rule
+    if rule is None:
+        return TextEncoder(_space_splitter(vocab), _sentencepiece(vocab))
+    split = PreTokenizer(rule).split
+    if not rule.escape_spaces:
+        return TextEncoder(split, _bpe(vocab, rule))
+    finer = _space_splitter(vocab)
+    return TextEncoder(lambda text: [word for line in split(text) for word in finer(line)], _bpe(vocab, rule))
+
+
+def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
+    """Escapes spaces and cuts before each run of them, which changes no id: merging never crosses such a place.
+
+    Unless a token does: then not after the characters that stand before an inner space in any token.
+    """
+    inner = [token for token in vocab.tokens if SPACE in token.lstrip(SPACE)]
+    crossed = "".join({char for token in inner for char in re.findall(f"([^{SPACE}]){SPACE}", token)})
+    boundary = re.compile(f"(?<=[^{re.escape(SPACE + crossed)}])(?={SPACE})")
+    return lambda text: boundary.split(text.replace(" ", SPACE))
+
+
+def _bpe(vocab: Vocab, rule: PreRule) -> Callable[[str], list[int]]:
+    ids = vocab.ids
+    rank = _merge_rank(vocab)
+
+    def encode_word(word: str) -> list[int]:
+        if rule.byte_level:
+            word = word.encode().decode("latin-1").translate(_LETTER_OF)
+        if word in ids and (rule.ignore_merges or (rule.newline_words and not word.strip("\n"))):
+            return [ids[word]]
+        out: list[int] = []
+        for symbol in merge(word, rank):
+            if symbol in ids:
+                out.append(ids[symbol])
+            elif rule.byte_level:
+                out += [ids[letter] for letter in symbol if letter in ids]
+            else:
+                out += [ids[token] for byte in symbol.encode() if (token := f"<0x{byte:02X}>") in ids]
+        return out
+
+    return encode_word
+
+
+def _merge_rank(vocab: Vocab) -> Rank:
+    """Ranks of pairs. A few odd merges match nothing and do no harm; a sample of them says if all are odd."""
+    merges = vocab.merges.to_list() if isinstance(vocab.merges, StringArray) else list(vocab.merges)
+    for i in range(0, len(merges), len(merges) // _SAMPLE + 1):
+        if not isinstance(merges[i], str) or " " not in merges[i]:
+            raise TokenizerError(
+                f"tokenizer.ggml.merges: entry {i}, {merges[i]!r:.60}, is not two tokens with a space between them"
+            )
+    ranks = dict(zip(merges, range(len(merges)), strict=True))
+    if len(ranks) < len(merges):  # the first of equals counts
+        ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
+    get = ranks.get
+    return lambda left, right: get(f"{left} {right}", NEVER)
+
+
+def _sentencepiece(vocab: Vocab) -> Callable[[str], list[int]]:
+    ids, scores = vocab.ids, vocab.scores
+
+    def rank(left: str, right: str) -> float:
+        joined = ids.get(left + right)
+        return NEVER if joined is None else -scores[joined]
+
+    def byte_id(byte: int) -> int:
+        for token in (f"<0x{byte:02X}>", chr(byte) if byte < 128 else ""):
+            if token in ids:
+                return ids[token]
+        if vocab.unknown is None:
+            raise TokenizerError(f"the vocabulary has no token for byte 0x{byte:02X} and no unknown token")
+        return vocab.unknown
+
+    def encode_word(word: str) -> list[int]:
+        out: list[int] = []
+        for symbol in merge(word, rank):
+            if symbol in ids:
+                out.append(ids[symbol])
+            else:
+                out += map(byte_id, symbol.encode())
+        return out
+
+    return encode_word

@@ -1,0 +1,9 @@
+"""The error of tokenizer metadata that is missing, broken or not supported, and of text or ids that do not fit it."""
+
+from __future__ import annotations
+
+from localllm.errors import LocalLLMError
+
+
+class TokenizerError(LocalLLMError):
+    """Names the metadata key or the token, what was found, and what is supported."""

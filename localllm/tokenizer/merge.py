@@ -1,0 +1,88 @@
+"""The merging at the heart of BPE, SentencePiece's too: join the best-ranked pair of neighbours until none is left.
+
+Both vocabularies use it and differ in `rank` only. Among equals the leftmost goes first. Short words are scanned, long
+ones (a text without words: hostile input, Chinese, vocabularies that merge whole lines) go through a queue: O(n log n).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+
+NEVER = float("inf")  # the rank of a pair that must not be joined
+Rank = Callable[[str, str], float]
+
+_SCAN = 48  # symbols up to which scanning is faster than the queue (measured)
+
+
+def merge(word: Iterable[str], rank: Rank) -> list[str]:
+    """The pieces that `word`, a string or its symbols, ends up in; joined they are the word. Lowest rank first."""
+    symbols = list(word)
+    return _by_scan(symbols, rank) if len(symbols) <= _SCAN else _by_queue(symbols, rank)
+
+
+def _by_scan(symbols: list[str], rank: Rank) -> list[str]:
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # ranks[i]: of symbols i and i + 1
+    while ranks and (best := min(ranks)) != NEVER:
+        i = ranks.index(best)
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+        del ranks[i]
+        if i:
+            ranks[i - 1] = rank(symbols[i - 1], symbols[i])
+        if i < len(ranks):
+            ranks[i] = rank(symbols[i], symbols[i + 1])
+    return symbols
+
+
+def _by_queue(symbols: list[str], rank: Rank) -> list[str]:
+    count = len(symbols)
+    after = list(range(1, count + 1))  # index of the next symbol alive; count at the end
+    before = list(range(-1, count - 1))
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that begins at i, while i is alive
+    ranks.append(NEVER)
+    # All places of a rank together, so that the heap orders few ranks and not many places. Places mostly come in
+    # order: a line. Those that do not wait in a heap beside it. Outdated ones are skipped when their turn comes.
+    places: dict[float, tuple[deque[int], list[int]]] = {}
+    queue: list[float] = []
+
+    def add(best: float, i: int) -> None:
+        ranks[i] = best
+        if best == NEVER:
+            return
+        if best not in places:
+            places[best] = (deque(), [])
+            heapq.heappush(queue, best)
+        line, odd = places[best]
+        if line and i < line[-1]:
+            heapq.heappush(odd, i)
+        else:
+            line.append(i)
+
+    for i, best in enumerate(ranks):
+        add(best, i)
+    while queue:
+        best = queue[0]
+        line, odd = places[best]
+        if odd and (not line or odd[0] < line[0]):
+            i = heapq.heappop(odd)
+        elif line:
+            i = line.popleft()
+        else:
+            del places[heapq.heappop(queue)]
+            continue
+        if ranks[i] != best:
+            continue
+        j = after[i]
+        after[i] = k = after[j]
+        symbols[i] = joined = symbols[i] + symbols[j]
+        symbols[j], ranks[j] = "", NEVER
+        if k < count:
+            before[k] = i
+            add(rank(joined, symbols[k]), i)
+        else:
+            ranks[i] = NEVER
+        if (h := before[i]) >= 0:
+            add(rank(symbols[h], joined), h)
+    return [symbol for symbol in symbols if symbol]

@@ -1,0 +1,269 @@
+"""The vocabulary as GGUF metadata states it: token texts, types and scores, special tokens, flags.
+
+What the file leaves open (defaults by tokenizer model, tokens that end a generation, tokens with a wrong type) is
+completed the way llama.cpp does it, so that both read the same file alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from localllm.tokenizer.errors import TokenizerError
+from localllm.tokenizer.pretokenize import PreRule, pre_rule
+
+# Kinds of token, as bits: a token may become control on top of what the file calls it.
+UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
+SPECIAL = UNKNOWN | CONTROL | USER_DEFINED
+HIDDEN = UNKNOWN | CONTROL  # not shown and not recognised in text unless asked for
+_KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # index: type id in the file
+
+_KEY = "tokenizer.ggml."
+NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file that takes ids only
+_NO_IDS: Mapping[str, int] = {}
+_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
+    "llama": {"bos": 1, "eos": 2, "unknown": 0},
+    "gpt2": {"bos": 11, "eos": 11},
+    "gemma4": _NO_IDS,
+}
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # the others are often one past the end in real files: ignored
+
+# Tokens known by their text where the file does not give the id: first found wins.
+_FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
+    "fim_pre": (
+        *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
+        *("<|code_prefix|>", "<|prefix|>"),
+    ),
+    "fim_suf": (
+        *("<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<｜fim▁hole｜>", "<SUF>", "▁<SUF>"),
+        *("<|code_suffix|>", "<|suffix|>"),
+    ),
+    "fim_mid": (
+        *("<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>"),
+        *("<|code_middle|>", "<|middle|>"),
+    ),
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # the next file begins: the generation is over
+_OLD_FIM_KEYS: Mapping[str, str] = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
+_END_TEXTS = (
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+)
+_SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: parts of the answer
+# Where all of `present` end a generation, `token` does not, and is of kind `kind`.
+_EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
+    (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: ends one of several messages
+    (("<|return|>", "<|calls|>"), "<|end|>", USER_DEFINED),
+    (("<|flush|>", "<|call|>"), "<|end|>", USER_DEFINED),
+    (("<|flush|>", "<|calls|>"), "<|end|>", USER_DEFINED),  # solar-open
+    (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: a tag of HTML
+    (("<|plamo:eos|>",), "</s>", NORMAL),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Vocab:
+    """Everything `Tokenizer` needs to know, checked. `kinds` holds one byte of kind bits per token."""
+
+    model: str  # "llama", "gpt2" or "gemma4"
+    tokens: list[str]
+    ids: dict[str, int]
+    kinds: bytes
+    scores: list[float]  # "llama" only, else empty
+    merges: Sequence[str]  # "left right", best first; lazy as given; empty for "llama"
+    rule: PreRule | None  # how text is cut into words before merging; None for "llama"
+    bos: int | None
+    eos: int | None
+    unknown: int | None
+    add_bos: bool
+    add_eos: bool
+    add_space_prefix: bool
+    ends: frozenset[int]  # tokens that end a generation
+    strip_after: frozenset[int]  # special tokens that swallow the white space after them
+
+    @property
+    def spaces_escaped(self) -> bool:
+        """A space is written as U+2581 in token texts, and bytes are `<0x..>` tokens."""
+        return self.rule is None or self.rule.escape_spaces
+
+
+def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
+    """Whether the file claims to have one; if so, `Tokenizer.from_metadata` must succeed or raise."""
+    return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
+
+
+def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
+    """The vocabulary of a file's metadata. TokenizerError naming the key for anything missing or wrong."""
+    model = _typed(metadata, _KEY + "model", str, "a string")
+    if model in NO_TEXT_MODELS:
+        raise TokenizerError(f"{_KEY}model is '{model}': the file has no tokenizer; give token ids instead of text")
+    if model not in _DEFAULT_IDS:
+        raise TokenizerError(f"{_KEY}model '{model}' is not supported; supported: {', '.join(_DEFAULT_IDS)}")
+    rule = None if model == "llama" else _rule(metadata, model)
+    tokens = _tokens(metadata)
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    kinds = _kinds(metadata, len(tokens))
+    special = _special_ids(metadata, model, rule, len(tokens))
+    ends = _complete(ids, kinds, special)
+    add_bos = _flag(metadata, "add_bos_token", rule is None or rule.add_bos)
+    return Vocab(
+        model=model,
+        tokens=tokens,
+        ids=ids,
+        kinds=bytes(kinds),
+        scores=_scores(metadata, len(tokens)) if rule is None else [],
+        merges=_merges(metadata, rule) if rule is not None else (),
+        rule=rule,
+        bos=special.get("bos"),
+        eos=special.get("eos"),
+        unknown=special.get("unknown"),
+        add_bos=(add_bos or (rule is not None and rule.force_bos)) and "bos" in special,
+        add_eos=_flag(metadata, "add_eos_token", False) and "eos" in special,
+        add_space_prefix=rule is None and _flag(metadata, "add_space_prefix", True),
+        ends=ends,
+        strip_after=_strip_after(metadata, ids, kinds),
+    )
+
+
+def _rule(metadata: Mapping[str, Any], model: str) -> PreRule:
+    if model == "gemma4":
+        return pre_rule("gemma4")
+    name = _typed(metadata, _KEY + "pre", str, "a string", "")
+    return pre_rule(name or "default")
+
+
+def _tokens(metadata: Mapping[str, Any]) -> list[str]:
+    tokens = _strings(metadata, "tokens")
+    if not tokens:
+        raise TokenizerError(f"{_KEY}tokens is empty: the file has no vocabulary; download it again")
+    if "" in tokens:
+        return [token or f"[EMPTY_{i}]" for i, token in enumerate(tokens)]
+    return tokens
+
+
+def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
+    value = _string_array(metadata, name)
+    to_list = getattr(value, "to_list", None)  # all at once, many times faster than one by one, and surely strings
+    if to_list is not None:
+        return list(to_list())
+    if not all(isinstance(text, str) for text in value):
+        raise TokenizerError(f"{_KEY}{name} holds something that is not a string; supported: an array of strings")
+    return list(value)
+
+
+def _string_array(metadata: Mapping[str, Any], name: str) -> Sequence[str]:
+    value: Sequence[str] = _typed(metadata, _KEY + name, Sequence, "an array of strings")
+    if isinstance(value, str | bytes):
+        raise TokenizerError(f"{_KEY}{name} is one string; supported: an array of strings")
+    return value
+
+
+def _merges(metadata: Mapping[str, Any], rule: PreRule) -> Sequence[str]:
+    if rule.merges_optional and _KEY + "merges" not in metadata:
+        return ()
+    return _string_array(metadata, "merges")
+
+
+def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
+    """At least `count` numbers of the NumPy kinds `kinds`; the first `count` of them."""
+    key = _KEY + name
+    value = _typed(metadata, key, (np.ndarray, Sequence), "an array of numbers")
+    try:
+        array = np.asarray(value)
+    except (ValueError, OverflowError):  # lists of different lengths, huge numbers
+        array = np.empty((0, 0))
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise TokenizerError(f"{key} must be an array of {'whole ' if 'f' not in kinds else ''}numbers")
+    if len(array) < count:
+        raise TokenizerError(f"{key} has {len(array)} entries, but {_KEY}tokens has {count}; they must be equal")
+    return array[:count]
+
+
+def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
+    scores = _numbers(metadata, "scores", count, "iuf")
+    if np.isnan(scores).any():
+        raise TokenizerError(f"{_KEY}scores holds a NaN at entry {int(np.isnan(scores).argmax())}; the file is damaged")
+    return np.clip(scores.astype(np.float64), -1e300, 1e300).tolist()  # type: ignore[no-any-return]
+
+
+def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
+    if _KEY + "token_type" not in metadata:
+        return bytearray([NORMAL]) * count
+    types = _numbers(metadata, "token_type", count, "iu")
+    known = (types >= 0) & (types < len(_KINDS))
+    return bytearray(_KINDS[np.where(known, types, 0)].tobytes())
+
+
+def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, count: int) -> dict[str, int]:
+    """Ids by name: bos, eos, eot, eom, unknown, fim_*; absent where neither the file nor a default gives one."""
+    ids = {name: i for name, i in _DEFAULT_IDS[model].items() if i < count}
+    if rule is not None and rule.no_default_bos:
+        ids.pop("bos", None)
+    for name in ("bos", "eos", "eot", "eom", "unknown", *_FIM_TEXTS):
+        for key_name in (name, _OLD_FIM_KEYS.get(name, name)):
+            key = f"{_KEY}{key_name}_token_id"
+            value = metadata.get(key)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TokenizerError(f"{key} must be a whole number, the id of a token")
+            if 0 <= value < count:
+                ids[name] = int(value)
+            elif name in _REQUIRED_IN_RANGE:
+                raise TokenizerError(f"{key} is {value}, but the vocabulary has {count} tokens (0 to {count - 1})")
+    return ids
+
+
+def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int]) -> frozenset[int]:
+    """The tokens that end a generation. Mends `kinds` of control tokens that the file calls something else."""
+    for name, texts in _FIM_TEXTS.items():
+        found = next((ids[text] for text in texts if text in ids), None)
+        if name not in special and found is not None:
+            special[name] = found
+            kinds[found] |= CONTROL
+    ends = {special[name] for name in _FIM_ENDS if name in special}
+    for text in _END_TEXTS:
+        if text in ids:
+            ends.add(ids[text])
+            kinds[ids[text]] |= CONTROL
+    for text in _SHOWN_TEXTS:
+        if text in ids:
+            kinds[ids[text]] = USER_DEFINED
+    ends.update(special[name] for name in ("eos", "eot", "eom") if name in special)
+    for present, text, kind in _EXCEPTIONS:
+        if ids.get(text) in ends and all(ids.get(other) in ends for other in present):
+            ends.discard(ids[text])
+            kinds[ids[text]] = kind
+    return frozenset(ends)
+
+
+def _strip_after(metadata: Mapping[str, Any], ids: Mapping[str, int], kinds: bytearray) -> frozenset[int]:
+    """Phi-3's added tokens swallow the white space after them; the file tells only by its name."""
+    name = str(metadata.get("general.name", "")).lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    strip = {i for i, kind in enumerate(kinds) if kind & SPECIAL}
+    strip.update(ids[text] for text in ("</s>",) if text in ids)
+    return frozenset(strip - {ids[text] for text in ("<unk>", "<s>", "<|endoftext|>") if text in ids})
+
+
+def _flag(metadata: Mapping[str, Any], name: str, default: bool) -> bool:
+    return bool(_typed(metadata, _KEY + name, (bool, np.bool_), "true or false", default))
+
+
+def _typed(metadata: Mapping[str, Any], key: str, kind: Any, wanted: str, default: Any = None) -> Any:
+    value = metadata.get(key)
+    if value is None:
+        if default is None:
+            raise TokenizerError(f"{key} is missing: the file's tokenizer cannot be used without it")
+        return default
+    if not isinstance(value, kind):
+        raise TokenizerError(f"{key} is of type {type(value).__name__}; supported: {wanted}")
+    return value
