@@ -103,6 +103,7 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         (["run", str(tiny), "hi", "--backend", "abacus"], "unknown backend 'abacus'"),  # BackendError
         (["run", str(tiny), "hi", "-ctk", "q1", "-ctv", "q1"], "cache type q1"),
         (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
+        (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
         (["run", str(tiny)], "no prompt"),
         (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, found late
         (["bench", str(tiny), "-p", "0", "-n", "0"], "nothing to measure"),
@@ -180,6 +181,15 @@ def test_prompt_comes_from_words_a_file_and_a_pipe_in_this_order(
     assert answer(["-n", "3", str(tiny), "-p", "one\ntwo\nthree"], "") == whole  # the last -n counts
     assert answer([str(tiny)], "one\ntwo\nthree\n") == whole
     assert answer([str(tiny), "one"], "") != whole
+
+
+def test_raw_text_may_hold_control_tokens(tiny: Path) -> None:
+    written = "a<|im_end|>b"
+    done = localllm("run", tiny, written, "--raw", "-n", 8, "--temp", 0)
+    with api.load(tiny) as model:
+        ids = model.tokenize(written, parse_special=True)
+        assert len(ids) == 6 < len(model.tokenize(written))  # BOS, a space and a, the token, a space and b
+        assert done.stdout == "".join(p.text for p in model.generate(ids, max_tokens=8, temperature=0)) + "\n"
 
 
 def test_sampling_options_reach_the_sampler(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
 import select
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -18,10 +20,14 @@ import pytest
 
 import localllm as api
 from localllm.chat import Conversation, is_plain, template_of
+from localllm.cli.answer import write
 from localllm.session import ContextFull
+from localllm.template import ChatTemplate
 from tests.localllm.cli_support import PROGRAM, REPOSITORY, localllm, write_model
 
-GREEDY = api.SamplerOptions(temperature=0.0)
+GREEDY = api.SamplerOptions(
+    temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000
+)  # a token counts once, not twice
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,9 @@ def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> Non
         f"<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
     )
     ids = model.tokenize(written, parse_special=True)
-    assert "".join(p.text for p in pieces) == "".join(p.text for p in model.generate(ids, max_tokens=5, temperature=0))
+    assert "".join(p.text for p in pieces) == "".join(
+        p.text for p in model.generate(ids, max_tokens=5, sampling=GREEDY)
+    )
     statistics = pieces[-1].statistics
     assert statistics is not None
     assert statistics.prompt_tokens == len(ids)
@@ -104,6 +112,30 @@ def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> N
     assert not is_plain(template)  # <|im_start|> tells
     assert note is not None
     assert "chatml" in note
+
+
+def test_an_answer_ends_at_the_template_s_stops(model: api.Model) -> None:
+    whole = talk(model, max_tokens=8)
+    answer = "".join(piece.text for piece in whole.say("one"))
+    template, _ = template_of(model)
+    stopping = ChatTemplate(template.source, template.bos, template.eos, stops=(answer[3:5],))
+    pieces = list(Conversation(model, stopping, GREEDY, pytest.fail).say("one"))
+    assert "".join(piece.text for piece in pieces) == answer[: answer.index(answer[3:5])]
+    assert pieces[-1].statistics is not None
+    assert pieces[-1].statistics.reason == "stop"
+
+
+def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    statistics = api.Statistics(1, 0, 1.0, 1, 0.0, 0, 1.0, 0, "end")
+    pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
+    for stream, expected in ((Screen(), "a[2Jb\n\tc\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert write(pieces) is statistics
+        assert stream.getvalue() == expected
 
 
 # -- a pipe --------------------------------------------------------------------------------------------------------
