@@ -1,0 +1,117 @@
+"""The reference backend's mixture of experts against sums worked out one expert at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from backends.plan import Recorder, Value
+from tests.backends.test_reference import X, bind, close, random, run, weight
+
+EXPERTS, USED, INNER = 6, 2, 3
+ROUTER = random.standard_normal((EXPERTS, 8)).astype(np.float32)
+GATE, UP, DOWN = (
+    random.standard_normal((EXPERTS, *shape)).astype(np.float32) for shape in ((INNER, 8), (INNER, 8), (8, INNER))
+)
+BIASES = [random.standard_normal((EXPERTS, rows)).astype(np.float32) for rows in (INNER, INNER, 8)]
+SCALES = [random.standard_normal(EXPERTS).astype(np.float32) for _ in range(3)]
+CHOICE = 3.0 * random.standard_normal(EXPERTS).astype(np.float32)
+
+
+def mixture(
+    gating: Any, normalize: bool = False, choice: bool = False, extras: bool = False
+) -> Callable[[Recorder, Value], Value]:
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [
+            r.stack(
+                weight(w, f"w{i}"),
+                weight(SCALES[i], f"s{i}") if extras else None,
+                weight(BIASES[i], f"b{i}") if extras else None,
+            )
+            for i, w in enumerate((GATE, UP, DOWN))
+        ]
+        router = r.linear(x, weight(ROUTER, "router"))
+        bias = weight(CHOICE, "choice") if choice else None
+        return r.experts(x, router, *stacks, USED, gating, normalize, 1.5, "silu", bias)
+
+    return build
+
+
+def mixture_by_hand(weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False) -> np.ndarray:
+    """`weigh` says which experts have which weight for a row of router logits."""
+    out = np.zeros_like(X)
+    scales, biases = (SCALES, BIASES) if extras else (np.ones((3, EXPERTS)), [np.zeros((EXPERTS, 1))] * 3)
+    for t, x in enumerate(X):
+        logits = (ROUTER.astype(np.float64) @ x).astype(np.float32).astype(np.float64)
+        for e, share in weigh(logits).items():
+            gate = GATE[e] @ x * scales[0][e] + biases[0][e]
+            up = UP[e] @ x * scales[1][e] + biases[1][e]
+            hidden = gate / (1.0 + np.exp(-gate)) * up
+            out[t] += 1.5 * share * (DOWN[e] @ hidden * scales[2][e] + biases[2][e])
+    return out
+
+
+def softmax(x: np.ndarray) -> np.ndarray:
+    return np.exp(x) / np.exp(x).sum()
+
+
+def best(scores: np.ndarray) -> list[int]:
+    return sorted(range(EXPERTS), key=lambda e: -scores[e])[:USED]
+
+
+def test_experts_weighted_by_their_share_of_all() -> None:
+    close(run(mixture("softmax")), mixture_by_hand(lambda z: {e: softmax(z)[e] for e in best(z)}))
+
+
+def test_experts_whose_weights_sum_to_one_or_are_a_softmax_of_the_chosen() -> None:
+    def share(z: np.ndarray) -> dict[int, float]:
+        return dict(zip(best(z), softmax(z[best(z)]), strict=True))
+
+    close(run(mixture("softmax", normalize=True)), mixture_by_hand(share))
+    close(run(mixture("softmax_of_chosen")), mixture_by_hand(share))
+
+
+def test_a_bias_of_the_choice_is_no_part_of_the_weights() -> None:
+    def share(z: np.ndarray) -> dict[int, float]:
+        p = 1.0 / (1.0 + np.exp(-z))
+        chosen = best(p + CHOICE)
+        return {e: p[e] / sum(p[c] for c in chosen) for e in chosen}
+
+    close(run(mixture("sigmoid", normalize=True, choice=True)), mixture_by_hand(share))
+    assert np.abs(run(mixture("sigmoid", True, True)) - run(mixture("sigmoid", True))).max() > 1e-2
+
+
+def test_scales_and_biases_belong_to_the_experts_matrices() -> None:
+    truth = mixture_by_hand(lambda z: {e: softmax(z)[e] for e in best(z)}, extras=True)
+    close(run(mixture("softmax", extras=True)), truth)
+
+
+def test_of_equal_experts_the_lower_are_chosen() -> None:
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        return r.experts(x, r.linear(x, weight(0.0 * ROUTER, "router")), *stacks, USED, "softmax", True, 1.5, "silu")
+
+    close(run(build), mixture_by_hand(lambda z: {0: 0.5, 1: 0.5}))
+
+
+def test_weights_that_sum_to_nothing_stay_finite() -> None:
+    """The least sum that weights are divided by is 2^-14."""
+
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        router = r.linear(x, weight(0.0 * ROUTER, "router"), weight(np.full(EXPERTS, -20.0), "low"))
+        return r.experts(x, router, *stacks, USED, "sigmoid", True, 1.5, "silu")
+
+    share = 2.0**14 / (1.0 + math.exp(20.0))
+    assert share < 1e-4
+    close(run(build) * 1e4, mixture_by_hand(lambda z: {0: share, 1: share}) * 1e4)
+
+
+def test_memory_counts_the_experts_a_token_reads() -> None:
+    memory = bind(mixture("softmax")).memory
+    stacks = 4 * EXPERTS * 3 * INNER * 8
+    assert memory.weights == 4 * (11 * 8 + EXPERTS * 8) + stacks
+    assert memory.weights_per_token == 4 * (8 + EXPERTS * 8) + stacks * USED // EXPERTS
