@@ -71,7 +71,7 @@ class Model:
         self.config = config = read_config(self.file.metadata, architecture.name)
         self.context = context_of(ctx, config)
         recorder = Recorder()
-        plan = record(config, architecture, self.file.tensors, recorder)
+        plan = record(config, architecture, self.file.tensors, recorder, context=self.context)
         opened = open_backend(backend, threads)
         try:
             limits = limits_of(self.context, plan.logits.width)
