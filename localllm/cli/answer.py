@@ -111,11 +111,15 @@ class Roof:
 def statistics_line(s: Statistics, roof: float) -> str:
     """One line on what an answer cost; `roof` in bytes a second, 0 where it is not known."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
-    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused} at {s.prompt_rate:.1f} tok/s"]
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
     if s.answer_tokens:
-        rate = f" at {s.decode_rate:.1f} tok/s" if s.decode_steps else ""
+        rate = f", {_rate(s.decode_rate)}" if s.decode_steps else ""
         parts += [f"answer {s.answer_tokens}{rate}", f"first after {s.first_token_seconds:.2f} s"]
     if s.decode_steps:
-        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f} measured" if roof else ""
+        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f}" if roof else ""
         parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
     return " | ".join(parts)
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.{0 if rate >= 100 else 1}f} tok/s"

@@ -156,7 +156,7 @@ def test_statistics_can_be_left_out(tiny: Path) -> None:
     quiet = localllm("chat", tiny, "-n", 4, "--no-stats", stdin="one\n")
     assert (quiet.returncode, quiet.stderr) == (0, "")
     toggled = localllm("chat", tiny, "-n", 4, stdin="/stats\none\n/stats\ntwo\n")
-    assert toggled.stderr.count("answer 4 at") == 1
+    assert toggled.stderr.count("answer 4, ") == 1
 
 
 def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
