@@ -19,7 +19,7 @@ from backends.cpu.panels import IntegerPanel, panel_count
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import FORMATS, panel_of
 from backends.plan import Weight
-from quant import dequantize
+from quant import dequantize, row_bytes
 
 PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
 
@@ -123,12 +123,17 @@ def load(
         repack[weight.format](address(block), 0, 1)
         return data.nbytes
 
-    done, everything = 0, sum(stored.bytes for stored in found.values())
+    everything = sum(math.prod(w.shape[:-1]) * row_bytes(w.format, w.shape[-1]) for w in matrices.values())
+    done = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="localllm-load") as workers:
-        for size in workers.map(convert, pieces):
-            done += size
-            if progress is not None:
-                progress(min(done, everything), everything)
+        try:
+            for size in workers.map(convert, pieces):
+                done += size
+                if progress is not None:
+                    progress(done, everything)
+        except BaseException:  # Ctrl-C does not wait for the rest of the file
+            workers.shutdown(cancel_futures=True)
+            raise
     return arena, found
 
 
