@@ -1,0 +1,17 @@
+"""Backends that tests share: opening one starts threads, and binding compiles what no earlier test has needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from backends.cpu.backend import CpuBackend
+
+
+@pytest.fixture(scope="session")
+def cpu() -> Iterator[CpuBackend]:
+    """Two threads on this machine's best instruction set, kernels from the user's cache as in the program."""
+    backend = CpuBackend(threads=2)
+    yield backend
+    backend.close()

@@ -1,0 +1,144 @@
+"""What tests of the CPU backend share: random matrices in every format, tiny models, the same plan on two backends."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+import quant
+from backends.base import Backend, Executable, Limits
+from backends.plan import BLOCK, Plan, Recorder, Value
+from tests.models.support import Driver, MemoryWeight, plan_of
+
+Build = Callable[[Recorder, Value], Value]
+UNIT = 2.0**-24  # largest relative error of one rounding to float32
+
+
+def stored(name: str, format: str, shape: tuple[int, int], low: float = 0.5, high: float = 64.0) -> MemoryWeight:
+    """A matrix of random bytes: every block whose largest magnitude is from `low` to `high` is as likely as any other.
+
+    So every bit of the format is used, scales and minimums of both signs included; the same for the same arguments.
+    """
+    rows, columns = shape
+    fmt = quant.FORMATS[format]
+    if fmt.block_values == 1:
+        random = np.random.RandomState(zlib.crc32(f"{name} {shape}".encode()))
+        return MemoryWeight.of(name, random.standard_normal(shape), format)
+    random = np.random.RandomState(zlib.crc32(f"{name} {format} {shape}".encode()))
+    wanted = rows * columns // fmt.block_values
+    found = np.empty((0, fmt.block_bytes), np.uint8)
+    while len(found) < wanted:
+        blocks = random.randint(0, 256, (8 * wanted, fmt.block_bytes), np.uint8)
+        largest = np.abs(quant.dequantize(blocks, format)).max(axis=1)
+        with np.errstate(invalid="ignore"):  # a NaN is not in the range
+            found = np.concatenate([found, blocks[(largest >= low) & (largest <= high)]])
+    return MemoryWeight(name, format, shape, found[:wanted].reshape(rows, -1))
+
+
+def record(table: MemoryWeight, build: Build) -> Plan:
+    """The plan of build(embedding of a token)."""
+    r = Recorder()
+    return r.finish(build(r, r.embed(table)))
+
+
+def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8) -> Executable:
+    return backend.bind(plan, Limits(rows, rows, blocks, blocks * BLOCK))
+
+
+def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:
+    """(start, stop) of pieces of the given sizes, the rest in one; sizes past the end are left out."""
+    cuts = [0]
+    for size in sizes:
+        cuts.append(min(cuts[-1] + size, total))
+    cuts.append(total)
+    return [(a, b) for a, b in pairwise(cuts) if a < b]
+
+
+def feed(executable: Executable, tokens: np.ndarray, sizes: Iterable[int] = ()) -> np.ndarray:
+    """Results of every row of one fresh sequence, fed in chunks of these sizes and then the rest."""
+    driver = Driver(executable)
+    return np.concatenate([driver.step([(0, tokens[a:b])]) for a, b in chunks(len(tokens), sizes)])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A small llama or qwen3; widths are multiples of 32 so that most formats apply."""
+
+    architecture: str = "llama"
+    width: int = 64
+    ffn: int = 96
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 16
+    layers: int = 2
+    vocabulary: int = 97
+    context: int = 512
+    biased: bool = False
+    tied: bool = False
+
+
+LLAMA = Shape()
+Formats = str | Callable[[str], str]  # of all matrices, or by the name of the tensor
+Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
+
+
+def model(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Model:
+    """Metadata and tensors of a random model."""
+    s, random = shape, np.random.RandomState(seed)
+    q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
+    matrices = {"token_embd": (s.vocabulary, s.width)}
+    vectors = {"output_norm": s.width}
+    if not s.tied:
+        matrices["output"] = (s.vocabulary, s.width)
+    for layer in range(s.layers):
+        name = f"blk.{layer}."
+        matrices |= {
+            name + "attn_q": (q, s.width),
+            name + "attn_k": (kv, s.width),
+            name + "attn_v": (kv, s.width),
+            name + "attn_output": (s.width, q),
+            name + "ffn_gate": (s.ffn, s.width),
+            name + "ffn_up": (s.ffn, s.width),
+            name + "ffn_down": (s.width, s.ffn),
+        }
+        vectors |= {name + "attn_norm": s.width, name + "ffn_norm": s.width}
+        if s.architecture == "qwen3":
+            vectors |= {name + "attn_q_norm": s.head_dim, name + "attn_k_norm": s.head_dim}
+    choose = format if callable(format) else lambda name: format
+    tensors = {}
+    for name, (rows, columns) in matrices.items():
+        gain = 2.0 if name.endswith(("attn_q", "attn_k")) else 1.0  # sharp attention, so that positions matter
+        values = random.standard_normal((rows, columns)) * (gain / math.sqrt(columns))
+        tensors[name + ".weight"] = MemoryWeight.of(name + ".weight", values, choose(name + ".weight"))
+        if s.biased and name.endswith(("attn_q", "attn_k", "attn_v", "ffn_down")):
+            tensors[name + ".bias"] = MemoryWeight.of(name + ".bias", 0.3 * random.standard_normal(rows))
+    for name, width in vectors.items():
+        tensors[name + ".weight"] = MemoryWeight.of(name + ".weight", 1.0 + 0.2 * random.standard_normal(width))
+    keys = {
+        "block_count": s.layers,
+        "context_length": s.context,
+        "embedding_length": s.width,
+        "feed_forward_length": s.ffn,
+        "vocab_size": s.vocabulary,
+        "attention.head_count": s.heads,
+        "attention.head_count_kv": s.kv_heads,
+        "attention.key_length": s.head_dim,
+        "attention.value_length": s.head_dim,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+    }
+    metadata = {"general.architecture": s.architecture, **{f"{s.architecture}.{k}": v for k, v in keys.items()}}
+    return metadata, tensors
+
+
+def plan(format: Formats, shape: Shape = LLAMA, seed: int = 1) -> Plan:
+    return plan_of(*model(format, shape, seed))
+
+
+def tokens(count: int, vocabulary: int = 97, seed: int = 5) -> np.ndarray:
+    return np.random.RandomState(seed).randint(0, vocabulary, count)

@@ -1,0 +1,322 @@
+"""The conformance table: every operation of a plan on the CPU backend, against the reference backend.
+
+Both bind the same plan and get the same batches. What may differ is the rounding of float32, and every bound is worked
+out from it: u = 2^-24 is one rounding, a chain of n additions errs by at most n u of the sum of magnitudes. The product
+with quantized weights has a file of its own, `test_linear.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import quant
+from backends.cpu.backend import CpuBackend
+from backends.cpu.unpack import FORMATS
+from backends.plan import BLOCK, Experts, Operation, Recorder, Value
+from backends.reference import ReferenceBackend
+from tests.backends.support import UNIT, Build, bind, feed, record, stored
+from tests.models.support import Driver, MemoryWeight
+
+Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
+
+VOCABULARY = 37
+ROWS = (1, 2, 3, 17, 70)  # of one batch
+
+random = np.random.RandomState(11)
+
+
+def vector(width: int, name: str = "v") -> MemoryWeight:
+    return MemoryWeight.of(f"{name}{width}", random.standard_normal(width))
+
+
+def table(width: int) -> MemoryWeight:
+    """Embedding rows; the first hold numbers at which exp and its neighbours end."""
+    values = 4.0 * random.standard_normal((VOCABULARY, width)).astype(np.float32)
+    edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
+    values[0, :] = np.resize(edges, width)
+    return MemoryWeight.of("table", values)
+
+
+# -- how far two ways of rounding may be apart -----------------------------------------------------------------------
+
+
+def exact(x: np.ndarray, truth: np.ndarray) -> float:
+    """One operation, rounded once by both."""
+    return 0.0
+
+
+def rms(width: int) -> Slack:
+    """16 lanes sum squares, then 4 additions, division, root, reciprocal and two products."""
+    return lambda x, truth: (width / 16 + 10) * UNIT * np.abs(truth)
+
+
+def layer(groups: int, weight: MemoryWeight, bias: MemoryWeight | None) -> Slack:
+    """As rms, of x less its mean: the rounding is that of the largest x, not of the difference."""
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        x = x.reshape(len(x), groups, -1)
+        ratio = np.abs(x).max(axis=2, keepdims=True) / x.std(axis=2, keepdims=True)
+        size = ratio * np.abs(weight.values()) + (0.0 if bias is None else np.abs(bias.values()))
+        return 4 * (x.shape[2] / 16 + 10) * UNIT * size.reshape(len(x), -1)
+
+    return slack
+
+
+def rotated(x: np.ndarray, truth: np.ndarray) -> Any:
+    """Cosine and sine rounded, two products, one sum: 4 u of |a| + |b|; the magnitude of the table is below 2."""
+    return 2 * 8 * UNIT * np.abs(x).max(axis=1, keepdims=True)
+
+
+def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp(-x) errs by 2e-7 of itself (Cephes) and ends at e^88; the other factor is not larger than x gets."""
+    return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
+
+
+def tanh_form(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp's argument errs by 4 u of itself; the truth is 1 + tanh, which near -1 is rounded at 1e-16."""
+    argument = 1.6 * (np.abs(x) + 0.045 * np.abs(x) ** 3)
+    return (2e-7 + (8 + 4 * argument) * UNIT) * np.abs(truth) + 1e-15 * np.abs(x)
+
+
+def oai(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """A sigmoid of 1.702 x, and u + 1, whose rounding is that of 1."""
+    return (2e-7 + 16 * UNIT) * np.abs(truth) + 4 * UNIT * np.abs(x)
+
+
+def capped(x: np.ndarray, truth: np.ndarray) -> float:
+    """5 * tanh is 5 * (1 - 2 / (e^2x + 1)): good to the rounding of 1, not to that of small results."""
+    return 5 * (4e-7 + 4 * UNIT)
+
+
+def product(*weights: MemoryWeight) -> Slack:
+    """Chains of fused multiply-adds, each of its own input; a scale, a bias and a residual round once more."""
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        terms = sum(np.abs(x) @ np.abs(w.values().astype(np.float64)).T for w in weights)
+        return (x.shape[1] + 4) * UNIT * (terms + np.abs(truth) + 4.0)
+
+    return slack
+
+
+# -- the table -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    width: int
+    build: Build
+    slack: Slack
+
+
+def first(width: int) -> MemoryWeight:
+    """The matrix (1, width) that picks the first number of a row."""
+    return MemoryWeight.of("first", np.eye(1, width))
+
+
+CASES: dict[str, Case] = {
+    "add": Case(50, lambda r, x: r.add(x, r.scale(x, 0.75)), exact),
+    "add to itself": Case(64, lambda r, x: r.add(x, x), exact),
+    "scale": Case(17, lambda r, x: r.scale(x, -0.375), exact),
+    "scale, and what was scaled": Case(33, lambda r, x: r.add(r.scale(x, 2.0), x), exact),
+    "silu": Case(70, lambda r, x: r.glu(x, r.scale(x, -0.5), "silu"), sigmoid),
+    "silu of itself": Case(32, lambda r, x: r.glu(x, x, "silu"), sigmoid),
+    "gelu": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu"), lambda x, t: 4 * tanh_form(x / 4, t)),
+    "sigmoid gate": Case(20, lambda r, x: r.glu(x, x, "sigmoid"), sigmoid),
+    "swiglu of gpt-oss": Case(47, lambda r, x: r.glu(x, r.scale(x, -2.0), "swiglu_oai"), oai),
+    "gate of a row": Case(50, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "sigmoid"), sigmoid),
+    "gate of a row, narrow": Case(24, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "silu"), sigmoid),
+    "activate silu": Case(30, lambda r, x: r.activate(x, "silu"), sigmoid),
+    "activate gelu": Case(31, lambda r, x: r.activate(r.scale(x, 0.25), "gelu"), lambda x, t: tanh_form(x / 4, t)),
+    "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
+    "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
+}
+for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
+    weight = vector(width // groups, "rms")
+    CASES[f"rms {width} in {groups}"] = Case(
+        width, lambda r, x, w=weight, g=groups: r.rms_norm(x, w, 1e-5, g), rms(width // groups)
+    )
+weight = MemoryWeight.of("rms of each", random.standard_normal((3, 20)))
+CASES["rms 60 in 3 with weights of their own"] = Case(60, lambda r, x, w=weight: r.rms_norm(x, w, 1e-5, 3), rms(20))
+for shape, groups, bias in (((64,), 1, True), ((45,), 1, True), ((9,), 1, False), ((20,), 3, True), ((3, 20), 3, True)):
+    weight = MemoryWeight.of("layer", random.standard_normal(shape))
+    added = MemoryWeight.of("bias", random.standard_normal(shape)) if bias else None
+    CASES[f"layer {shape} in {groups}" + " with bias" * bias] = Case(
+        groups * shape[-1],
+        lambda r, x, w=weight, b=added, g=groups: r.layer_norm(x, w, b, 1e-5, g),
+        layer(groups, weight, added),
+    )
+for style in ("norm", "neox"):
+    for head_dim, n_rot in ((8, 8), (16, 16), (20, 20), (64, 64), (80, 80), (96, 40), (10, 6), (12, 2), (128, 128)):
+        frequencies = tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2))
+        CASES[f"rotate {style}, {n_rot} of {head_dim}"] = Case(
+            3 * head_dim,
+            lambda r, x, s=style, d=head_dim, n=n_rot, f=frequencies: r.rotate(x, d, r.rope(s, n, f, 1.25, 0.1, 7)),
+            rotated,
+        )
+for format in ("F32", "F16", "BF16"):
+    for rows, columns in ((1, 7), (5, 33), (16, 16), (33, 100), (70, 257)):
+        w = stored(f"w{rows}", format, (rows, columns))
+        b = vector(rows, "b")
+        CASES[f"linear {format} {rows} x {columns}"] = Case(columns, lambda r, x, w=w: r.linear(x, w), product(w))
+        CASES[f"linear {format} {rows} x {columns}, scale and bias"] = Case(
+            columns, lambda r, x, w=w, b=b: r.linear(x, w, b, 0.3), product(w)
+        )
+SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
+BIAS = vector(48, "b")
+CASES |= {
+    "residual": Case(48, lambda r, x: r.add(x, r.linear(x, SQUARE)), product(SQUARE)),
+    "residual with bias and scale": Case(48, lambda r, x: r.add(r.linear(x, SQUARE, BIAS, 0.5), x), product(SQUARE)),
+    "residual read again": Case(
+        48, lambda r, x: r.add(r.scale(x, -1.0), r.add(r.linear(x, SQUARE), x)), product(SQUARE, SQUARE)
+    ),
+    "sum of two products": Case(
+        48, lambda r, x: r.add(r.linear(x, SQUARE), r.linear(x, OTHER)), product(SQUARE, OTHER)
+    ),
+    "product used twice": Case(48, lambda r, x: twice(r, r.linear(x, SQUARE)), product(SQUARE, SQUARE)),
+    "residual older than its product's input": Case(
+        48, lambda r, x: r.add(r.linear(r.scale(x, 2.0), OTHER), x), product(OTHER, OTHER)
+    ),
+}
+
+
+def twice(r: Recorder, y: Value) -> Value:
+    return r.add(r.scale(y, 0.5), y)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_rows(cpu: CpuBackend, name: str) -> None:
+    """Every row within the rounding of float32, and the same bits whatever the number of rows in the batch."""
+    case = CASES[name]
+    embedding = table(case.width)
+    plan = record(embedding, case.build)
+    ours, theirs = bind(cpu, plan), bind(ReferenceBackend(), plan)
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), max(ROWS))
+    truth = feed(theirs, tokens).astype(np.float64)
+    slack = case.slack(embedding.values()[tokens].astype(np.float64), truth)
+    whole = feed(ours, tokens)
+    assert (np.abs(whole - truth) <= slack).all(), np.abs(whole - truth).max()
+    for rows in ROWS:
+        np.testing.assert_array_equal(feed(ours, tokens, [rows]), whole)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_embed_gives_the_numbers_of_the_file(cpu: CpuBackend, format: str) -> None:
+    """To the bit, for blocks of every size from subnormal up; 37 tokens do not fill their panels."""
+    columns = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
+    weight = stored("table", format, (VOCABULARY, columns), low=0.0, high=3e38)
+    tokens = np.resize(np.arange(VOCABULARY)[::-1], 70)
+    ours = bind(cpu, record(weight, lambda r, x: x))
+    for sizes in ([], [1, 2]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), weight.values()[tokens])
+
+
+def test_select_rows(cpu: CpuBackend) -> None:
+    embedding = table(40)
+    executable = bind(cpu, record(embedding, lambda r, x: r.scale(r.select_rows(x), 2.0)))
+    driver = Driver(executable)
+    for wanted in ([4, 0, 2], [], [1], [4] * 30):
+        rows = driver.step([(0, [7, 1, 30, 1, 5])], logit_rows=wanted)
+        np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
+
+
+# -- the cache -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads, key-value heads, width of a head, and what else attention may be asked for."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+    softcap: float = 0.0
+    sinks: bool = False
+
+
+HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
+    Heads(1, 1, 8),
+    Heads(3, 3, 7),
+    Heads(2, 1, 64),
+    Heads(6, 2, 16),
+    Heads(4, 1, 20),
+    Heads(7, 1, 96),
+    Heads(8, 1, 80),
+    Heads(4, 2, 128),
+    Heads(9, 1, 12),
+    Heads(4, 2, 16, window=9),
+    Heads(2, 2, 32, window=70),
+    Heads(2, 1, 16, softcap=1.5),
+    Heads(6, 2, 16, sinks=True),
+    Heads(8, 2, 24, window=33, softcap=2.0, sinks=True),
+)
+
+
+def attend(h: Heads) -> Build:
+    """The row is queries, keys and values side by side; picking them out of it is exact."""
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
+    picks = [MemoryWeight.of(f"pick{i}", np.eye(width)[cuts[i] : cuts[i + 1]]) for i in range(3)]
+    sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
+
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v = (r.linear(x, pick) for pick in picks)
+        r.append(0, k, v, h.kv_heads)
+        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
+
+    return build
+
+
+def attention_slack(values: np.ndarray, h: Heads, seen: int) -> float:
+    """A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by that of tanh; every weight
+    moves by twice that and by exp's own error; then come sums of at most `seen` terms."""
+    cuts = np.cumsum([h.heads * h.head_dim, h.kv_heads * h.head_dim])
+    q, k, v = np.split(np.abs(values.astype(np.float64)), cuts, axis=1)
+    terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
+    score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap
+    return float((2 * score + 4e-7 + 2 * seen * UNIT) * v.max())
+
+
+@pytest.mark.parametrize("h", HEADS, ids=str)
+def test_attention(cpu: CpuBackend, h: Heads) -> None:
+    """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend(h))
+    ours, theirs = (Driver(bind(b, plan, rows=128), sequences=2) for b in (cpu, ReferenceBackend()))
+    slack = attention_slack(values, h, 3 * BLOCK)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
+    steps = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 70), (1, 40)], [(0, 1), (1, 1)], [(1, 17), (0, 50)]]
+
+    def step(parts: list[tuple[int, int]], start: int) -> None:
+        batch = [(s, tokens[start + 7 * s : start + 7 * s + count]) for s, count in parts]
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+    for start, parts in enumerate(steps):
+        step(parts, 31 * start)
+    for driver in (ours, theirs):
+        driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
+        driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
+    step([(1, 30), (0, 2)], 300)
+
+
+def test_large_keys_and_values_stay_in_the_range_of_halves(cpu: CpuBackend) -> None:
+    """Half precision ends at 65504: beyond it the cache holds that, not infinity, so the answer stays a number."""
+    values = np.zeros((4, 24), np.float32)
+    values[:, 16:] = np.array([1e6, -1e6, 65504, 3.0])[:, None]
+    executable = bind(cpu, record(MemoryWeight.of("table", values), attend(Heads(1, 1, 8))))
+    rows = feed(executable, np.arange(4))
+    np.testing.assert_allclose(rows[:, 0], [65504, 0, 65504 / 3, 65507 / 4], rtol=1e-6)
+
+
+def test_every_operation_is_in_the_table() -> None:
+    """The plans above hold every operation that there is; experts have a file of their own, `test_experts.py`."""
+    plans = [record(table(case.width), case.build) for case in CASES.values()]
+    plans.append(record(table(24), attend(Heads(1, 1, 8))))
+    plans.append(record(table(24), lambda r, x: r.select_rows(x)))
+    assert {type(op) for plan in plans for op in plan.operations} == set(Operation.__args__) - {Experts}

@@ -1,0 +1,103 @@
+"""Mixture of experts: choice and weights against the reference backend, products to the bit against the same matrices
+run one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from backends.cpu.backend import CpuBackend
+from backends.plan import Gating, GluActivation, Recorder, Stack, Value
+from backends.reference import ReferenceBackend
+from tests.backends.support import Build, bind, feed, record
+from tests.models.support import MemoryWeight
+
+EXPERTS, WIDTH, FFN, TOKENS = 20, 64, 96, 60
+
+random = np.random.RandomState(6)
+TABLE = MemoryWeight.of("table", random.standard_normal((TOKENS, WIDTH)))
+ROUTER = MemoryWeight.of("router", random.standard_normal((EXPERTS, WIDTH)) / 4)
+CHOICE = MemoryWeight.of("choice", random.standard_normal(EXPERTS))
+SHAPES = {"gate": (FFN, WIDTH), "up": (FFN, WIDTH), "down": (WIDTH, FFN)}
+VALUES = {name: random.standard_normal((EXPERTS, *shape)) / 8 for name, shape in SHAPES.items()}
+SCALES = {name: 0.5 + random.random_sample(EXPERTS) for name in SHAPES}
+BIASES = {name: random.standard_normal((EXPERTS, shape[0])) for name, shape in SHAPES.items()}
+
+
+def matrix(name: str, format: str, expert: int) -> MemoryWeight:
+    return MemoryWeight.of(f"{name}.{expert}", VALUES[name][expert], format)
+
+
+def stacked(r: Recorder, name: str, format: str, extras: bool) -> Stack:
+    rows = np.concatenate([matrix(name, format, expert).rows for expert in range(EXPERTS)])
+    weight = MemoryWeight(name, format, (EXPERTS, *SHAPES[name]), rows)
+    if not extras:
+        return r.stack(weight)
+    return r.stack(
+        weight, MemoryWeight.of(name + ".scale", SCALES[name]), MemoryWeight.of(name + ".bias", BIASES[name])
+    )
+
+
+def mixture(
+    gating: Gating, used: int, formats: Callable[[str], str] = lambda name: "F32", extras: bool = False,
+    normalize: bool = False, biased: bool = False, activation: GluActivation = "silu",
+) -> Build:  # fmt: skip
+    def build(r: Recorder, x: Value) -> Value:
+        gate, up, down = (stacked(r, name, formats(name), extras) for name in SHAPES)
+        choice = CHOICE if biased else None
+        router = r.linear(x, ROUTER)
+        return r.add(x, r.experts(x, router, gate, up, down, used, gating, normalize, 1.5, activation, choice))
+
+    return build
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        mixture("softmax", 2),
+        mixture("softmax", 4, normalize=True, biased=True),
+        mixture("sigmoid", 3, normalize=True, biased=True),
+        mixture("sigmoid", 1),
+        mixture("softmax_of_chosen", 4, extras=True, activation="swiglu_oai"),
+        mixture("softmax_of_chosen", EXPERTS),
+    ],
+)
+def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:
+    """Three products of up to 96 terms each, float32: a few hundred roundings of 6e-8 on numbers near 1."""
+    plan = record(TABLE, build)
+    ours, theirs = (bind(backend, plan) for backend in (cpu, ReferenceBackend()))
+    tokens = np.arange(TOKENS)
+    whole = feed(ours, tokens)
+    np.testing.assert_allclose(whole, feed(theirs, tokens), rtol=2e-5, atol=2e-5)
+    for sizes in ([1] * TOKENS, [2, 3, 4, 17]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), whole)
+
+
+@pytest.mark.parametrize("formats", [("F32",) * 3, ("Q8_0",) * 3, ("Q4_0", "F16", "Q8_0"), ("BF16", "Q4_1", "F32")])
+@pytest.mark.parametrize("extras", [False, True])
+def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tuple[str, ...], extras: bool) -> None:
+    """Every expert by itself gives the bits that the mixture adds up: one expert per row, whose weight is then 1."""
+    of = dict(zip(SHAPES, formats, strict=True))
+
+    def alone(expert: int) -> Build:
+        def product(r: Recorder, x: Value, name: str) -> Value:
+            bias = MemoryWeight.of(f"bias.{name}", BIASES[name][expert]) if extras else None
+            scale = float(np.float32(SCALES[name][expert])) if extras else 1.0
+            return r.linear(x, matrix(name, of[name], expert), bias, scale)
+
+        return lambda r, x: product(r, r.glu(product(r, x, "gate"), product(r, x, "up"), "silu"), "down")
+
+    def only(r: Recorder, x: Value) -> Value:
+        gate, up, down = (stacked(r, name, of[name], extras) for name in SHAPES)
+        return r.experts(x, r.linear(x, ROUTER), gate, up, down, 1, "softmax_of_chosen", False, 1.0, "silu")
+
+    tokens = np.arange(TOKENS)
+    mixed = feed(bind(cpu, record(TABLE, only)), tokens)
+    chosen = (TABLE.values().astype(np.float64) @ ROUTER.values().astype(np.float64).T).argmax(axis=1)
+    assert len(np.unique(chosen)) > 8
+    assert np.bincount(chosen).max() > 4  # one expert with more rows than are multiplied out of packed bytes
+    for expert in np.unique(chosen):
+        rows = tokens[chosen == expert]
+        np.testing.assert_array_equal(mixed[rows], feed(bind(cpu, record(TABLE, alone(expert))), rows))

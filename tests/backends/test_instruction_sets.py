@@ -1,0 +1,217 @@
+"""One result on every instruction set: the same bits where this machine can run them, and the instructions meant for
+each in the code of all, also of those that it cannot run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import numpy as np
+import pytest
+
+from backends.cpu import isa
+from backends.cpu.backend import CpuBackend
+from backends.cpu.isa import Isa
+from backends.cpu.jit import Kernel, assembly
+from backends.cpu.kernels import linear
+from backends.cpu.kernels.common import kernel
+from backends.cpu.unpack import INTEGER_PANELS
+from backends.plan import Plan, Recorder, Value
+from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
+from tests.models.support import MemoryWeight
+
+HOST = {name for name, on in llvm.get_host_cpu_features().items() if on}
+# All of the issue's formats in one model, with everything that a dense architecture may have.
+MIXED = Shape("qwen3", width=96, ffn=64, heads=6, kv_heads=2, head_dim=20, biased=True)
+MIX = {
+    "token_embd": "Q4_0", "output": "Q8_0", "attn_q": "Q8_0", "attn_k": "F16", "attn_v": "Q4_0", "attn_output": "F32",
+    "ffn_gate": "Q4_0", "ffn_up": "BF16", "ffn_down": "Q8_0",
+}  # fmt: skip
+
+
+def mixed_plan() -> Plan:
+    return plan(lambda name: MIX[name.split(".")[-2]], MIXED)
+
+
+def digest(backend: CpuBackend, plan: Plan) -> str:
+    """Of all logits of 90 tokens: a prompt in one piece, and one by one from the 81st on."""
+    return hashlib.sha256(feed(bind(backend, plan), tokens(90), [80, *[1] * 10]).tobytes()).hexdigest()
+
+
+def needs(name: str) -> Isa:
+    """A row of the table; skips where this machine cannot execute it."""
+    row = isa.X86_ROWS.get(name)
+    if sys.platform == "win32" or "sse2" not in HOST or (row is not None and not HOST.issuperset(row[0])):
+        pytest.skip(f"this processor does not run {name}")
+    return isa.named(name)
+
+
+@pytest.mark.parametrize("name", ["avx512-vnni", "avx-vnni", "avx2", "generic"])
+def test_a_model_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
+    backend = CpuBackend(2, needs(name))
+    assert backend.isa.name == name
+    assert digest(backend, mixed_plan()) == digest(cpu, mixed_plan())
+    backend.close()
+
+
+# One format of each way to unpack: offsets folded in or not, minimums, groups of 16, tables, codebooks, ternary.
+UNPACKED = ["Q4_1", "Q5_0", "Q6_K", "IQ4_NL", "IQ2_S", "MXFP4", "TQ1_0"]
+EXTRA = [("avx2", format) for format in UNPACKED] + [
+    ("generic", "Q4_1"),
+    ("generic", "Q5_0"),
+]  # others compile for long
+
+
+@pytest.mark.parametrize(("name", "format"), EXTRA)
+def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> None:
+    """Few rows and many, embedding included."""
+    width = INTEGER_PANELS[format].block_values * (1 if INTEGER_PANELS[format].block_values == 256 else 4)
+    weight, table = stored("w", format, (50, width)), stored("t", format, (97, width))
+    matrix = record(table, lambda r, x: r.linear(x, weight))
+    backend = CpuBackend(2, needs(name))
+    for sizes in ([], [1, 2, 3]):
+        ours, theirs = (feed(bind(b, matrix), tokens(20), sizes) for b in (backend, cpu))
+        np.testing.assert_array_equal(ours, theirs)
+    backend.close()
+
+
+def attention_with_everything(r: Recorder, x: Value) -> Value:
+    sinks = MemoryWeight.of("sinks", np.array([0.5, -1.0, 2.0, 0.0]))
+    q = r.linear(x, stored("q", "F16", (64, 48)))
+    r.append(0, r.linear(x, stored("k", "F16", (32, 48))), r.linear(x, stored("v", "F16", (32, 48))), 2)
+    mixed = r.attention(q, 0, 4, 0.25, window=11, softcap=3.0, sinks=sinks)
+    return r.softcap(r.glu(mixed, r.activate(mixed, "gelu"), "swiglu_oai"), 4.0)
+
+
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
+    """Windows, caps, sinks, gates, layer norms; halves of every size, since a generic processor converts by hand."""
+    sizes = 10.0 ** np.random.RandomState(4).uniform(-9, 4, (97, 1))
+    values = np.random.RandomState(3).standard_normal((97, 48)) * sizes
+    table, weight = MemoryWeight.of("t", values), MemoryWeight.of("w", values[0] + 1.0)
+    plan = record(table, lambda r, x: attention_with_everything(r, x))
+    normed = record(table, lambda r, x: r.layer_norm(x, weight, weight, 1e-5, 1))
+    backend = CpuBackend(2, needs(name))
+    for one in (plan, normed):
+        ours, theirs = (feed(bind(b, one), tokens(60), [1, 30]) for b in (backend, cpu))
+        np.testing.assert_array_equal(ours, theirs)
+    backend.close()
+
+
+CHILD = """
+from backends.cpu.backend import CpuBackend
+from tests.backends.test_instruction_sets import digest, mixed_plan
+backend = CpuBackend(2)
+print(backend.isa.name, digest(backend, mixed_plan()))
+backend.close()
+"""
+
+
+@pytest.mark.parametrize(("cpu_name", "name"), [("haswell", "avx2"), ("x86-64", "generic")])
+def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: str) -> None:
+    """As it does for Numba, in a process of its own; the logits do not change."""
+    needs(name)
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD],
+        env={k: v for k, v in os.environ.items() if k != "NUMBA_CPU_FEATURES"} | {"NUMBA_CPU_NAME": cpu_name},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.split() == [name, digest(cpu, mixed_plan())]
+
+
+@pytest.mark.parametrize(
+    ("cpu_name", "features", "name"),
+    [
+        ("generic", None, "generic"),
+        ("cascadelake", None, "avx512-vnni"),
+        ("never heard of", None, "generic"),
+        ("generic", "+avx2,+fma,+f16c,-avx512f", "avx2"),
+        ("haswell", "", "generic"),
+        ("haswell", "-avx2", "generic"),
+    ],
+)
+def test_features_given_beat_those_of_the_name(
+    monkeypatch: pytest.MonkeyPatch, cpu_name: str, features: str | None, name: str
+) -> None:
+    needs("generic")
+    monkeypatch.setenv("NUMBA_CPU_NAME", cpu_name)
+    if features is None:
+        monkeypatch.delenv("NUMBA_CPU_FEATURES", raising=False)
+    else:
+        monkeypatch.setenv("NUMBA_CPU_FEATURES", features)
+    assert (isa.host().name, isa.host().cpu) == (name, cpu_name)
+
+
+def test_features_decide_and_a_missing_one_falls_back() -> None:
+    full = dict.fromkeys(isa.X86_ROWS["avx512-vnni"][0], True) | {"avx2": True}
+    assert isa.for_cpu("any", full, "x86_64").name == "avx512-vnni"
+    for gone, left in (("avx512vnni", "avx2"), ("f16c", "generic"), ("fma", "generic")):
+        assert isa.for_cpu("any", full | {gone: False}, "x86_64").name == left
+    assert isa.for_cpu("any", full | {"avx512vl": False, "avxvnni": True}, "x86_64").name == "avx-vnni"
+    assert isa.for_cpu("any", {"dotprod": True}, "aarch64").name == "arm-dotprod"
+    assert isa.for_cpu("any", {}, "aarch64").name == "arm"
+    with pytest.raises(ValueError, match="avx-vnni, avx2, arm-dotprod, generic"):
+        isa.named("mmx")
+
+
+# -- code generation -------------------------------------------------------------------------------------------------
+
+INSTRUCTIONS = {  # name: what the dot product must become, in AT&T or Arm syntax
+    "avx512-vnni": r"vpdpbusd\s.*%zmm",
+    "avx-vnni": r"\{vex\}\s+vpdpbusd\s.*%ymm",
+    "avx2": r"vpmaddubsw\s.*%ymm",
+    "arm-dotprod": r"\bsdot\s+v\d+\.4s",
+    "generic": r"$^",
+}
+ANY_DOT = r"vpdpbusd|vpdpwssd|vpmaddubsw|pmaddubsw|\b[su]s?dot\b"
+# Reads and writes of the stack per dot product in the loop over blocks. 32 registers hold two panels' sums, their
+# bytes, scales and activations; on Arm they are a quarter as wide and hold all but a few scales. 16 registers of half
+# the width hold half: AVX2 may touch the stack once in two products, each of which is three instructions.
+STACK = {"avx512-vnni": 0.0, "avx-vnni": 0.0, "avx2": 0.6, "arm-dotprod": 0.2}
+
+
+def mat_vec(format: str) -> Kernel:
+    """The product of one row out of the packed bytes, and nothing else of the kernel."""
+    panel = INTEGER_PANELS[format]
+
+    def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
+        row = lambda slot: lambda _: a.pointer(slot)  # noqa: E731
+        place = linear.Place(
+            a.pointer(linear.LinearArg.WEIGHTS), row(linear.LinearArg.X), row(linear.LinearArg.Y),
+            a.f32(linear.LinearArg.SCALE), a.i64(linear.LinearArg.BIAS),
+        )  # fmt: skip
+        linear._direct_rows(f, a, panel, place, f.i64(1), f.i64(0), a.i64(linear.LinearArg.PANELS))
+
+    return kernel(f"mat_vec_{format}", body)
+
+
+@pytest.mark.parametrize("name", INSTRUCTIONS)
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+def test_the_instructions_are_those_of_the_row(name: str, format: str) -> None:
+    text = assembly(mat_vec(format), isa.named(name))
+    wanted = re.findall(INSTRUCTIONS[name], text)
+    every = re.findall(ANY_DOT, text)
+    assert bool(wanted) == (name != "generic")
+    assert len(every) == len(wanted), "dot products in another form or width"
+
+
+@pytest.mark.parametrize("name", STACK)
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+def test_the_mat_vec_keeps_its_sums_in_registers(name: str, format: str) -> None:
+    text = assembly(mat_vec(format), isa.named(name))
+    loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if re.search(ANY_DOT, block)]
+    assert len(loops) == 1, "one loop over blocks, unrolled along the block"
+    dots = len(re.findall(ANY_DOT, loops[0]))
+    stack = len(re.findall(r"\(%(?:rsp|rbp)\)|\[(?:sp|x29)\b", loops[0]))
+    assert dots >= 16
+    assert stack <= STACK[name] * dots

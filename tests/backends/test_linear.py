@@ -1,0 +1,139 @@
+"""The product with quantized weights, three ways: bits that no batch changes, the definition, and the exact product.
+
+The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers
+rint(x * (127 / max)); integers are multiplied exactly, and every group of weights that shares a scale adds
+float(integer) * (weight scale * activation scale) to one chain of float32 fused multiply-adds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import quant
+from backends.cpu.backend import CpuBackend
+from backends.cpu.unpack import INTEGER_PANELS
+from backends.reference import ReferenceBackend
+from tests.backends.support import UNIT, bind, feed, record, stored
+from tests.models.support import MemoryWeight
+
+SHAPES = ((1, 1), (17, 2), (70, 3))  # rows, and columns in blocks of the format (in threes of the short ones)
+BATCHES = (1, 2, 3, 4, 5, 6, 7, 11, 18, 67)  # rows of a batch: multiplied out of packed bytes, and in every tile
+VOCABULARY = 67
+
+
+def columns(format: str, blocks: int) -> int:
+    size = quant.FORMATS[format].block_values
+    return blocks * (size if size > 32 else 96)
+
+
+def activations(width: int) -> np.ndarray:
+    """float32 (VOCABULARY, width): blocks of every size, some of zeros, some so small that their scale vanishes."""
+    random = np.random.RandomState(width)
+    blocks = random.standard_normal((VOCABULARY, width // 32, 32))
+    size = 10.0 ** random.uniform(-3, 1, (VOCABULARY, width // 32, 1))
+    size[1, 0], size[2, :] = 0.0, 1e-42
+    blocks[3, 0] = np.arange(32) - 15.5  # halves: ties of the rounding
+    size[3, 0] = 127 / 15.5
+    return (blocks * size).astype(np.float32).reshape(VOCABULARY, width)
+
+
+def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Integers float64 (T, blocks, 32) and scales float32 (T, blocks, 1) of activations, as defined."""
+    blocks = x.reshape(len(x), -1, 32)
+    largest = np.abs(blocks).max(axis=2, keepdims=True)
+    with np.errstate(divide="ignore", over="ignore"):
+        inverse = np.float32(127.0) / largest
+    inverse[~(inverse < np.float32(3e38))] = 0.0
+    return np.rint(blocks * inverse).astype(np.float64), largest / np.float32(127.0)
+
+
+def error(x: np.ndarray) -> np.ndarray:
+    """What quantizing may change of every activation: half a step, or all of it in a block below 1e-36."""
+    steps = np.repeat(quantized(x)[1][:, :, 0].astype(np.float64), 32, axis=1)  # (T, width)
+    return np.where(127 * steps < 1e-36, np.abs(x), 0.5001 * steps)
+
+
+@pytest.mark.parametrize("format", INTEGER_PANELS)
+def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> None:
+    """Within float32 rounding of the definition; within half a step of every activation of the exact product."""
+    for rows, blocks in SHAPES:
+        width = columns(format, blocks)
+        x = activations(width)
+        weight = stored("w", format, (rows, width))
+        plan = record(MemoryWeight.of("table", x), lambda r, v, w=weight: r.linear(v, w))
+        tokens = np.arange(VOCABULARY)
+        ours = feed(bind(cpu, plan), tokens)
+
+        w = weight.values().astype(np.float64)
+        integers, scales = quantized(x)
+        defined = (integers * scales).reshape(x.shape) @ w.T
+        # A weight is scale * q - minimum; both parts are at most 3 times the largest weight of the group, which 16
+        # random q spread over their range. Groups are of 16 at least; each rounds its product, its scale and its sum.
+        largest = np.repeat(np.abs(w).reshape(rows, -1, 16).max(axis=2), 16, axis=1)  # (rows, width)
+        rounding = (width / 16 + 8) * 3 * UNIT * (np.abs(x) @ largest.T)
+        assert (np.abs(ours - defined) <= rounding).all(), format
+
+        exact = feed(bind(ReferenceBackend(), plan), tokens)
+        slack = error(x) @ np.abs(w).T + rounding
+        assert (np.abs(ours - exact) <= slack).all(), format
+
+
+@pytest.mark.parametrize("format", INTEGER_PANELS)
+def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
+    """The same bits in batches of every size: packed weights and unpacked tiles are one sum."""
+    weight = stored("w", format, (100, columns(format, 2)))
+    x = activations(weight.shape[1])
+    executable = bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight)))
+    tokens = np.arange(VOCABULARY)
+    one_by_one = feed(executable, tokens, [1] * VOCABULARY)
+    for rows in BATCHES:
+        np.testing.assert_array_equal(feed(executable, tokens, [rows] * (VOCABULARY // rows)), one_by_one, str(rows))
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
+    """The chain itself, step by step; float64 stands in for the fused operation and is one in a million times off."""
+    rows, width = 64, 512
+    x = activations(width)
+    weight = stored("w", format, (rows, width))
+    bytes_ = weight.rows.reshape(rows, -1, quant.FORMATS[format].block_bytes)
+    w_scales = bytes_[:, :, :2].copy().view(np.float16).astype(np.float32)  # (rows, blocks, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        q = np.nan_to_num(np.rint(weight.values().reshape(rows, -1, 32) / w_scales))
+    integers, x_scales = quantized(x)
+    dots = np.einsum("tbk,rbk->btr", integers, q)  # exact: below 2^24
+    total = np.zeros((VOCABULARY, rows), np.float32)
+    for block, dot in enumerate(dots):
+        scale = w_scales[:, block].T * x_scales[:, block]  # (T, rows) float32
+        total = (dot * scale.astype(np.float64) + total).astype(np.float32)
+    ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
+    assert (ours == total).mean() > 0.999
+    np.testing.assert_array_max_ulp(ours, total, 2)
+
+
+@pytest.mark.parametrize("format", INTEGER_PANELS)
+def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
+    """y = (W x) * scale + bias + residual, each rounded once, in this order."""
+    weight = stored("w", format, (45, columns(format, 1)))
+    back = stored("back", "F32", (weight.shape[1], 45))
+    bias = MemoryWeight.of("b", np.random.RandomState(0).standard_normal(45))
+    embedding = MemoryWeight.of("table", activations(weight.shape[1]))
+    tokens = np.arange(VOCABULARY)
+    plain = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight))), tokens)
+    all_of_it = feed(bind(cpu, record(embedding, lambda r, x: r.linear(x, weight, bias, 0.25))), tokens)
+    np.testing.assert_array_equal(all_of_it, plain * np.float32(0.25) + bias.values())
+    # The residual comes from far before, and the product's input is what quantizing sees: the glu of two products.
+    other = stored("other", format, weight.shape)
+    down = record(
+        embedding,
+        lambda r, x: r.add(r.linear(r.glu(r.linear(x, weight), r.linear(x, other), "silu"), back, None, 0.001), x),
+    )
+    ours, exact = (feed(bind(b, down), tokens) for b in (cpu, ReferenceBackend()))
+    w, v = (np.abs(m.values().astype(np.float64)) for m in (weight, other))
+    x = np.abs(embedding.values().astype(np.float64))
+    # |silu'| < 1.1: what quantizing changes of gate and up, times the other, through the last product.
+    gate, up, of_gate, of_up = x @ w.T, x @ v.T, error(embedding.values()) @ w.T, error(embedding.values()) @ v.T
+    slack = 1.1 * (gate * of_up + up * of_gate + of_gate * of_up)
+    slack = 0.001 * (slack @ np.abs(back.values()).T) + 1e-5 * (x + np.abs(exact)) + 1e-5
+    assert (np.abs(ours - exact) <= slack).all()

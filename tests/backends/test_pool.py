@@ -1,0 +1,201 @@
+"""Worker threads: awake or asleep, more than processors, interrupted at any moment, closed, forgotten."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError, Executable
+from backends.cpu import pool
+from backends.cpu.backend import CpuBackend
+from backends.plan import Recorder, Value
+from tests.backends.support import bind, feed, record
+from tests.models.support import MemoryWeight
+
+WIDTH = 32
+TABLE = MemoryWeight.of("table", np.random.RandomState(0).standard_normal((11, WIDTH)))
+MATRIX = MemoryWeight.of("w", np.random.RandomState(1).standard_normal((WIDTH, WIDTH)) / 6)
+TOKENS = np.arange(8)
+
+
+def chain(length: int = 6) -> Executable | object:
+    """Products that need each other: a barrier after each."""
+
+    def build(r: Recorder, x: Value) -> Value:
+        for _ in range(length):
+            x = r.linear(x, MATRIX)
+        return x
+
+    return record(TABLE, build)
+
+
+def expected(length: int = 6) -> np.ndarray:
+    x = TABLE.values()[TOKENS].astype(np.float64)
+    for _ in range(length):
+        x = x @ MATRIX.values().astype(np.float64).T
+    return x
+
+
+def right(logits: np.ndarray, length: int = 6) -> bool:
+    return np.allclose(logits, expected(length), rtol=1e-4, atol=1e-5)
+
+
+def ours() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("localllm-cpu")]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_many_small_steps(threads: int) -> None:
+    backend = CpuBackend(threads)
+    executable = bind(backend, chain())
+    first = feed(executable, TOKENS)
+    assert right(first)
+    for _ in range(100 if threads <= 2 else 20):
+        assert (feed(executable, TOKENS) == first).all()
+    backend.close()
+
+
+@pytest.mark.parametrize("nap", [0.0, 0.002, 0.02])
+def test_workers_that_fell_asleep_wake_up(monkeypatch: pytest.MonkeyPatch, nap: float) -> None:
+    """Pauses shorter than, about and longer than a worker's patience, which is cut to make the middle case likely."""
+    monkeypatch.setattr(pool, "IDLE_SPINS", 2000)
+    backend = CpuBackend(2)
+    executable = bind(backend, chain())
+    for _ in range(20):
+        time.sleep(nap)
+        assert right(feed(executable, TOKENS))
+    backend.close()
+
+
+def test_idle_workers_use_no_processor(cpu: CpuBackend) -> None:
+    feed(bind(cpu, chain()), TOKENS)
+    time.sleep(0.3)  # the patience of a worker is some 10 ms
+    before = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - before < 0.1
+
+
+def test_two_executables_in_turn(cpu: CpuBackend) -> None:
+    short, long = bind(cpu, chain(2)), bind(cpu, chain(9))
+    for _ in range(20):
+        assert right(feed(short, TOKENS), 2)
+        assert right(feed(long, TOKENS), 9)
+
+
+def test_two_python_threads_on_one_backend(cpu: CpuBackend) -> None:
+    """Each with an executable of its own: their batches go one after the other."""
+    wrong: list[int] = []
+
+    def work(length: int) -> None:
+        executable = bind(cpu, chain(length))
+        wrong.extend(length for _ in range(30) if not right(feed(executable, TOKENS), length))
+
+    workers = [threading.Thread(target=work, args=(length,)) for length in (3, 5)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(timeout=60)
+    assert not wrong
+    assert not any(worker.is_alive() for worker in workers)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer")
+def test_an_interrupt_at_any_moment_leaves_the_backend_usable() -> None:
+    """Ctrl-C raises between any two instructions of Python: before, within and after a batch."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    backend = CpuBackend(2)
+    executable = bind(backend, chain(2))
+    truth = feed(executable, TOKENS)
+    random = np.random.RandomState(0)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for _ in range(150):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, random.uniform(5e-5, 1e-3))
+                while True:
+                    feed(executable, TOKENS[:2])
+            except KeyboardInterrupt:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            assert (feed(executable, TOKENS) == truth).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    backend.close()
+
+
+def test_close_ends_the_threads_and_twice_is_once() -> None:
+    before = len(ours())
+    backend = CpuBackend(4)
+    assert len(ours()) == before + 3
+    executable = bind(backend, chain())
+    logits = feed(executable, TOKENS)
+    backend.close()
+    backend.close()
+    assert len(ours()) == before
+    assert right(logits)
+    with pytest.raises(BackendError, match="the cpu backend is closed"):
+        feed(executable, TOKENS)
+
+
+def test_a_closed_executable_says_so_and_its_logits_stay(cpu: CpuBackend) -> None:
+    executable = bind(cpu, chain())
+    logits = feed(executable, TOKENS)
+    executable.close()
+    executable.close()
+    assert right(logits)
+    with pytest.raises(BackendError, match="closed"):
+        feed(executable, TOKENS)
+    with pytest.raises(BackendError, match="closed"):
+        executable.copy_blocks(np.array([0]), np.array([1]))
+    with pytest.raises(BackendError, match="closed"):
+        executable.read_bandwidth()
+
+
+def test_a_forgotten_backend_ends_its_threads() -> None:
+    """Dropped right after a step, while its workers still run compiled code; not before its last executable."""
+    before = len(ours())
+    for _ in range(10):
+        backend = CpuBackend(2)
+        executable = bind(backend, chain(1))
+        del backend
+        gc.collect()
+        assert right(feed(executable, TOKENS), 1)
+        del executable
+        gc.collect()
+        assert len(ours()) == before
+
+
+def test_a_program_that_closes_nothing_ends_well() -> None:
+    script = (
+        "from tests.backends.test_pool import *\n"
+        "backend = CpuBackend(3)\n"
+        "assert right(feed(bind(backend, chain()), TOKENS))\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, timeout=120, check=False
+    )
+    assert (child.returncode, child.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("threads", [0, -1, 1025])
+def test_a_number_of_threads_that_makes_no_sense(threads: int) -> None:
+    with pytest.raises(BackendError, match=f"threads is {threads}; give a number from 1 to 1024"):
+        CpuBackend(threads)
+
+
+def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
+    """More than a disk, less than a register; of weights too small to measure it says nothing."""
+    big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
+    assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12
+    assert bind(cpu, chain()).read_bandwidth() == 0.0

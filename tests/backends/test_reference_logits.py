@@ -1,0 +1,80 @@
+"""llama.cpp's logits for the reference models, through our own file reader, forward, kernels and cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import localllm
+import quant
+from localllm.gguf import NewTensor, open_gguf, write_gguf
+from models import ARCHITECTURES
+from tests.conftest import reference
+from tests.models.support import nmse
+
+PROMPT = 32  # of 40 tokens: one batch, then one by one
+NOISE = 2.3e-5  # of a row of normal numbers cut to int8 in blocks of 32: (2.1 / 127)^2 / 12
+
+
+def paths(architecture: str) -> Iterator[Path]:
+    """The reference models of an architecture: dense, mixture of experts, or both."""
+    folder = reference("archs")
+    yield from (p for kind in ("dense", "moe") if (p := folder / f"{architecture}-{kind}.gguf").exists())
+
+
+def logits(path: Path, backend: str = "cpu", chunks: tuple[int, ...] = (PROMPT,)) -> np.ndarray:
+    """Of all positions, evaluated in these chunks and then one by one."""
+    ids = [int(token) for token in np.load(reference("archs", path.name).with_suffix(".npz"))["tokens"]]
+    cuts = np.cumsum([0, *chunks, *[1] * (len(ids) - sum(chunks))])
+    with localllm.load(path, backend=backend) as model:
+        session = model.session()
+        parts = [session.evaluate(ids[a:b], logits=True).copy() for a, b in pairwise(cuts)]
+    return np.concatenate(parts)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_position(architecture: str) -> None:
+    """llama.cpp rounds activations to F16, which is 1.4e-6 at most; 1e-4 is where an error of ours would begin."""
+    found = list(paths(architecture))
+    if not found:
+        pytest.skip(f"no reference model of {architecture}")
+    for path in found:
+        truth = np.load(path.with_suffix(".npz"))
+        assert int(truth["prompt_len"].item()) == PROMPT
+        ours = logits(path)
+        assert nmse(ours, truth["logits"]).max() < 5e-6
+        np.testing.assert_array_equal(logits(path, chunks=(1, 3, 7, 24)), ours)
+
+
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "smollm3", "mistral3"])
+def test_quantized_files(tmp_path: Path, architecture: str, format: str) -> None:
+    """As far from the dequantized weights in float64 as int8 activations go: noise of every product in a row of them,
+    ten times as much for softmax and gates; and as far from llama.cpp as the weights are."""
+    (path,) = (p for p in paths(architecture) if p.stem.endswith("-dense"))
+    layers, written = quantize(path, tmp_path / path.name, format)
+    ours = logits(written)
+    assert nmse(ours, logits(written, "reference")).max() < 10 * NOISE * (4 * layers + 1)
+    truth = np.load(path.with_suffix(".npz"))["logits"]
+    assert nmse(ours, truth).max() < {"Q8_0": 3e-3, "Q4_0": 0.3}[format]
+
+
+def quantize(source: Path, target: Path, format: str) -> tuple[int, Path]:
+    """The model with its matrices in another format, by our own writer; how many layers it has."""
+    file = open_gguf(source)
+    tensors, layers = [], 0
+    for name, tensor in file.tensors.items():
+        data, kept = tensor.read(0, int(np.prod(tensor.shape[:-1]))), tensor.format
+        if len(tensor.shape) == 2 and tensor.format == "F16":
+            data, kept = quant.quantize(quant.dequantize(data, "F16"), format), format
+        layers += name.endswith("attn_q.weight")
+        tensors.append(NewTensor(name, kept, tensor.shape, data.copy()))
+    assert sum(tensor.format == format for tensor in tensors) > 5 * layers
+    metadata = {k: np.int32(v) if isinstance(v, int) and v < 0 else v for k, v in file.metadata.items()}
+    write_gguf(target, metadata, tensors)
+    file.close()
+    return layers, target

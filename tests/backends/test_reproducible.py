@@ -1,0 +1,129 @@
+"""Bit for bit: a token's logits depend on the tokens before it and on nothing else. Hashes of logits are compared."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from backends.base import Executable
+from backends.cpu.backend import CpuBackend
+from backends.plan import BLOCK, Plan
+from tests.backends.support import Shape, bind, feed, plan, tokens
+from tests.models.support import Driver
+
+COUNT = 150  # tokens: three cache blocks
+FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
+SHAPES = {
+    "llama": Shape(biased=True),
+    "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),  # groups of 3, heads that fill no vector
+}
+MODELS = [(format, "llama") for format in FORMATS] + [("Q8_0", "qwen3")]
+
+
+def digest(logits: np.ndarray) -> str:
+    return hashlib.sha256(logits.tobytes()).hexdigest()
+
+
+@pytest.fixture(scope="module", params=MODELS, ids=lambda m: "-".join(m))
+def model(request: pytest.FixtureRequest) -> Plan:
+    format, shape = request.param
+    return plan(format, SHAPES[shape])
+
+
+@pytest.fixture(scope="module")
+def executable(cpu: CpuBackend, model: Plan) -> Iterator[Executable]:
+    bound = bind(cpu, model, rows=COUNT, blocks=12)
+    yield bound
+    bound.close()
+
+
+@pytest.fixture(scope="module")
+def truth(executable: Executable) -> np.ndarray:
+    """Logits of all tokens in one pass on two threads."""
+    logits = feed(executable, tokens(COUNT))
+    assert np.isfinite(logits).all()
+    assert len(np.unique(logits[:, 0])) > COUNT // 2  # positions matter
+    return logits
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads(model: Plan, truth: np.ndarray, threads: int) -> None:
+    """One thread, and more than there may be processors; a prompt, then token by token."""
+    backend = CpuBackend(threads)
+    bound = bind(backend, model, rows=COUNT)
+    assert digest(feed(bound, tokens(COUNT))) == digest(truth)
+    assert digest(feed(bound, tokens(COUNT), [COUNT - 20] + [1] * 20)) == digest(truth)
+    backend.close()
+
+
+@pytest.mark.parametrize("sizes", [[1] * COUNT, [2] * 75, [3] * 50, [5, 1, 63, 1, 7], [64], [65, 64], [13] * 11])
+def test_any_chunking_of_a_prompt(executable: Executable, truth: np.ndarray, sizes: list[int]) -> None:
+    assert digest(feed(executable, tokens(COUNT), sizes)) == digest(truth)
+
+
+def test_which_rows_want_logits(executable: Executable, truth: np.ndarray) -> None:
+    for wanted in ([COUNT - 1], [0], [7, 3, 149, 3], list(range(100, COUNT))):
+        assert digest(Driver(executable).step([(0, tokens(COUNT))], logit_rows=wanted)) == digest(truth[wanted])
+
+
+def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
+    """Two other sequences before and behind, in batches cut differently, with their blocks in between."""
+    driver, mine, other = Driver(executable, sequences=3), tokens(COUNT), tokens(400, seed=9)
+    found, at = [], 0
+    for step, size in enumerate([1, 6, 30, 2, 1, 50, 1, 1, 40, 18]):
+        before, behind = other[9 * step : 10 * step + 1], other[200 + step : 203 + step]
+        rows = driver.step([(1, before), (0, mine[at : at + size]), (2, behind)])
+        found.append(rows[len(before) : len(before) + size])
+        at += size
+    assert at == COUNT
+    assert digest(np.concatenate(found)) == digest(truth)
+
+
+def test_what_was_in_the_cache_before(executable: Executable, truth: np.ndarray) -> None:
+    """Blocks that hold another conversation's keys and values, up to the last slot."""
+    feed(executable, tokens(COUNT, seed=3))
+    driver = Driver(executable)
+    driver.step([(0, tokens(12, seed=4))])
+    driver.lengths[0] = 0  # as after a rewind: the same blocks anew
+    assert digest(driver.step([(0, tokens(COUNT))])) == digest(truth)
+
+
+@pytest.mark.parametrize("kept", [1, BLOCK - 1, BLOCK, BLOCK + 1, COUNT - 1])
+def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept: int) -> None:
+    """Rewind to `kept` tokens after going another way, and come back."""
+    driver, mine = Driver(executable), tokens(COUNT)
+    driver.step([(0, mine[:kept])])
+    driver.step([(0, tokens(20, seed=8))])
+    driver.lengths[0] = kept
+    assert digest(driver.step([(0, mine[kept:])])) == digest(truth[kept:])
+
+
+@pytest.mark.parametrize("shared", [BLOCK, BLOCK + 9])
+def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray, shared: int) -> None:
+    """The fork reads full blocks in place and gets a copy of the block that both go on in."""
+    driver, mine = Driver(executable, sequences=2), tokens(COUNT)
+    driver.step([(0, mine[:shared])])
+    driver.tables[1, : shared // BLOCK] = driver.tables[0, : shared // BLOCK]
+    if shared % BLOCK:
+        last = slice(shared // BLOCK, shared // BLOCK + 1)
+        executable.copy_blocks(driver.tables[0, last], driver.tables[1, last])
+    driver.lengths[1] = shared
+    both = driver.step([(0, tokens(30, seed=8)), (1, mine[shared:])])
+    assert digest(both[30:]) == digest(truth[shared:])
+
+
+def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, truth: np.ndarray) -> None:
+    """Steps of a model and its draft in turn."""
+    other = bind(cpu, plan("Q8_0", Shape(layers=1), seed=2))
+    driver, rival = Driver(executable), Driver(other)
+    alone = feed(other, tokens(60, seed=2))
+    pieces, rivals = [], []
+    for i in range(0, COUNT, 25):
+        pieces.append(driver.step([(0, tokens(COUNT)[i : i + 25])]))
+        rivals.append(rival.step([(0, tokens(60, seed=2)[i // 25 * 10 : i // 25 * 10 + 10])]))
+    assert digest(np.concatenate(pieces)) == digest(truth)
+    assert digest(np.concatenate(rivals)) == digest(alone)
+    other.close()

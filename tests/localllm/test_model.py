@@ -1,0 +1,292 @@
+"""The Python API: what `localllm.load` opens, and what a model answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import localllm
+from backends.base import BackendError
+from backends.plan import BLOCK
+from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
+from localllm.model import NoTokenizer, NoWeights
+from localllm.session import ContextFull
+from tests.backends.support import model as random_model
+from tests.backends.support import tokens
+from tests.conftest import reference
+from tests.localllm.cli_support import write_model
+from tests.models.support import nmse
+
+PROMPT = "Tell me a story"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama with a tokenizer of single characters; its end-of-generation token is 4."""
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf", context=256)
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A llama of F32 weights without a tokenizer, trained on 5000 tokens."""
+    metadata, tensors = random_model("F32")
+    new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()]
+    target = tmp_path_factory.mktemp("bare") / "bare.gguf"
+    write_gguf(target, {**metadata, "llama.context_length": 5000}, new)
+    return target
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Iterator[localllm.Model]:
+    with localllm.load(path, threads=2) as opened:
+        yield opened
+
+
+def text(pieces: list[localllm.Piece]) -> str:
+    return "".join(piece.text for piece in pieces)
+
+
+def ids(pieces: list[localllm.Piece]) -> list[int]:
+    return [piece.token for piece in pieces if piece.token is not None]
+
+
+def statistics(pieces: list[localllm.Piece]) -> localllm.Statistics:
+    assert [piece.statistics is not None for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert pieces[-1].token is None
+    assert pieces[-1].statistics is not None
+    return pieces[-1].statistics
+
+
+# -- loading ---------------------------------------------------------------------------------------------------------
+
+
+def test_context_is_as_trained_but_at_most_4096_or_as_asked_for(path: Path, bare: Path) -> None:
+    for file, asked, context in ((path, None, 256), (path, 0, 256), (path, 100, 100), (bare, None, 4096), (bare, 1, 1)):
+        with localllm.load(file, ctx=asked, threads=1) as opened:
+            assert opened.context == context
+            assert opened.pool.blocks == -(-context // BLOCK) + 1
+
+
+def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
+    with pytest.raises(localllm.LocalLLMError, match="the context is -1 tokens"):
+        localllm.load(path, ctx=-1)
+    with pytest.raises(BackendError, match="unknown backend 'abacus'; there are: auto, cpu"):
+        localllm.load(path, backend="abacus")
+    with pytest.raises(BackendError, match="cache type"):
+        localllm.load(path, cache_type="q3")
+    with pytest.raises(GGUFError, match=r"nothing\.gguf"):
+        localllm.load(tmp_path / "nothing.gguf")
+
+
+def test_progress_hears_of_the_weights(path: Path) -> None:
+    heard: list[tuple[str, int, int]] = []
+    localllm.load(path, threads=1, progress=lambda *news: heard.append(news)).close()
+    weights = [(done, total) for what, done, total in heard if what == "loading weights"]
+    assert weights[-1][0] == weights[-1][1] > 0
+    assert weights == sorted(weights)
+
+
+def test_a_closed_model_says_so(path: Path) -> None:
+    opened = localllm.load(path, threads=2)
+    opened.close()
+    with pytest.raises(BackendError, match="closed"):
+        opened.logits([1, 2, 3])
+    opened.close()
+
+
+def test_the_device_is_named(model: localllm.Model) -> None:
+    assert model.device.startswith("cpu: ")
+    assert model.device.endswith("2 threads")
+
+
+# -- text and numbers ------------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_text(model: localllm.Model) -> None:
+    found = model.tokenize("a b")
+    assert found[0] == 1  # the file asks for BOS
+    assert model.tokenize("a b", add_special=False) == found[1:]
+    assert model.detokenize(found[1:]).strip() == "a b"
+    assert model.tokenize("</s>", add_special=False, parse_special=True) == [2]
+    assert 2 not in model.tokenize("</s>", add_special=False)
+
+
+def test_logits_are_those_of_the_reference(bare: Path, path: Path) -> None:
+    """F32 weights: but for halves of the cache that round the other way; Q8_0: but for int8 activations."""
+    for file, vocabulary, limit in ((bare, 97, 2e-8), (path, 356, 1e-3)):
+        sequence = [int(token) for token in tokens(80, vocabulary)]
+        with localllm.load(file, threads=2) as ours, localllm.load(file, backend="reference") as theirs:
+            logits = ours.logits(sequence)
+            assert (logits.shape, logits.dtype) == ((80, vocabulary), np.float32)
+            assert nmse(logits, theirs.logits(sequence)).max() < limit
+
+
+def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
+    """Every pass is fresh, and how it is cut does not show."""
+    sequence = [int(token) for token in tokens(200, 356)]
+    whole = model.logits(sequence)
+    model.batch_rows, before = 7, model.batch_rows
+    np.testing.assert_array_equal(model.logits(sequence), whole)
+    model.batch_rows = before
+    assert model.pool.free_blocks == model.pool.blocks
+
+
+def test_logits_of_nothing_and_of_what_is_no_token(model: localllm.Model) -> None:
+    with pytest.raises(localllm.LocalLLMError, match="give at least one id"):
+        model.logits([])
+    for token in (-1, 356):
+        with pytest.raises(BackendError, match="tokens must be from 0 to 355"):
+            model.logits([1, token])
+    with pytest.raises(ContextFull, match="the context of 256 tokens is full"):
+        model.logits([1] * 257)
+    assert model.pool.free_blocks == model.pool.blocks
+    assert model.logits([1] * 256).shape == (256, 356)
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+def greedy(model: localllm.Model, prompt: str | list[int] = PROMPT, **options: Any) -> list[localllm.Piece]:
+    return list(model.generate(prompt, temperature=0.0, **{"max_tokens": 30, **options}))
+
+
+def test_greedy_takes_the_largest_logit(model: localllm.Model) -> None:
+    pieces = greedy(model)
+    prompt, answer = model.tokenize(PROMPT), ids(pieces)
+    assert len(answer) == 30
+    assert answer == model.logits(prompt + answer)[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+    assert text(pieces) == model.detokenize(answer)
+
+
+def test_statistics(model: localllm.Model) -> None:
+    found = statistics(greedy(model))
+    assert (found.prompt_tokens, found.reused_tokens) == (len(model.tokenize(PROMPT)), 0)
+    assert (found.answer_tokens, found.decode_steps, found.reason) == (30, 29, "length")
+    assert 0 < found.prompt_seconds < found.first_token_seconds < found.prompt_seconds + found.decode_seconds + 1
+    assert found.decode_rate == pytest.approx(29 / found.decode_seconds)
+    held = found.prompt_tokens + 29
+    memory = model.executable.memory
+    assert found.bytes_per_step == memory.weights_per_token + held * memory.cache_per_token
+    assert found.bandwidth == pytest.approx(found.decode_rate * found.bytes_per_step)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+def test_max_tokens(model: localllm.Model, wanted: int) -> None:
+    pieces = greedy(model, max_tokens=wanted)
+    assert ids(pieces) == ids(greedy(model))[:wanted]
+    assert (statistics(pieces).reason, statistics(pieces).answer_tokens) == ("length", wanted)
+
+
+def test_a_seed_repeats_an_answer(model: localllm.Model) -> None:
+    def answer(seed: int) -> list[int]:
+        return ids(list(model.generate(PROMPT, seed=seed, temperature=1.5, max_tokens=20)))
+
+    assert answer(1) == answer(1)
+    assert answer(1) != answer(2)
+    assert answer(-1) != answer(-1)  # a fresh one every time
+
+
+def test_sampling_options_replace_the_others(model: localllm.Model) -> None:
+    options = localllm.SamplerOptions(temperature=0.0, logit_bias={300: 1e6})
+    pieces = list(model.generate(PROMPT, temperature=2.0, sampling=options, max_tokens=3))
+    assert ids(pieces) == [300, 300, 300]
+
+
+def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
+    options = localllm.SamplerOptions(temperature=0.0, logit_bias={4: 1e6})
+    pieces = list(model.generate(PROMPT, sampling=options))
+    assert (text(pieces), ids(pieces), statistics(pieces).reason) == ("", [], "end")
+
+
+def test_stop_strings(model: localllm.Model) -> None:
+    """All is shown up to the stop, wherever tokens end; the stop itself is not, and what only begins like it is."""
+    whole = text(greedy(model))
+    stop = whole[8:11]
+    assert whole.index(stop) == 8, "the random model repeats itself: choose another place"
+    pieces = greedy(model, stop=[stop, "never to be seen"])
+    assert (text(pieces), statistics(pieces).reason) == (whole[:8], "stop")
+    assert text(greedy(model, stop=[whole[-2:] + "never"])) == whole
+
+
+def test_the_end_of_the_context_is_said(path: Path) -> None:
+    with localllm.load(path, ctx=40, threads=1) as small:
+        prompt = small.tokenize("x" * 30)
+        pieces = greedy(small, prompt, max_tokens=None)
+        assert statistics(pieces).reason == "context"
+        assert len(prompt) + len(ids(pieces)) == 41  # the last token is chosen, but no room is left to go on from it
+        exactly = (prompt * 2)[:40]
+        assert len(ids(greedy(small, exactly, max_tokens=None))) == 1
+        with pytest.raises(ContextFull, match="the prompt has 41 tokens, the context holds 40"):
+            greedy(small, (prompt * 2)[:41])
+
+
+def test_cancelling(model: localllm.Model) -> None:
+    cancel = threading.Event()
+    pieces = []
+    for piece in model.generate(PROMPT, temperature=0.0, cancel=cancel):
+        pieces.append(piece)
+        if len(pieces) == 3:
+            cancel.set()
+    assert (len(ids(pieces)), statistics(pieces).reason) == (3, "cancelled")
+    pieces = list(model.generate(PROMPT, cancel=cancel))
+    assert (ids(pieces), statistics(pieces).reason) == ([], "cancelled")
+
+
+def test_an_answer_left_early_gives_its_memory_back(model: localllm.Model) -> None:
+    answer = model.generate(PROMPT, temperature=0.0)
+    next(answer)
+    assert model.pool.free_blocks < model.pool.blocks
+    answer.close()  # type: ignore[attr-defined]
+    assert model.pool.free_blocks == model.pool.blocks
+
+
+def test_an_empty_prompt_is_refused(model: localllm.Model) -> None:
+    with pytest.raises(localllm.LocalLLMError, match="the prompt has no tokens"):
+        greedy(model, [])
+
+
+# -- files that hold less --------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_tokenizer_takes_ids(bare: Path) -> None:
+    with localllm.load(bare, threads=1) as opened:
+        pieces = greedy(opened, [3, 1, 4, 1, 5])
+        assert (text(pieces), len(ids(pieces))) == ("", 30)
+        for ask in (lambda: opened.tokenize("x"), lambda: opened.detokenize([1]), lambda: greedy(opened, "x")):
+            with pytest.raises(NoTokenizer, match=r"bare\.gguf: the file has no tokenizer; give token ids instead"):
+                ask()
+
+
+def test_a_vocabulary_without_weights_tokenizes(path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "words.gguf"
+    metadata = {k: v for k, v in open_gguf(path).metadata.items() if k.startswith(("general.", "tokenizer."))}
+    write_gguf(target, metadata, [])
+    with localllm.load(target) as words, localllm.load(path, threads=1) as whole:
+        assert words.tokenize(PROMPT) == whole.tokenize(PROMPT)
+        for ask in (lambda: words.logits([1]), words.session, lambda: greedy(words)):
+            with pytest.raises(
+                NoWeights, match=r"words\.gguf: holds a vocabulary but no weights; it can only tokenize"
+            ):
+                ask()
+
+
+def test_a_reference_vocabulary_tokenizes() -> None:
+    with localllm.load(reference("vocab", "ggml-vocab-llama-bpe.gguf")) as words:
+        assert words.detokenize(words.tokenize("Hello, world", add_special=False)) == "Hello, world"
+
+
+# -- real models -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
+    expected = reference("models", f"{name}.greedy160.txt").read_text()
+    with localllm.load(reference("models", f"{name}.gguf"), threads=threads) as opened:
+        pieces = greedy(opened, "Once upon a time", max_tokens=160)
+    assert " Once upon a time" + text(pieces) + "\n\n" == expected
