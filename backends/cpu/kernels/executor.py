@@ -39,7 +39,7 @@ class Sync(IntEnum):
     SEEN = 1  # after THREAD + 8 * thread
 
 
-SPINS_BEFORE_YIELD = 4096
+SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than any balanced operation's wait, short beside a time slice
 
 
 def _spin(f: Function, sync: Value, blocked: object) -> None:
