@@ -1,5 +1,6 @@
 """Time localllm and llama.cpp in turn on the same files, threads and tests; keep every sample, print the ratios.
 
+    python benchmarks/compare.py --table
     python benchmarks/compare.py MODEL.gguf ... --llama-bench PATH [-t 2] [--rounds 3] [--tests pp512,tg128]
 
 Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -137,7 +138,8 @@ def table(rows: Sequence[Row]) -> str:
         "|---|---|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
-        peer = f"{median(row.peer_repacked):.1f} / {median(row.peer_plain or [0.0]):.1f}"
+        plain = f"{median(row.peer_plain):.1f}" if row.peer_plain else "-"
+        peer = f"{median(row.peer_repacked):.1f} / {plain}"
         share = f"{row.roof_share:.0%}" if row.roof_share else ""
         memory = f"{row.our_peak_bytes / 1e9:.2f} / {row.peer_peak_bytes / 1e9:.2f} GB"
         lines.append(
@@ -146,16 +148,32 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def stored(path: Path) -> list[Row]:
+    """The newest row of every model and test, in the order they were first measured."""
+    names = {f.name for f in fields(Row)}
+    rows: dict[tuple[str, str], Row] = {}
+    for line in path.read_text().splitlines():
+        values = json.loads(line)
+        rows[values["model"], values["test"]] = Row(**{k: v for k, v in values.items() if k in names})
+    return list(rows.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--llama-bench", type=Path, required=True)
+    parser.add_argument("models", type=Path, nargs="*")
+    parser.add_argument("--llama-bench", type=Path, help="needed to measure")
+    parser.add_argument("--table", action="store_true", help="print what is stored: the table of the README")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", default="pp512,tg128")
     parser.add_argument("--no-plain", action="store_true", help="leave out the peer's run with --repack 0")
     parser.add_argument("--out", type=Path, default=RESULTS / "compare.jsonl", help="JSON lines are appended here")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(stored(arguments.out)))
+        return
+    if not arguments.models or arguments.llama_bench is None:
+        parser.error("give a model and --llama-bench, or --table")
     tests = [Test.parse(name) for name in arguments.tests.split(",")]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
