@@ -1,0 +1,304 @@
+"""Chat templates: what they may use, how a refused conversation is changed and said, formats for files without one."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from localllm.errors import LocalLLMError
+from localllm.template import (
+    FAMILIES,
+    ChatTemplate,
+    TemplateError,
+    TemplateRejected,
+    choose_template,
+    encode_chat,
+)
+from localllm.tokenizer import Tokenizer
+from localllm.tokenizer.encoders import BYTE_LETTERS
+
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Hello!"},
+    {"role": "user", "content": "Bye"},
+]
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def render(source: str, messages: list[dict[str, Any]] | None = None, **extra: Any) -> str:
+    return ChatTemplate(source, "<s>", "</s>").render(TALK if messages is None else messages, extra=extra).text
+
+
+def one(source: str, **extra: Any) -> str:
+    return render(source, [], **extra)
+
+
+def tokenizer(*special: str, bos: str | None = None) -> Tokenizer:
+    key = "tokenizer.ggml."
+    tokens = [*BYTE_LETTERS, *special]
+    metadata = {
+        key + "model": "gpt2",
+        key + "tokens": tokens,
+        key + "token_type": [1] * 256 + [3] * len(special),
+        key + "merges": [],
+        key + "add_bos_token": bos is not None,
+        key + "bos_token_id": tokens.index(bos or "a"),
+    }
+    return Tokenizer.from_metadata(metadata)
+
+
+def test_chatml_by_hand() -> None:
+    assert render(CHATML, TALK[1:2]) == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    no_prompt = ChatTemplate(CHATML, "", "").render(TALK[1:2], add_generation_prompt=False)
+    assert no_prompt.text == "<|im_start|>user\nHi<|im_end|>\n"
+    assert no_prompt.notes == ()
+
+
+def test_a_longer_conversation_begins_with_the_shorter_one() -> None:
+    """What the engine's reuse of cached tokens rests on; and rendering twice gives the same."""
+    template = ChatTemplate(CHATML, "", "")
+    before = template.render(TALK[:2], add_generation_prompt=False).text
+    assert template.render(TALK).text.startswith(before)
+    assert template.render(TALK) == template.render(TALK)
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{{ bos_token }}|{{ eos_token }}", "<s>|</s>"),
+        ("{% if true %}\n  x\n  {% endif %}\ny", "  x\ny"),  # trim_blocks and lstrip_blocks
+        ("{{ {'b': 'é<', 'a': [1, none]} | tojson }}", '{"b": "é<", "a": [1, null]}'),  # no HTML escapes, keys unsorted
+        ("{{ [1] | tojson(indent=2) }}", "[\n  1\n]"),
+        ("{{ {'b': 1, 'a': 2} | tojson(separators=(',', ':'), sort_keys=true) }}", '{"a":2,"b":1}'),
+        ("{{ [1, 2] | map('string') | tojson }}", '["1", "2"]'),
+        (
+            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% elif i > 3 %}{% break %}{% endif %}{{ i }}"
+            "{% endfor %}",
+            "013",
+        ),
+        (
+            "{% for x in 'abc' %}{{ loop.index }}{{ x }}{{ loop.last }}{{ loop.length }} {% endfor %}",
+            "1aFalse3 2bFalse3 3cTrue3 ",
+        ),
+        ("{% for x in [[1, [2]]] recursive %}{{ x if x is number else loop(x) }}{% endfor %}", "12"),
+        ("{% generation %}answer{% endgeneration %}", "answer"),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2024-02-29"),
+        ("{% set ns = namespace(a=1) %}{% for i in range(3) %}{% set ns.a = ns.a + i %}{% endfor %}{{ ns.a }}", "4"),
+        (
+            "{% macro m(x) %}<{{ x }}{{ caller() if caller }}>{% endmacro %}{{ m(1) }}{% call m(2) %}!{% endcall %}",
+            "<1><2!>",
+        ),
+        ("{{ 'a' ~ 1 ~ none ~ missing }}", "a1None"),
+        (
+            "{{ 'a,b'.split(',') | join('+') }}{{ 'x' * 3 }}{{ 'aXb' | replace('X', '-') }}{{ '%s!' % 'y' }}",
+            "a+bxxxa-by!",
+        ),
+        (
+            "{{ '{}:{x}'.format(1, x=2) }}{{ 'a\nb' | indent(2) }}{{ 'abcd'[1:3] }}{{ [3, 1] | sort }}",
+            "1:2a\n  bbc[1, 3]",
+        ),
+        ("{{ [{'r': 'u'}, {'r': 'v'}] | selectattr('r', 'equalto', 'v') | list | length }}", "1"),
+        ("{{ tools is none }}{{ messages }}", "True[]"),
+        ("{{ name }}{{ messages }}", "given[]"),
+    ],
+)
+def test_what_templates_use(source: str, text: str) -> None:
+    template = ChatTemplate(source, "<s>", "</s>", clock=lambda: datetime(2024, 2, 29))
+    assert template.render([], extra={"name": "given", "messages": "not these"}).text == text
+
+
+def test_tools_are_given() -> None:
+    tool = {"type": "function", "function": {"name": "f"}}
+    assert ChatTemplate("{{ tools[0].function.name }}", "", "").render([], tools=[tool]).text == "f"
+
+
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + CHATML
+IGNORES_SYSTEM = CHATML.replace(
+    "{{ '<|im_start|>'", "{% if m.role == 'system' %}{% continue %}{% endif %}{{ '<|im_start|>'"
+)
+TURNS = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('in turn!') }}"
+    "{% endif %}{{ m.role }}:{{ m.content }};{% endfor %}"
+)
+PARTS = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %};{% endfor %}"
+
+
+@pytest.mark.parametrize("source", [NO_SYSTEM, IGNORES_SYSTEM])
+def test_a_system_message_that_is_refused_or_left_out_goes_before_the_first_user_message(source: str) -> None:
+    rendered = ChatTemplate(source, "", "").render(TALK[:2])
+    assert "<|im_start|>user\nBe brief.\n\nHi<|im_end|>" in rendered.text
+    assert rendered.notes == ("the chat template takes no system message; it was put before the first user message",)
+
+
+def test_a_system_message_alone_becomes_the_users() -> None:
+    assert "<|im_start|>user\nBe brief.<|im_end|>" in render(NO_SYSTEM, TALK[:1])
+
+
+def test_messages_in_a_row_are_joined_where_the_template_wants_turns() -> None:
+    twice = [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]
+    rendered = ChatTemplate(TURNS, "", "").render(twice)
+    assert rendered.text == "user:a\n\nb;"
+    assert "in turn" in rendered.notes[0]
+    assert len(ChatTemplate(TURNS, "", "").render([TALK[0], *twice]).notes) == 2
+
+
+def test_contents_are_given_as_parts_where_the_template_wants_them() -> None:
+    rendered = ChatTemplate(PARTS, "", "").render(TALK[:2])
+    assert rendered.text == "system:Be brief.;user:Hi;"
+    assert "lists of parts" in rendered.notes[0]
+
+
+def test_what_a_template_leaves_out_is_said() -> None:
+    rendered = ChatTemplate("constant", "", "").render(TALK)
+    assert rendered.text == "constant"
+    assert rendered.notes == ("the chat template leaves the system message out; the model does not see it",)
+
+
+def test_a_conversation_is_not_changed_by_rendering_it() -> None:
+    talk = [dict(message) for message in TALK]
+    ChatTemplate(NO_SYSTEM, "", "").render(talk)
+    assert talk == TALK
+
+
+def test_a_refusal_that_nothing_helps_against_is_the_templates_own_words_and_line() -> None:
+    with pytest.raises(TemplateRejected, match=r"failed in line 2: it refuses the conversation: never") as error:
+        render("\n{{ raise_exception('never') }}")
+    assert isinstance(error.value, LocalLLMError)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("a\n{% if %}", "the chat template is broken in line 2: Expected an expression"),
+        ("a\nb\n{{ x.y.z }}", "failed in line 3: UndefinedError: 'x' is undefined"),
+        ("{% macro m() %}\n{{ 1 / 0 }}{% endmacro %}\n\n{{ m() }}", "failed in line 2: ZeroDivisionError"),
+        ("{{ 'a' | nofilter }}", "broken in line 1: No filter named 'nofilter'"),
+        ("{% include 'other' %}", "failed in line 1"),
+    ],
+)
+def test_errors_name_the_line(source: str, message: str) -> None:
+    with pytest.raises(TemplateError, match=message):
+        render(source)
+
+
+def test_bos_never_doubles() -> None:
+    adds = tokenizer("<s>", bos="<s>")
+    bos = adds.bos
+    text = render("{{ bos_token }}{{ messages[0].content }}")
+    assert text == "<s>Be brief."
+    assert encode_chat(adds, text).count(bos or -1) == 1
+    assert encode_chat(adds, "Be brief.")[0] == bos
+    assert encode_chat(tokenizer("<s>"), "Be")[0] != tokenizer("<s>").id("<s>")
+
+
+@pytest.mark.parametrize(
+    ("special", "name", "family", "text"),
+    [
+        (
+            ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<s>"),
+            "",
+            "llama3",
+            "<s><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|><|start_header_id|>user"
+            "<|end_header_id|>\n\nHi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nHello!<|eot_id|><|start_header_id|>user"
+            "<|end_header_id|>\n\nBye<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (
+            ("<|im_start|>", "<|im_end|>"),
+            "",
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nHello!"
+            "<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n",
+        ),
+        (
+            ("<|turn>", "<turn|>", "<s>"),
+            "",
+            "gemma4",
+            "<s><|turn>system\nBe brief.<turn|>\n<|turn>user\nHi<turn|>\n<|turn>model\nHello!<turn|>\n<|turn>user\n"
+            "Bye<turn|>\n<|turn>model\n",
+        ),
+        (
+            ("<start_of_turn>", "<end_of_turn>", "<s>"),
+            "",
+            "gemma",
+            "<s><start_of_turn>user\nBe brief.\n\nHi<end_of_turn>\n<start_of_turn>model\nHello!<end_of_turn>\n"
+            "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
+        ),
+        (
+            ("<|user|>", "<|assistant|>", "<|end|>"),
+            "",
+            "phi3",
+            "<|system|>\nBe brief.<|end|>\n<|user|>\nHi<|end|>\n<|assistant|>\nHello!<|end|>\n<|user|>\nBye<|end|>\n"
+            "<|assistant|>\n",
+        ),
+        (
+            ("<｜User｜>", "<｜Assistant｜>", "<s>"),
+            "",
+            "deepseek",
+            "<s>Be brief.<｜User｜>Hi<｜Assistant｜>Hello!<｜end▁of▁sentence｜><｜User｜>Bye<｜Assistant｜>",
+        ),
+        (
+            ("[INST]", "[/INST]", "<s>", "</s>"),
+            "",
+            "mistral",
+            "<s>[INST] Be brief.\n\nHi[/INST] Hello!</s>[INST] Bye[/INST]",
+        ),
+        (
+            ("<s>", "</s>"),
+            "LLaMA-2 chat",
+            "llama2",
+            "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello! </s><s>[INST] Bye [/INST]",
+        ),
+        (
+            ("<s>", "</s>"),
+            "Zephyr 7B",
+            "zephyr",
+            "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello!</s>\n<|user|>\nBye</s>\n"
+            "<|assistant|>\n",
+        ),
+        ((), "", "plain", "Be brief.\n\nUser: Hi\nAssistant: Hello!\nUser: Bye\nAssistant:"),
+    ],
+)
+def test_a_file_without_template_gets_its_familys_and_says_so(
+    special: tuple[str, ...], name: str, family: str, text: str
+) -> None:
+    key = "tokenizer.ggml."
+    tokens = [*BYTE_LETTERS, *special]
+    metadata: dict[str, Any] = {
+        "general.name": name,
+        key + "model": "gpt2",
+        key + "tokens": tokens,
+        key + "token_type": [1] * 256 + [3] * len(special),
+        key + "merges": [],
+    }
+    for end, token in (("bos", "<s>"), ("eos", "</s>")):
+        metadata[f"{key}{end}_token_id"] = tokens.index(token) if token in tokens else 0
+    template, note = choose_template(metadata, Tokenizer.from_metadata(metadata))
+    assert note is not None
+    assert f"the file has no chat template; using the '{family}' format" in note
+    bos = "<s>" if "<s>" in special else ""
+    assert template.render(TALK).text == text.replace("<s>", bos)
+    assert family in {row.name for row in FAMILIES}
+    assert template.stops == (("\nUser:",) if family == "plain" else ())
+
+
+def test_a_file_with_a_template_gets_it_without_a_word() -> None:
+    template, note = choose_template({"tokenizer.chat_template": CHATML}, tokenizer("<s>"))
+    assert (template.source, note) == (CHATML, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [("{% if %}", "broken in line 1"), ("  ", "is empty"), (7, "is not a string")],
+)
+def test_a_broken_template_is_replaced_and_said(source: Any, why: str) -> None:
+    template, note = choose_template({"tokenizer.chat_template": source}, tokenizer("<|im_start|>", "<|im_end|>"))
+    assert note is not None
+    assert why in note
+    assert "using the 'chatml' format" in note
+    assert "<|im_start|>user\nHi" in template.render(TALK).text

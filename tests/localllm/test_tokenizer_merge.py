@@ -1,0 +1,77 @@
+"""Merging pairs: both ways of doing it give the same pieces, worked out by hand and against the plain definition."""
+
+from __future__ import annotations
+
+import random
+import time
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from localllm.tokenizer.merge import _SCAN, NEVER, Rank, merge
+
+RANKS = {("l", "o"): 0.0, ("o", "w"): 1.0, ("lo", "w"): 2.0, ("e", "r"): 3.0, ("low", "er"): 4.0}
+
+
+def _table(ranks: dict[tuple[str, str], float]) -> Rank:
+    return lambda left, right: ranks.get((left, right), NEVER)
+
+
+def _by_definition(symbols: list[str], rank: Rank) -> list[str]:
+    """Join the leftmost of the best-ranked pairs, again and again."""
+    while len(symbols) > 1:
+        best, i = min((rank(left, right), i) for i, (left, right) in enumerate(pairwise(symbols)))
+        if best == NEVER:
+            break
+        symbols = [*symbols[:i], symbols[i] + symbols[i + 1], *symbols[i + 2 :]]
+    return symbols
+
+
+@pytest.mark.parametrize(
+    ("word", "pieces"),
+    [
+        ("lower", ["lower"]),
+        ("slow", ["s", "low"]),
+        ("lolow", ["lo", "low"]),
+        ("ower", ["ow", "er"]),
+        ("l", ["l"]),
+        ("", []),
+    ],
+)
+def test_by_hand(word: str, pieces: list[str]) -> None:
+    assert merge(word, _table(RANKS)) == pieces
+
+
+def test_among_equals_the_leftmost_goes_first() -> None:
+    assert merge("aaa", _table({("a", "a"): 0.0})) == ["aa", "a"]
+    assert merge("a" * (2 * _SCAN + 1), _table({("a", "a"): 0.0})) == ["aa"] * _SCAN + ["a"]
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.text("ab", min_size=1, max_size=4), st.text("ab", min_size=1, max_size=4)),
+        st.integers(0, 6).map(float),  # few ranks: ties, and joined pairs that rank before their parts
+        max_size=24,
+    ),
+    st.text("ab", max_size=3 * _SCAN),
+)
+def test_short_and_long_words_follow_the_definition(ranks: dict[tuple[str, str], float], word: str) -> None:
+    assert merge(word, _table(ranks)) == _by_definition(list(word), _table(ranks))
+
+
+@pytest.mark.parametrize("rank_of", [lambda size: float(size), lambda size: -float(size), lambda _: 0.0])
+def test_time_grows_with_the_word_and_not_its_square(rank_of: object) -> None:
+    """200 000 equal characters under ranks that grow, fall and stay with the size of the piece."""
+    assert callable(rank_of)
+    start = time.process_time()
+    pieces = merge("a" * 200_000, lambda left, right: rank_of(len(left + right)) if len(left + right) <= 16 else NEVER)
+    assert sum(map(len, pieces)) == 200_000
+    assert time.process_time() - start < 10
+
+
+def test_long_random_word_equals_the_definition() -> None:
+    random.seed(1)
+    word = "".join(random.choices("lower", k=600))
+    assert merge(word, _table(RANKS)) == _by_definition(list(word), _table(RANKS))
