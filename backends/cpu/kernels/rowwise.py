@@ -142,9 +142,9 @@ def glu(activation: GluActivation, row_gate: bool = False) -> Kernel:
 
     def unit(f: Function, gate: Value, up: Value) -> Value:
         if activation == "swiglu_oai":
-            seven = f.constant(f32x16, 7.0)
-            gate = f.fmin(gate, seven)
-            up = f.fmin(f.fmax(up, f.constant(f32x16, -7.0)), seven)
+            seven = f.constant(f32x16, 7.0)  # on the left, so that a NaN stays one
+            gate = f.fmin(seven, gate)
+            up = f.fmin(seven, f.fmax(f.constant(f32x16, -7.0), up))
             return gate * sigmoid(f, gate * 1.702) * (up + 1.0)
         return activate(f, activation, gate) * up
 
