@@ -314,6 +314,28 @@ def test_large_keys_and_values_stay_in_the_range_of_halves(cpu: CpuBackend) -> N
     np.testing.assert_allclose(rows[:, 0], [65504, 0, 65504 / 3, 65507 / 4], rtol=1e-6)
 
 
+NONE: dict[str, Build] = {
+    "silu": lambda r, x: r.activate(x, "silu"),
+    "gelu": lambda r, x: r.activate(x, "gelu"),
+    "sigmoid": lambda r, x: r.activate(x, "sigmoid"),
+    "softcap": lambda r, x: r.softcap(x, 3.0),
+    "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
+    "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
+    "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),
+    "linear": lambda r, x: r.linear(x, stored("w", "F16", (5, 24))),
+    "attention": attend(Heads(1, 1, 8)),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_is_no_number_is_not_lost(cpu: CpuBackend, name: str) -> None:
+    """A NaN, from a damaged file perhaps, stays to be seen by whoever samples; in attention, that of a query."""
+    values = np.ones((2, 24), np.float32)
+    values[0, 3] = np.nan
+    rows = feed(bind(cpu, record(MemoryWeight.of("table", values), NONE[name])), np.array([1, 0, 1]))
+    assert [np.isnan(row).any() for row in rows] == [False, True, False]
+
+
 def test_every_operation_is_in_the_table() -> None:
     """The plans above hold every operation that there is; experts have a file of their own, `test_experts.py`."""
     plans = [record(table(case.width), case.build) for case in CASES.values()]

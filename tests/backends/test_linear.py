@@ -112,6 +112,18 @@ def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
     np.testing.assert_array_max_ulp(ours, total, 2)
 
 
+@pytest.mark.parametrize("at", [0, 5, 16, 31])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, at: int, value: float) -> None:
+    """Wherever it stands among the 32 of its block: a damaged model must not answer as if nothing were wrong."""
+    x = np.ones((2, 64), np.float32)
+    x[0, at] = value
+    weight = stored("w", "Q8_0", (20, 64))
+    rows = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(2))
+    assert not np.isfinite(rows[0]).any()
+    assert np.isfinite(rows[1]).all()
+
+
 @pytest.mark.parametrize("format", INTEGER_PANELS)
 def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     """y = (W x) * scale + bias + residual, each rounded once, in this order."""
