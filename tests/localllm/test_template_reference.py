@@ -97,6 +97,7 @@ def test_tools_are_rendered_where_the_template_knows_them(name: str) -> None:
 
 
 def test_guards_change_no_text() -> None:
+    reference("templates")
     equal = 0
     for name in NAMES:
         template = _template(name)

@@ -1,7 +1,7 @@
-"""Tiny random models of the other families: experts of which few are chosen, windows shorter than the text, multipliers.
+"""Tiny random models of the other families: few of many experts, windows shorter than the text, multipliers.
 
-Like `tests.models.tiny`, whose sizes they share; here a model is the shapes of its tensors, and a tensor's name says how
-its values are drawn.
+Like `tests.models.tiny`, whose sizes they share; here a model is the shapes of its tensors, and a tensor's name says
+how its values are drawn.
 """
 
 from __future__ import annotations
