@@ -23,6 +23,7 @@ from backends.cpu.kernels.executor import Entry
 from backends.cpu.memory import Arena, address, aligned, int_block
 from backends.cpu.panels import panel_count
 from backends.cpu.pool import Pool
+from backends.cpu.program import Program, Slot
 from backends.cpu.simd import LANES
 from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Weight
 
@@ -147,7 +148,7 @@ class CpuExecutable:
         )
         self._vocabulary_in = _embedding_rows(plan)
 
-    def _resolve(self, value: bind.Slot, names: dict[str, int], program: bind.Program) -> int | float:
+    def _resolve(self, value: Slot, names: dict[str, int], program: Program) -> int | float:
         match value:
             case str():
                 return names[value]

@@ -6,10 +6,7 @@ want; linears that share an input run without a barrier between them.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 from backends.base import BackendError, Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
@@ -17,6 +14,16 @@ from backends.cpu.jit import Kernel
 from backends.cpu.kernels import attention, experts, linear, matrix, rowwise
 from backends.cpu.kernels.common import X_VALUES
 from backends.cpu.panels import panel_count
+from backends.cpu.program import (
+    Call,
+    Domain,
+    Program,
+    Resource,
+    Slot,
+    additions_into_linears,
+    place_barriers,
+    uses_of,
+)  # fmt: skip
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import (
@@ -32,7 +39,6 @@ from backends.plan import (
     Norm,
     Operation,
     Plan,
-    Rope,
     Rotate,
     Scale,
     SelectRows,
@@ -40,36 +46,6 @@ from backends.plan import (
     Stack,
     Value,
 )  # fmt: skip
-
-Domain = Literal["batch", "logits", "tasks", "select"]
-# A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
-Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
-Resource = int | str  # a buffer's number, or a name such as "cache.3"
-
-
-@dataclass(slots=True)
-class Call:
-    """One kernel call of the plan. Slots hold numbers, buffers, or the names of addresses that are known at the end."""
-
-    kernel: str
-    size: int
-    slots: dict[int, Slot]
-    domain: Domain
-    reads: set[Resource]
-    writes: set[Resource]
-    label: str
-    barrier: bool = False
-
-
-@dataclass(slots=True)
-class Program:
-    """What binding decides before any memory is taken."""
-
-    calls: list[Call]
-    buffers: Buffers
-    kernels: dict[str, Kernel]
-    logits: Buffer
-    lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
 
 
 class _Binder:
@@ -80,7 +56,7 @@ class _Binder:
         self.kernels: dict[str, Kernel] = {}
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
         self.quantized: dict[int, Buffer] = {}  # value -> activation blocks
-        self.uses = _uses(plan)
+        self.uses = uses_of(plan)
         self.lists: dict[str, int] = {}
         self.limits = limits
         self.wants_blocks = {
@@ -129,7 +105,7 @@ class _Binder:
 
     def run(self) -> Program:
         operations = list(self.plan.operations)
-        fused = _additions_into_linears(operations, self.uses)
+        fused = additions_into_linears(operations, self.uses)
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
@@ -150,7 +126,7 @@ class _Binder:
                     f"the cpu backend has no kernels for {type(op).__name__.lower()} yet; "
                     "--backend reference runs it, slowly"
                 )
-        _place_barriers(self.calls)
+        place_barriers(self.calls)
         return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index], self.lists)
 
     def embed(self, op: Embed) -> None:
@@ -382,56 +358,3 @@ def attention_shape(plan: Plan, op: Attention) -> attention.Shape:
 def program(plan: Plan, limits: Limits, threads: int) -> Program:
     """Calls, buffers and kernels of a plan."""
     return _Binder(plan, limits, threads).run()
-
-
-def _inputs(op: Operation) -> tuple[Value, ...]:
-    match op:
-        case Embed():
-            return ()
-        case Append(k=k, v=v):
-            return (k, v)
-        case Attention(q=q):
-            return (q,)
-        case Glu(gate=gate, up=up):
-            return (gate, up)
-        case Add(a=a, b=b):
-            return (a, b)
-        case Experts(x=x, router=router):
-            return (x, router)
-    return (op.x,)
-
-
-def _uses(plan: Plan) -> Counter[int]:
-    uses = Counter(value.index for op in plan.operations for value in _inputs(op))
-    uses[plan.logits.index] += 1  # the caller's
-    return uses
-
-
-def _additions_into_linears(operations: list[Operation], uses: Counter[int]) -> dict[int, int]:
-    """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
-    made = {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
-    fused: dict[int, int] = {}
-    for number, op in enumerate(operations):
-        if isinstance(op, Add) and op.a is not op.b:
-            for term, other in ((op.a, op.b), (op.b, op.a)):
-                at = made[term.index]
-                if isinstance(operations[at], Linear) and uses[term.index] == 1 and made[other.index] < at:
-                    fused[at] = number
-                    break
-    return fused
-
-
-def _place_barriers(calls: list[Call]) -> None:
-    """A barrier before a call that touches what another thread may still be reading or writing."""
-    since: list[Call] = []
-    for number, call in enumerate(calls):
-        for earlier in since:
-            same_share = earlier.domain == call.domain and call.domain in ("batch", "logits")
-            touched = earlier.writes & (call.reads | call.writes) or earlier.reads & call.writes
-            if touched and not same_share:
-                calls[number - 1].barrier = True
-                since = []
-                break
-        since.append(call)
-    if calls:
-        calls[-1].barrier = True

@@ -1,0 +1,106 @@
+"""What a plan becomes on the CPU: kernel calls in order; who reads a value, what is fused, where threads must meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from backends.cpu.buffers import Buffer, Buffers
+from backends.cpu.jit import Kernel
+from backends.plan import (
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Glu,
+    Linear,
+    Operation,
+    Plan,
+    Rope,
+    Value,
+)  # fmt: skip
+
+Domain = Literal["batch", "logits", "tasks", "select"]
+# A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
+Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
+Resource = int | str  # a buffer's number, or a name such as "cache.3"
+
+
+@dataclass(slots=True)
+class Call:
+    """One kernel call of the plan. Slots hold numbers, buffers, or the names of addresses that are known at the end."""
+
+    kernel: str
+    size: int
+    slots: dict[int, Slot]
+    domain: Domain
+    reads: set[Resource]
+    writes: set[Resource]
+    label: str
+    barrier: bool = False
+
+
+@dataclass(slots=True)
+class Program:
+    """What binding decides before any memory is taken."""
+
+    calls: list[Call]
+    buffers: Buffers
+    kernels: dict[str, Kernel]
+    logits: Buffer
+    lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
+
+
+def inputs_of(op: Operation) -> tuple[Value, ...]:
+    match op:
+        case Embed():
+            return ()
+        case Append(k=k, v=v):
+            return (k, v)
+        case Attention(q=q):
+            return (q,)
+        case Glu(gate=gate, up=up):
+            return (gate, up)
+        case Add(a=a, b=b):
+            return (a, b)
+        case Experts(x=x, router=router):
+            return (x, router)
+    return (op.x,)
+
+
+def uses_of(plan: Plan) -> Counter[int]:
+    uses = Counter(value.index for op in plan.operations for value in inputs_of(op))
+    uses[plan.logits.index] += 1  # the caller's
+    return uses
+
+
+def additions_into_linears(operations: list[Operation], uses: Counter[int]) -> dict[int, int]:
+    """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
+    made = {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
+    fused: dict[int, int] = {}
+    for number, op in enumerate(operations):
+        if isinstance(op, Add) and op.a is not op.b:
+            for term, other in ((op.a, op.b), (op.b, op.a)):
+                at = made[term.index]
+                if isinstance(operations[at], Linear) and uses[term.index] == 1 and made[other.index] < at:
+                    fused[at] = number
+                    break
+    return fused
+
+
+def place_barriers(calls: list[Call]) -> None:
+    """A barrier before a call that touches what another thread may still be reading or writing."""
+    since: list[Call] = []
+    for number, call in enumerate(calls):
+        for earlier in since:
+            same_share = earlier.domain == call.domain and call.domain in ("batch", "logits")
+            touched = earlier.writes & (call.reads | call.writes) or earlier.reads & call.writes
+            if touched and not same_share:
+                calls[number - 1].barrier = True
+                since = []
+                break
+        since.append(call)
+    if calls:
+        calls[-1].barrier = True
