@@ -104,6 +104,13 @@ FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
         + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
         tokens=("[INST]", "[/INST]"),
     ),
+    Family(  # of before those were tokens
+        "mistral-v1",
+        _NO_SYSTEM
+        + _turns("{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else m.content ~ eos_token }}", ""),
+        tokens=("<s>", "</s>"),
+        names=("mistral", "mixtral"),
+    ),
     Family(
         "llama2",
         "{% if messages[0].role == 'system' %}"
@@ -112,7 +119,7 @@ FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
         "{% if m.role == 'user' %}{{ bos_token ~ '[INST] ' ~ (first if loop.first else '') ~ m.content ~ ' [/INST]' }}"
         "{% else %}{{ ' ' ~ m.content ~ ' ' ~ eos_token }}{% endif %}{% endfor %}",
         tokens=("<s>", "</s>"),
-        names=("llama-2", "llama 2", "llama2", "mistral", "mixtral"),
+        names=("llama-2", "llama 2", "llama2"),
     ),
     Family(
         "zephyr",

@@ -115,19 +115,12 @@ def _merge_rank(vocab: Vocab) -> Rank:
 
 
 def _sentencepiece(vocab: Vocab) -> Callable[[str], list[int]]:
-    ids, scores = vocab.ids, vocab.scores
+    ids, scores, unknown = vocab.ids, vocab.scores, vocab.unknown
+    assert unknown is not None  # this kind of vocabulary has a default for it
 
     def rank(left: str, right: str) -> float:
         joined = ids.get(left + right)
         return NEVER if joined is None else -scores[joined]
-
-    def byte_id(byte: int) -> int:
-        for token in (f"<0x{byte:02X}>", chr(byte) if byte < 128 else ""):
-            if token in ids:
-                return ids[token]
-        if vocab.unknown is None:
-            raise TokenizerError(f"the vocabulary has no token for byte 0x{byte:02X} and no unknown token")
-        return vocab.unknown
 
     def encode_word(word: str) -> list[int]:
         out: list[int] = []
@@ -135,7 +128,7 @@ def _sentencepiece(vocab: Vocab) -> Callable[[str], list[int]]:
             if symbol in ids:
                 out.append(ids[symbol])
             else:
-                out += map(byte_id, symbol.encode())
+                out += [ids.get(f"<0x{byte:02X}>", unknown) for byte in symbol.encode()]
         return out
 
     return encode_word

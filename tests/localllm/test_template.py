@@ -250,6 +250,12 @@ def test_bos_never_doubles() -> None:
         ),
         (
             ("<s>", "</s>"),
+            "Mistral 7B",
+            "mistral-v1",
+            "<s>[INST] Be brief.\n\nHi [/INST]Hello!</s>[INST] Bye [/INST]",
+        ),
+        (
+            ("<s>", "</s>"),
             "LLaMA-2 chat",
             "llama2",
             "<s>[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nHi [/INST] Hello! </s><s>[INST] Bye [/INST]",

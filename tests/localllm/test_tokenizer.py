@@ -138,6 +138,9 @@ def test_the_space_of_a_first_word_comes_and_goes() -> None:
     assert SPM.decode([1, *spm_ids("▁hello"), 2]) == "hello"
     assert SPM.decode([1, *spm_ids("▁hello"), 2], special=True) == "<s> hello</s>"
     assert SPM.encode("<s>hello", parse_special=True) == [1, *spm_ids("▁hello")]
+    assert SPM.encode("h</s>h", parse_special=True) == [1, *spm_ids("▁h"), 2, *spm_ids("▁h")]
+    stream = SPM.stream()
+    assert [stream.push(token) for token in (1, *spm_ids("▁hello", "▁h"))] == ["", "hello", " h"]
     bare = Tokenizer.from_metadata(spm_metadata(add_space_prefix=False))
     assert bare.encode("hel", add_special=False) == spm_ids("h", "el")
     assert bare.decode(spm_ids("▁hello")) == " hello"
@@ -265,8 +268,43 @@ def test_merges_that_are_no_pairs_are_an_error_that_says_which(merges: list[Any]
 
 
 def test_of_equal_merges_the_first_counts() -> None:
-    tokenizer = Tokenizer.from_metadata(bpe_metadata(merges=["l l", "h e", *BPE_MERGES]))
-    assert tokenizer.encode("hell", add_special=False) == [W + 2]
+    tokens = [*BYTE_LETTERS, "he", "el"]
+    metadata = {KEY + "model": "gpt2", KEY + "tokens": tokens, KEY + "merges": ["h e", "e l", "h e"]}
+    assert Tokenizer.from_metadata(metadata).encode("hel", add_special=False) == [256, tokens.index("l")]
+
+
+def test_gemma_4_writes_spaces_and_bytes_as_sentencepiece_does_and_takes_newlines_whole() -> None:
+    tokens = ["<bos>", "▁", "a", "▁a", "\n", "\n\n", *(f"<0x{byte:02X}>" for byte in range(256))]
+    metadata = {
+        KEY + "model": "gemma4",
+        KEY + "tokens": tokens,
+        KEY + "token_type": [CONTROL] + [NORMAL] * 5 + [BYTE] * 256,
+        KEY + "merges": ["▁ a"],
+        KEY + "bos_token_id": 0,
+        KEY + "add_bos_token": False,  # as some files say, wrongly
+    }
+    tokenizer = Tokenizer.from_metadata(metadata)
+    ids = [0, 2, 3, 5, 2, 1, 6 + 0xC3, 6 + 0xA9]
+    assert tokenizer.encode("a a\n\na é") == ids
+    assert tokenizer.decode(ids) == "a a\n\na é"
+
+
+def test_text_without_a_token_is_the_unknown_token() -> None:
+    metadata = {KEY + "model": "llama", KEY + "tokens": ["<unk>", "▁", "a"], KEY + "scores": [0.0] * 3}
+    assert Tokenizer.from_metadata(metadata).encode("aé", add_special=False) == [1, 2, 0, 0]
+
+
+def test_gpt_oss_shows_the_marks_of_its_channels() -> None:
+    tokens = ["<|channel|>", "<|return|>", "<|call|>", "<|end|>", "a"]
+    metadata = {
+        KEY + "model": "gpt2",
+        KEY + "tokens": tokens,
+        KEY + "token_type": [CONTROL] * 4 + [NORMAL],
+        KEY + "merges": [],
+        KEY + "eos_token_id": 1,
+    }
+    tokenizer = Tokenizer.from_metadata(metadata)
+    assert tokenizer.decode([0, 1, 2, 3, 4]) == "<|channel|><|end|>a"
 
 
 def test_odd_vocabularies_do_no_harm() -> None:
