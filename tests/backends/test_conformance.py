@@ -158,6 +158,9 @@ for style in ("norm", "neox"):
             lambda r, x, s=style, d=head_dim, n=n_rot, f=frequencies: r.rotate(x, d, r.rope(s, n, f, 1.25, 0.1, 7)),
             rotated,
         )
+    CASES[f"rotate {style}, and what was rotated"] = Case(
+        24, lambda r, x, s=style: r.add(r.rotate(x, 12, r.rope(s, 6, (1.0, 0.3, 0.1))), r.scale(x, 0.5)), rotated
+    )
 for format in ("F32", "F16", "BF16"):
     for rows, columns in ((1, 7), (5, 33), (16, 16), (33, 100), (70, 257)):
         w = stored(f"w{rows}", format, (rows, columns))

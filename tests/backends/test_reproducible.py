@@ -82,9 +82,13 @@ def test_mates_in_the_batch(executable: Executable, truth: np.ndarray) -> None:
     assert digest(np.concatenate(found)) == digest(truth)
 
 
+def scramble(executable: Executable) -> None:
+    """Another conversation's keys and values in every slot of the cache."""
+    feed(executable, tokens(12 * BLOCK, seed=3), [COUNT] * 5)
+
+
 def test_what_was_in_the_cache_before(executable: Executable, truth: np.ndarray) -> None:
-    """Blocks that hold another conversation's keys and values, up to the last slot."""
-    feed(executable, tokens(COUNT, seed=3))
+    scramble(executable)
     driver = Driver(executable)
     driver.step([(0, tokens(12, seed=4))])
     driver.lengths[0] = 0  # as after a rewind: the same blocks anew
@@ -94,6 +98,7 @@ def test_what_was_in_the_cache_before(executable: Executable, truth: np.ndarray)
 @pytest.mark.parametrize("kept", [1, BLOCK - 1, BLOCK, BLOCK + 1, COUNT - 1])
 def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept: int) -> None:
     """Rewind to `kept` tokens after going another way, and come back."""
+    scramble(executable)
     driver, mine = Driver(executable), tokens(COUNT)
     driver.step([(0, mine[:kept])])
     driver.step([(0, tokens(20, seed=8))])
@@ -104,6 +109,7 @@ def test_a_prefix_that_is_reused(executable: Executable, truth: np.ndarray, kept
 @pytest.mark.parametrize("shared", [BLOCK, BLOCK + 9])
 def test_a_fork_and_its_copy_on_write(executable: Executable, truth: np.ndarray, shared: int) -> None:
     """The fork reads full blocks in place and gets a copy of the block that both go on in."""
+    scramble(executable)
     driver, mine = Driver(executable, sequences=2), tokens(COUNT)
     driver.step([(0, mine[:shared])])
     driver.tables[1, : shared // BLOCK] = driver.tables[0, : shared // BLOCK]
