@@ -66,14 +66,11 @@ class Tokenizer:
         """
         vocab = self._vocab
         ids: list[int] = []
-        first = vocab.add_space_prefix  # a first word is written with a space, also after a special token
         for part in self._parts(_valid(text), parse_special):
             if isinstance(part, int):
                 ids.append(part)
-                first = vocab.add_space_prefix
-            else:
-                ids += self._encoder.encode(" " + part if first else part)
-                first = False
+            else:  # at the beginning, or after a special token: its first word is written with a space
+                ids += self._encoder.encode(" " + part if vocab.add_space_prefix else part)
         if add_special and self.add_bos and vocab.bos is not None and ids[:1] != [vocab.bos]:
             ids.insert(0, vocab.bos)
         if add_special and self.add_eos and vocab.eos is not None and ids[-1:] != [vocab.eos]:

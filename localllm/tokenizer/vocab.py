@@ -50,7 +50,6 @@ _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_sep": ("<|file_sep|>",),
 }
 _FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # the next file begins: the generation is over
-_OLD_FIM_KEYS: Mapping[str, str] = {"fim_pre": "prefix", "fim_suf": "suffix", "fim_mid": "middle"}
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
@@ -207,17 +206,16 @@ def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, 
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
     for name in ("bos", "eos", "eot", "eom", "unknown", *_FIM_TEXTS):
-        for key_name in (name, _OLD_FIM_KEYS.get(name, name)):
-            key = f"{_KEY}{key_name}_token_id"
-            value = metadata.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TokenizerError(f"{key} must be a whole number, the id of a token")
-            if 0 <= value < count:
-                ids[name] = int(value)
-            elif name in _REQUIRED_IN_RANGE:
-                raise TokenizerError(f"{key} is {value}, but the vocabulary has {count} tokens (0 to {count - 1})")
+        key = f"{_KEY}{name}_token_id"
+        value = metadata.get(key)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TokenizerError(f"{key} must be a whole number, the id of a token")
+        if 0 <= value < count:
+            ids[name] = int(value)
+        elif name in _REQUIRED_IN_RANGE:
+            raise TokenizerError(f"{key} is {value}, but the vocabulary has {count} tokens (0 to {count - 1})")
     return ids
 
 

@@ -81,6 +81,11 @@ def test_sentencepiece_by_hand() -> None:
     assert SPM.encode("h   h", add_special=False) == spm_ids("▁h", "▁▁", "▁h")
 
 
+def test_the_worst_score_is_still_better_than_none() -> None:
+    scores = [0.0] * 259 + [float("-inf")] * len(SPM_WORDS)
+    assert Tokenizer.from_metadata(spm_metadata(scores=scores)).encode("h", add_special=False) == spm_ids("▁h")
+
+
 def test_a_word_that_is_a_token_is_not_merged_where_the_rule_says_so() -> None:
     """Llama 3 does; GPT-2 merges. "hé" has no merge."""
     tokens = [*BYTE_LETTERS, "hÃ©"]

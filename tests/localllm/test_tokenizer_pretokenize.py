@@ -95,6 +95,7 @@ def test_no_name_of_the_table_is_untested() -> None:
     [
         ("gpt-2", "I'll be 1234 !?", ["I", "'ll", " be", " 1234", " !?"]),
         ("gpt-2", "a  b\t\tc ", ["a", " ", " b", "\t", "\t", "c", " "]),
+        ("gpt-2", "a\x1c\x1cb", ["a", "\x1c\x1c", "b"]),  # white space for Python, not for tokenizers
         ("llama-bpe", "I'LL 1234567", ["I", "'LL", " ", "123", "456", "7"]),
         ("llama-bpe", "x  \n\n y", ["x", "  \n\n", " y"]),
         ("qwen2", "in 2024", ["in", " ", "2", "0", "2", "4"]),
