@@ -73,6 +73,12 @@ def _bench(model: options.ModelName, own: options.Bench) -> None:
     bench(own, _one_model(model))
 
 
+def _perplexity(model: options.ModelName, own: options.Perplexity, opening: options.Measuring) -> None:
+    from localllm.cli.perplexity import perplexity
+
+    perplexity(own, _one_model(model), opening)
+
+
 def _one_model(given: options.ModelName, default: str = "") -> str:
     """The one model that is named; UsageError for none or two."""
     names = [name for name in (*given.words, given.model) if name]
@@ -110,6 +116,13 @@ COMMANDS: dict[str, Command] = {
         "GB/s is what decoding reads, % of roof is its share of what this machine can read, GOP/s is a prompt's work.",
         (options.ModelName, options.Bench),
         _bench,
+    ),
+    "perplexity": Command(
+        "MODEL",
+        "measure how well a model predicts a text",
+        "The definition is llama.cpp's: windows that know nothing of each other, scored over their second half.",
+        (options.ModelName, options.Perplexity, options.Measuring),
+        _perplexity,
     ),
 }
 

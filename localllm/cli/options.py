@@ -47,6 +47,13 @@ class Loading:
 
 
 @dataclass(frozen=True, slots=True)
+class Measuring(Loading):
+    """How a model is opened to be measured on a text."""
+
+    ctx_size: int = option(512, "-c", "--ctx-size", metavar="N", read=whole(4), help="tokens of a window")
+
+
+@dataclass(frozen=True, slots=True)
 class Answering:
     """What an answer is made of, sampling apart."""
 
@@ -112,6 +119,21 @@ class Bench:
     )
     backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
     no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")
+
+
+@dataclass(frozen=True, slots=True)
+class Perplexity:
+    file: str = option("", "-f", "--file", metavar="FILE", help="the text; without it, what is piped in")
+    chunks: int = option(
+        0, "--chunks", metavar="N", read=whole(0), help="most windows; 0: all of the text", shown="all"
+    )
+    kld: str = option(
+        "", "--kld", metavar="BASE", help="compare with a model, or with a file that --save-base or llama.cpp wrote"
+    )
+    save_base: str = option(
+        "", "--save-base", metavar="FILE", help="write the log-probabilities, in the format of --kl-divergence-base"
+    )
+    json: bool = option(False, "--json", help="all of it as JSON")
 
 
 def declared(group: type[Any]) -> Iterator[tuple[str, Any, Declared]]:

@@ -64,6 +64,7 @@ def title(group: type[Any]) -> str:
 _TITLES = {
     "ModelName": "which model",
     "Loading": "opening a model",
+    "Measuring": "opening a model to measure it",
     "Answering": "the answer",
     "SamplerOptions": "sampling",
 }

@@ -1,0 +1,28 @@
+"""How good a model is on a text: perplexity, and how far its distributions are from those of a base.
+
+`cut` makes windows of a text, a `ModelSource` or a `LogitsFile` knows log-probabilities, `evaluate` walks the windows
+and `statistics` sums up.
+"""
+
+from __future__ import annotations
+
+from localllm.evaluation.likelihood import Mean, Scores, compare, log_softmax, score, statistics
+from localllm.evaluation.logits_file import LogitsFile, save_base
+from localllm.evaluation.windows import ModelSource, Source, TextTooShort, Windows, cut, evaluate
+
+__all__ = [
+    "LogitsFile",
+    "Mean",
+    "ModelSource",
+    "Scores",
+    "Source",
+    "TextTooShort",
+    "Windows",
+    "compare",
+    "cut",
+    "evaluate",
+    "log_softmax",
+    "save_base",
+    "score",
+    "statistics",
+]

@@ -1,0 +1,120 @@
+"""Log-probabilities of a base model on disk, in the format of llama.cpp's --kl-divergence-base, both ways.
+
+The file: "_logits_", then int32 ctx, vocabulary and windows, the tokens int32 (windows, ctx), and per scored token a
+row of uint16: two float32 (scale, lowest), then one number n for each token of the vocabulary, meaning
+lowest + scale * n; rows are padded to an even length. What is less likely than e^-16 times the likeliest is cut there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import LocalLLMError
+from localllm.evaluation.likelihood import F32
+from localllm.evaluation.windows import Windows
+
+MAGIC = b"_logits_"
+HEAD = len(MAGIC) + 12
+DEPTH = np.float32(16.0)  # how far below the highest logarithm the lowest stored one is
+STEPS = np.float32(65535.0)
+LIMIT = 1 << 24  # of ctx, vocabulary and windows: what is beyond is no such file
+
+
+def _row(vocabulary: int) -> int:
+    """uint16 numbers of a row."""
+    return 2 * ((vocabulary + 1) // 2) + 4
+
+
+def is_logits_file(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+class LogitsFile:
+    """An open file of log-probabilities: a `Source` for the windows it holds. Close it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("rb")
+        try:
+            self.windows, self.vocabulary = self._head()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _head(self) -> tuple[Windows, int]:
+        head = self._file.read(HEAD)
+        if len(head) < HEAD or head[: len(MAGIC)] != MAGIC:
+            raise LocalLLMError(f"{self._path}: is no file of base logits; make one with --save-base")
+        ctx, vocabulary, count = np.frombuffer(head, "<i4", 3, len(MAGIC)).tolist()
+        if not (4 <= ctx <= LIMIT and 1 <= vocabulary <= LIMIT and 1 <= count <= LIMIT):
+            raise LocalLLMError(
+                f"{self._path}: says {count} windows of {ctx} tokens and a vocabulary of {vocabulary}; it is damaged"
+            )
+        row = 2 * _row(vocabulary)
+        size = HEAD + count * (4 * ctx + (ctx - 1 - ctx // 2) * row)
+        found = os.fstat(self._file.fileno()).st_size
+        if found < size:
+            raise LocalLLMError(f"{self._path}: has {found} bytes where its head means {size}; it was cut short")
+        tokens = np.frombuffer(self._file.read(4 * ctx * count), "<i4").astype(np.int32).reshape(count, ctx)
+        if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
+            raise LocalLLMError(f"{self._path}: holds a token outside of its vocabulary; it is damaged")
+        return Windows(tokens), vocabulary
+
+    def log_probabilities(self, window: int, start: int, stop: int) -> F32:
+        """Rows start..stop of the scored ones of a window, (stop - start, vocabulary)."""
+        row = 2 * _row(self.vocabulary)
+        before = HEAD + self.windows.tokens.nbytes
+        self._file.seek(before + (window * self.windows.scored + start) * row)
+        return unpack(np.frombuffer(self._file.read((stop - start) * row), "<u2").reshape(stop - start, -1))[
+            :, : self.vocabulary
+        ]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def unpack(rows: NDArray[np.uint16]) -> F32:
+    """Log-probabilities float32 (rows, vocabulary padded to even) of stored rows."""
+    scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
+    log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
+    return log_p
+
+
+def pack(log_p: F32) -> NDArray[np.uint16]:
+    """Stored rows uint16 of log-probabilities (rows, vocabulary)."""
+    highest = log_p.max(axis=1, keepdims=True)
+    lowest = np.maximum(log_p.min(axis=1, keepdims=True), highest - DEPTH)
+    scale = (highest - lowest) / STEPS
+    rows = np.zeros((len(log_p), _row(log_p.shape[1])), "<u2")
+    rows[:, :4] = np.concatenate([scale, lowest], axis=1).astype("<f4").view("<u2")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps = np.where(scale > 0, np.rint((log_p - lowest) / scale), 0)
+    rows[:, 4 : 4 + log_p.shape[1]] = np.clip(steps, 0, STEPS)
+    return rows
+
+
+@contextmanager
+def save_base(path: Path, windows: Windows, vocabulary: int) -> Iterator[Callable[[F32], None]]:
+    """A function that takes the log-probabilities in order; the file is there when all went well, and not before."""
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with beside.open("xb") as file:
+            file.write(MAGIC + np.array([windows.ctx, vocabulary, len(windows.tokens)], "<i4").tobytes())
+            file.write(windows.tokens.astype("<i4").tobytes())
+
+            def keep(log_p: F32) -> None:
+                file.write(pack(log_p).tobytes())
+
+            yield keep
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

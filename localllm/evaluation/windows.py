@@ -1,0 +1,150 @@
+"""The walk over a text: windows as llama.cpp's perplexity tool cuts them, and a model's log-probabilities inside them.
+
+A text of n tokens is n // ctx windows that know nothing of each other. Each begins with BOS instead of its first token
+where the vocabulary wants one, and the tokens of its second half but the first are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import LocalLLMError
+from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, score
+from localllm.model import Model
+
+PIECE_BYTES = 16 << 20  # of log-probabilities at a time: some arrays of this size are alive together
+
+
+class TextTooShort(LocalLLMError):
+    """A text that does not fill the windows that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """Token ids int32 (windows, ctx), as the tokenizer gave them."""
+
+    tokens: NDArray[np.int32]
+
+    @property
+    def ctx(self) -> int:
+        return int(self.tokens.shape[1])
+
+    @property
+    def first(self) -> int:
+        """Position of the first row whose prediction counts."""
+        return self.ctx // 2
+
+    @property
+    def scored(self) -> int:
+        """Predictions that count in a window."""
+        return self.ctx - 1 - self.first
+
+    def targets(self, window: int) -> NDArray[np.int32]:
+        """The tokens (scored,) that those predictions are held against."""
+        return self.tokens[window, self.first + 1 :]
+
+
+class Source(Protocol):
+    """Something that knows log-probabilities: a model, or a file of them."""
+
+    vocabulary: int
+
+    def log_probabilities(self, window: int, start: int, stop: int) -> F32:
+        """Rows start..stop of the `scored` ones of a window, (stop - start, vocabulary). Asked for in order."""
+        ...
+
+
+def cut(model: Model, text: str, ctx: int, limit: int | None = None) -> Windows:
+    """The windows of a text, at most `limit`; TextTooShort where there are less than two."""
+    if ctx < 4:
+        raise LocalLLMError(f"windows of {ctx} tokens score nothing; give at least 4 (-c)")
+    tokens = np.array(model.tokenize(text.removesuffix("\n")), np.int32)
+    count = len(tokens) // ctx
+    if count < 2:
+        raise TextTooShort(
+            f"the text has {len(tokens)} tokens and {2 * ctx} are needed for windows of {ctx}; "
+            "give more text, or a smaller window (-c)"
+        )
+    count = min(count, limit) if limit else count
+    return Windows(tokens[: count * ctx].reshape(count, ctx))
+
+
+class ModelSource:
+    """An open model, whose context holds a window."""
+
+    def __init__(self, model: Model, windows: Windows) -> None:
+        assert model.config is not None
+        if model.context < windows.ctx:
+            raise LocalLLMError(f"windows of {windows.ctx} tokens need a context as long; it is {model.context} (-c)")
+        highest = int(windows.tokens.max())
+        if highest >= model.config.vocabulary:
+            raise LocalLLMError(
+                f"{model.file.path}: has no token {highest}, which the text needs; is it the same vocabulary?"
+            )
+        self.vocabulary = model.config.vocabulary
+        self._model, self._windows = model, windows
+        self._session = model.session()
+
+    def log_probabilities(self, window: int, start: int, stop: int) -> F32:
+        if start == 0:
+            self._session.rewind(0)
+            self._read(window)
+        first = self._windows.first
+        rows = self._windows.tokens[window, first + start : first + stop].tolist()
+        step = self._model.executable.limits.logit_rows
+        parts = [
+            log_softmax(self._session.evaluate(rows[i : i + step], logits=True)) for i in range(0, len(rows), step)
+        ]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _read(self, window: int) -> None:
+        """Evaluate the first half, whose predictions do not count."""
+        tokens = self._windows.tokens[window, : self._windows.first].tolist()
+        words = self._model.tokenizer
+        if words is not None and words.add_bos and words.bos is not None:
+            tokens[0] = words.bos
+        for start in range(0, len(tokens), self._model.batch_rows):
+            self._session.evaluate(tokens[start : start + self._model.batch_rows], logits=False)
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def evaluate(
+    windows: Windows,
+    source: Source,
+    base: Source | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+    keep: Callable[[F32], None] | None = None,
+) -> Iterator[Scores]:
+    """The scores of one window after the other. `keep` is shown the log-probabilities of `source`, in order.
+
+    LocalLLMError where the vocabularies differ.
+    """
+    if base is not None and base.vocabulary != source.vocabulary:
+        raise LocalLLMError(
+            f"the model has {source.vocabulary} tokens and the base {base.vocabulary}; "
+            "only models of the same vocabulary can be compared"
+        )
+    step = max(PIECE_BYTES // (4 * source.vocabulary), 1)
+    count = len(windows.tokens)
+    for window in range(count):
+        targets = windows.targets(window)
+        parts = []
+        for start in range(0, len(targets), step):
+            stop = min(start + step, len(targets))
+            log_p = source.log_probabilities(window, start, stop)
+            if keep is not None:
+                keep(log_p)
+            if base is None:
+                parts.append(score(log_p, targets[start:stop]))
+            else:
+                parts.append(compare(log_p, base.log_probabilities(window, start, stop), targets[start:stop]))
+        if progress is not None:
+            progress("evaluating", window + 1, count)
+        yield Scores.join(parts)
