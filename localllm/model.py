@@ -17,6 +17,7 @@ from backends.plan import BLOCK, Recorder
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.paging import BlockPool
+from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
@@ -55,6 +56,7 @@ class Model:
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
         self.tokenizer = Tokenizer.from_metadata(file.metadata) if has_tokenizer(file.metadata) else None
+        self.sampling_defaults = file_defaults(file.metadata)
         self.context = 0
         self.batch_rows = BATCH_ROWS
         self.pool = BlockPool(0, BLOCK)
@@ -139,10 +141,10 @@ class Model:
         prompt: str | Sequence[int],
         *,
         max_tokens: int | None = None,
-        temperature: float = 0.8,
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
         seed: int = -1,
         stop: Sequence[str] = (),
         sampling: SamplerOptions | None = None,
@@ -150,9 +152,12 @@ class Model:
     ) -> Iterator[Piece]:
         """Stream the continuation of a text or of ids: pieces with `.text` and `.token`, then one with `.statistics`.
 
-        `sampling` replaces temperature, top_k, top_p, min_p and seed with a full set of options.
+        What is None is as the file recommends, or else as the program has it. `sampling` replaces temperature, top_k,
+        top_p, min_p and seed with a full set of options.
         """
-        options = sampling or SamplerOptions(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+        asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+        given = {name: value for name, value in asked.items() if value is not None}
+        options = sampling or self.sampling_defaults.options(given)
         ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.session()
         try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm.cli.console import YELLOW, printable, say
 from localllm.cli.options import Answering
@@ -59,14 +59,21 @@ def write(pieces: Iterable[Piece]) -> Statistics:
     return statistics
 
 
-def converse(model: Model, template: ChatTemplate, answering: Answering, sampling: SamplerOptions) -> Conversation:
+def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
+    """What was asked for, over what the file recommends; what of that cannot be had is said."""
+    for note in model.sampling_defaults.notes:
+        say(f"note: {note}", YELLOW)
+    return model.sampling_defaults.options(asked)
+
+
+def converse(model: Model, template: ChatTemplate, answering: Answering, asked: Mapping[str, Any]) -> Conversation:
     """A conversation as the options want it."""
     from localllm.chat import Conversation
 
     return Conversation(
         model,
         template,
-        sampling,
+        sampling_of(model, asked),
         lambda note: say(f"note: {note}", YELLOW),
         system=answering.system_prompt,
         max_tokens=answering.max_tokens,

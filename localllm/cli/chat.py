@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 from localllm import load
 from localllm.chat import Conversation, template_of
@@ -13,7 +14,6 @@ from localllm.cli.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.options import Answering, Chat, Loading
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.sampling.options import SamplerOptions
 from localllm.session import ContextFull
 
 HELP = """/clear, /new   forget the conversation and start over
@@ -23,7 +23,7 @@ HELP = """/clear, /new   forget the conversation and start over
 Ctrl-C         stop an answer; what there is of it counts as said"""
 
 
-def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling: SamplerOptions) -> None:
+def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
     """Talk until the user leaves."""
     with LoadProgress() as progress:
         model = load(name, loading.backend, loading.threads, loading.ctx_size, loading.cache_type_k, progress)

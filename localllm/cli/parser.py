@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from localllm.cli.declare import Declared
 from localllm.cli.options import declared
+from localllm.sampling.options import SamplerOptions
 
 
 class UsageError(Exception):
@@ -40,19 +41,23 @@ def parser(usage: str, help: str, groups: Sequence[type[Any]]) -> argparse.Argum
 
 
 def parse(usage: str, help: str, groups: Sequence[type[Any]], words: Sequence[str]) -> list[Any]:
-    """The groups as the words fill them. UsageError; SystemExit after --help."""
+    """The groups as the words fill them; of the samplers a dict of what was given, for the file has defaults too.
+
+    UsageError; SystemExit after --help.
+    """
     given = vars(parser(usage, help, groups).parse_intermixed_args(words))
     try:
-        return [group(**_values(group, given)) for group in groups]
+        return [(dict if group is SamplerOptions else group)(**_values(group, given)) for group in groups]
     except argparse.ArgumentTypeError as error:
         raise UsageError(str(error)) from None
 
 
 def _values(group: type[Any], given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, by field."""
     values = {}
-    for dest, default, option in declared(group):
-        value = given[dest]
-        values[dest] = option.finish(value) if isinstance(value, list) else default if value is None else value
+    for dest, _, option in declared(group):
+        if (value := given[dest]) is not None:
+            values[dest] = option.finish(value) if isinstance(value, list) else value
     return values
 
 

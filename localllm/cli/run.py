@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from localllm import load
-from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, write
+from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, write
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.options import Answering, Loading, Run
 from localllm.errors import LocalLLMError
-from localllm.sampling.options import SamplerOptions
 
 if TYPE_CHECKING:
     from localllm.model import Model
@@ -33,7 +32,7 @@ def read_prompt(given: Sequence[str], file: str) -> str:
     return prompt
 
 
-def run(own: Run, name: str, prompt: str, loading: Loading, answering: Answering, sampling: SamplerOptions) -> None:
+def run(own: Run, name: str, prompt: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
     """Answer `prompt`. KeyboardInterrupt after an answer that Ctrl-C stopped."""
     with LoadProgress() as progress:
         model = load(name, loading.backend, loading.threads, loading.ctx_size, loading.cache_type_k, progress)
@@ -48,7 +47,7 @@ def run(own: Run, name: str, prompt: str, loading: Loading, answering: Answering
 
 
 def _answer(
-    raw: bool, model: Model, prompt: str, answering: Answering, sampling: SamplerOptions, cancel: Event
+    raw: bool, model: Model, prompt: str, answering: Answering, sampling: Mapping[str, Any], cancel: Event
 ) -> Iterator[Piece]:
     if not raw:
         from localllm.chat import is_plain, template_of
@@ -66,5 +65,10 @@ def _answer(
         raise LocalLLMError("-sys/--system-prompt: plain text has no system prompt; put it into the prompt")
     ids = model.tokenize(prompt, parse_special=True)  # control tokens written in it count as such
     return model.session().generate(
-        ids, model.sampler(sampling), answering.max_tokens, answering.stop, cancel, answering.ignore_eos
+        ids,
+        model.sampler(sampling_of(model, sampling)),
+        answering.max_tokens,
+        answering.stop,
+        cancel,
+        answering.ignore_eos,
     )

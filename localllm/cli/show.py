@@ -20,6 +20,7 @@ from localllm.cli.text import columns, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.model import context_of, limits_of, resolve
+from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, ModelError, Summary, architecture_of, read_config, record, summarize
 
@@ -47,6 +48,7 @@ def describe(file: GGUFFile, ctx: int, every_tensor: bool) -> dict[str, Any]:
         "model": _told(lambda: _model(file)),
         "tokenizer": _told(lambda: _tokenizer(file)),
         "chat_template": _told(lambda: _template(file)),
+        "sampling": _sampling(file),
         "memory": _told(lambda: _memory(file, ctx)),
         "formats": _by_format(file),
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
@@ -121,6 +123,12 @@ def _template(file: GGUFFile) -> dict[str, Any]:
         return {"problem": "none without a tokenizer"}
     template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata))
     return {"characters": len(template.source), "note": note}
+
+
+def _sampling(file: GGUFFile) -> dict[str, Any]:
+    """The file's own defaults; what the command line gives goes before them."""
+    found = file_defaults(file.metadata)
+    return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
 def _memory(file: GGUFFile, ctx: int) -> dict[str, Any]:
@@ -211,6 +219,17 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
         yield "ends", f"BOS {words['bos']}, EOS {words['eos']}, an answer ends at {', '.join(words['ends'])}"
     template = facts["chat_template"]
     yield "chat template", template.get("problem") or template["note"] or f"{template['characters']} characters"
+    sampling = facts["sampling"]
+    if sampling["defaults"]:
+        yield (
+            "sampling",
+            ", ".join(
+                f"{name} {';'.join(value) if isinstance(value, tuple) else value}"
+                for name, value in sampling["defaults"].items()
+            ),
+        )
+    for note in sampling["notes"]:
+        yield "sampling", printable(note)
 
 
 def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -18,7 +18,7 @@ RUN = COMMANDS["run"].groups
 
 def run(*words: str) -> tuple[Run, Loading, Answering, SamplerOptions]:
     own, loading, answering, sampling = parse("run", "", RUN, words)
-    return own, loading, answering, sampling
+    return own, loading, answering, SamplerOptions(**sampling)
 
 
 def test_every_sampler_option_but_one_has_a_flag() -> None:

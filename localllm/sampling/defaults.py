@@ -1,0 +1,81 @@
+"""Sampling defaults that a model file carries (`general.sampling.*`, as llama.cpp reads them).
+
+They stand between the program's defaults and what the user asks for. What cannot be honoured is told, not obeyed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.sampling.options import ORDER, SamplerOptions, SamplingError
+
+PREFIX = "general.sampling."
+_FIELDS = {
+    "temp": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "penalty_last_n": "repeat_last_n",
+    "penalty_repeat": "repeat_penalty",
+}
+_SEQUENCE, _MIROSTAT = "sequence", "mirostat"
+_SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FileDefaults:
+    """Values of `SamplerOptions` by field name, and a line for each key that was not taken."""
+
+    values: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def options(self, asked: Mapping[str, Any]) -> SamplerOptions:
+        """The file's values with `asked` over them."""
+        return SamplerOptions(**{**self.values, **asked})
+
+
+def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
+    """What the file recommends. Never fails: a value out of range stays the program's, with a note."""
+    values: dict[str, Any] = {}
+    notes: list[str] = []
+    for key, name in _FIELDS.items():
+        if (value := metadata.get(PREFIX + key)) is not None:
+            _take(values, notes, key, name, value)
+    sequence = metadata.get(PREFIX + _SEQUENCE)
+    if sequence is not None:
+        names = _names(sequence)
+        known = tuple(name for name in names if name in ORDER)
+        if known == names and names:
+            values["samplers"] = names
+        else:
+            notes.append(_not_taken(_SEQUENCE, sequence, f"known are {', '.join(ORDER)}"))
+    if metadata.get(PREFIX + _MIROSTAT):
+        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "there is no Mirostat here"))
+    return FileDefaults(values, tuple(notes))
+
+
+def _take(values: dict[str, Any], notes: list[str], key: str, name: str, value: Any) -> None:
+    try:
+        SamplerOptions(**{name: value})
+    except SamplingError as error:
+        notes.append(_not_taken(key, value, str(error).rpartition(": ")[2]))
+    else:
+        values[name] = value
+
+
+def _names(sequence: Any) -> tuple[str, ...]:
+    if not isinstance(sequence, str):
+        return ()
+    names = (name.strip() for name in sequence.split(";") if name.strip())
+    return tuple(_SPELLINGS.get(name.replace("-", "").replace("_", ""), name) for name in names)
+
+
+def _not_taken(key: str, value: Any, why: str) -> str:
+    shown = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+    return f"the file's {PREFIX}{key} is {shown[:80]} and does not count: {why}"
