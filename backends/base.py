@@ -43,6 +43,8 @@ class Executable(Protocol):
 
     limits: Limits
     memory: Memory
+    cache_layout: str  # what the bytes of a cache block mean; blocks may move between executables of equal layouts
+    block_bytes: tuple[int, ...]  # of one cache block, by layer
 
     def step(self, batch: Batch) -> F32:
         """Logits (L, vocabulary) of the batch; a view that the next step overwrites."""
@@ -50,6 +52,14 @@ class Executable(Protocol):
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         """Copy cache blocks source[i] -> target[i] in every layer (copy-on-write, int32 block numbers)."""
+        ...
+
+    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
+        """Content of cache blocks of a layer, keys and values, copied: uint8 (n, bytes of a block)."""
+        ...
+
+    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
+        """Put back what `read_blocks` gave; BackendError, and nothing changed, where it is not finite numbers."""
         ...
 
     def read_bandwidth(self) -> float:

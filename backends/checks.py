@@ -19,6 +19,29 @@ def within(numbers: NDArray[Any], limit: int) -> bool:
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
 
+def check_blocks(what: str, numbers: NDArray[Any], limits: Limits) -> None:
+    """BackendError where `numbers` (n,) is not a list of cache blocks."""
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, limits.blocks):
+        raise BackendError(f"{what} must list block numbers below {limits.blocks}")
+
+
+def check_copy(source: NDArray[Any], target: NDArray[Any], limits: Limits) -> None:
+    check_blocks("copy_blocks: source", source, limits)
+    check_blocks("copy_blocks: target", target, limits)
+    if len(source) != len(target):
+        raise BackendError(f"copy_blocks: target must list {len(source)} blocks as source does, found {len(target)}")
+
+
+def check_content(content: NDArray[Any], blocks: int, size: int) -> None:
+    """BackendError where `content` is not uint8 (blocks, size)."""
+    if content.dtype != np.uint8 or content.shape != (blocks, size):
+        raise BackendError(f"write_blocks: {blocks} blocks of {size} bytes are expected, found {content.shape}")
+
+
+def not_finite() -> BackendError:
+    return BackendError("write_blocks: the content holds numbers that are not finite; the cache was left as it was")
+
+
 def check_limits(limits: Limits) -> None:
     for field in fields(limits):
         if getattr(limits, field.name) < 1:

@@ -11,10 +11,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import quant
 from backends.base import BackendError, Limits, Memory, Progress
-from backends.checks import check_batch, check_limits, within
+from backends.checks import check_batch, check_blocks, check_content, check_copy, check_limits, not_finite
 from backends.plan import BLOCK, F32, Batch, Embed, Experts, Operation, Plan, Weight
 from backends.reference_operations import OPERATIONS, State
 
@@ -59,6 +60,8 @@ class ReferenceExecutable:
         self._keys = [np.zeros(shape, dtype) for shape in shapes]
         self._values = [np.zeros(shape, dtype) for shape in shapes]
         self.memory = self._memory()
+        self.cache_layout = f"reference {cache_type}"
+        self.block_bytes = tuple(layer.nbytes * 2 // limits.blocks for layer in self._keys)
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary) of the batch."""
@@ -73,15 +76,24 @@ class ReferenceExecutable:
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         """Cache blocks source[i] -> target[i] in every layer."""
-        source, target = np.asarray(source), np.asarray(target)
-        for name, blocks in (("source", source), ("target", target)):
-            if blocks.shape != source.shape or blocks.ndim != 1 or not within(blocks, self.limits.blocks):
-                raise BackendError(f"copy_blocks: {name} must list block numbers below {self.limits.blocks}")
-        offsets = np.arange(BLOCK)
-        read = (source[:, None] * BLOCK + offsets).ravel()
-        write = (target[:, None] * BLOCK + offsets).ravel()
+        check_copy(source, target, self.limits)
         for layer in (*self._keys, *self._values):
-            layer[write] = layer[read]
+            blocks = _blocks(layer)
+            blocks[target] = blocks[source]
+
+    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
+        check_blocks("read_blocks: numbers", numbers, self.limits)
+        both = [_blocks(part[layer])[numbers].reshape(len(numbers), -1) for part in (self._keys, self._values)]
+        return np.concatenate(both, axis=1).view(np.uint8)
+
+    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
+        check_blocks("write_blocks: numbers", numbers, self.limits)
+        check_content(content, len(numbers), self.block_bytes[layer])
+        keys, values = _blocks(self._keys[layer]), _blocks(self._values[layer])
+        both = np.ascontiguousarray(content).view(keys.dtype).reshape(len(numbers), 2, *keys.shape[1:])
+        if not np.isfinite(both).all():
+            raise not_finite()
+        keys[numbers], values[numbers] = both[:, 0], both[:, 1]
 
     def read_bandwidth(self) -> float:
         """Bytes a second of one NumPy pass over the weights."""
@@ -108,6 +120,11 @@ class ReferenceExecutable:
             weights_per_token=per_token,
             cache_per_token=cache // (self.limits.blocks * BLOCK),
         )
+
+
+def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
+    """A cache (slots, kv_heads, head_dim) by blocks: (blocks, BLOCK, kv_heads, head_dim)."""
+    return layer.reshape(-1, BLOCK, *layer.shape[1:])
 
 
 def _weights_of(operation: Operation) -> Iterator[tuple[Weight, float]]:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError, Limits, Memory, Progress
-from backends.checks import check_batch, check_limits
+from backends.checks import check_batch, check_blocks, check_content, check_copy, check_limits, not_finite
 from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.isa import Isa, host
@@ -86,6 +86,9 @@ class CpuExecutable:
         )
         self._scratch = program.buffers.commit()
         self._cache, cache_addresses, cache_bytes = _cache(plan, limits)
+        self.cache_layout = f"cpu f16 {LANES}"  # keys in panels of LANES positions, values padded to LANES
+        sizes = [part.shape[1] for part in self._cache]
+        self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._ropes: dict[Rope, tuple[Arena, int]] = {}
         self._rope_filled = 0
@@ -179,8 +182,25 @@ class CpuExecutable:
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         self._must_be_open()
+        check_copy(source, target, self.limits)
         for keys_or_values in self._cache:
             keys_or_values[target] = keys_or_values[source]
+
+    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
+        self._must_be_open()
+        check_blocks("read_blocks: numbers", numbers, self.limits)
+        keys, values = self._cache[2 * layer : 2 * layer + 2]
+        return np.concatenate([keys[numbers], values[numbers]], axis=1)
+
+    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
+        self._must_be_open()
+        check_blocks("write_blocks: numbers", numbers, self.limits)
+        check_content(content, len(numbers), self.block_bytes[layer])
+        halves = np.ascontiguousarray(content).view(np.uint16)
+        if ((halves & 0x7C00) == 0x7C00).any():  # infinity or NaN: weighed by zero it would still spoil a sum
+            raise not_finite()
+        keys, values = self._cache[2 * layer : 2 * layer + 2]
+        keys[numbers], values[numbers] = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
 
     def close(self) -> None:
         """Give the memory back. Logits that were returned stay readable."""
