@@ -1,4 +1,4 @@
-"""Cache blocks taken out and put in elsewhere: the same bits follow, whatever the threads; no other content is taken."""
+"""Cache blocks taken out and put in elsewhere: the same bits follow, whatever the threads; other content is refused."""
 
 from __future__ import annotations
 
