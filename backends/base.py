@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from backends.plan import F32, Batch, Plan
+from backends.plan import F32, Batch, Plan, Value, Weight
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
@@ -38,6 +39,14 @@ class Memory:
     cache_per_token: int
 
 
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What the rows of a step did among experts; pair (t, i) is the i-th choice of row t."""
+
+    choices: NDArray[np.int32]  # (T, used): numbers of experts
+    hidden: F32  # (T, used, ffn): what each gave to the down matrix of its expert
+
+
 class Executable(Protocol):
     """A bound plan. Not for use by several threads at once."""
 
@@ -48,6 +57,18 @@ class Executable(Protocol):
 
     def step(self, batch: Batch) -> F32:
         """Logits (L, vocabulary) of the batch; a view that the next step overwrites."""
+        ...
+
+    def value(self, value: Value) -> F32:
+        """What the last step left in a value that was to be kept: (T or L, width), a view that the next overwrites."""
+        ...
+
+    def routing(self, out: Value) -> Routing:
+        """How the last step came to `out`, the result of experts, which was to be kept; views as of `value`."""
+        ...
+
+    def replace(self, weight: Weight) -> None:
+        """Other numbers for a bound matrix of the same name, format and shape."""
         ...
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
@@ -79,7 +100,14 @@ class Backend(Protocol):
         ...
 
     def bind(
-        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
-    ) -> Executable: ...
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache_type: str = "f16",
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> Executable:
+        """`keep` names values that can be read after a step; they take memory of their own."""
+        ...
 
     def close(self) -> None: ...

@@ -5,6 +5,7 @@ Kernels do not look again, so these checks stand between a caller's mistake and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError, Limits
-from backends.plan import BLOCK, Batch
+from backends.plan import BLOCK, Batch, Weight
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:
@@ -46,6 +47,16 @@ def check_limits(limits: Limits) -> None:
     for field in fields(limits):
         if getattr(limits, field.name) < 1:
             raise BackendError(f"limits: {field.name} must be at least 1, found {getattr(limits, field.name)}")
+
+
+def check_replacement(weight: Weight, bound: Mapping[str, Weight]) -> None:
+    """BackendError unless a matrix of this name, format and shape is bound."""
+    old = bound.get(weight.name)
+    if old is None or (old.format, tuple(old.shape)) != (weight.format, tuple(weight.shape)):
+        found = f"{old.format} {tuple(old.shape)}" if old is not None else "no such matrix"
+        raise BackendError(
+            f"{weight.name}: {weight.format} {tuple(weight.shape)} cannot take its place; {found} is bound"
+        )
 
 
 def check_batch(batch: Batch, limits: Limits, vocabulary: int) -> None:

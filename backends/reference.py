@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from time import perf_counter
 from typing import Any
 
@@ -14,9 +14,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.base import BackendError, Limits, Memory, Progress
-from backends.checks import check_batch, check_blocks, check_content, check_copy, check_limits, not_finite
-from backends.plan import BLOCK, F32, Batch, Embed, Experts, Operation, Plan, Weight
+from backends.base import BackendError, Limits, Memory, Progress, Routing
+from backends.checks import (
+    check_batch,
+    check_blocks,
+    check_content,
+    check_copy,
+    check_limits,
+    check_replacement,
+    not_finite,
+)
+from backends.plan import BLOCK, F32, Batch, Embed, Experts, Operation, Plan, Value, Weight
 from backends.reference_operations import OPERATIONS, State
 
 CACHE_TYPES: dict[str, type[np.floating[Any]]] = {"f16": np.float16, "f32": np.float32}
@@ -31,9 +39,17 @@ class ReferenceBackend:
         return f"reference: NumPy {np.__version__}, float64 arithmetic, one operation at a time"
 
     def bind(
-        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache_type: str = "f16",
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
     ) -> ReferenceExecutable:
-        """Dequantizes every weight and allocates the cache; BackendError for what cannot be bound."""
+        """Dequantizes every weight and allocates the cache; BackendError for what cannot be bound.
+
+        Every value of a step is kept anyway, so `keep` changes nothing here.
+        """
         try:
             return ReferenceExecutable(plan, limits, cache_type, progress or (lambda what, done, total: None))
         except MemoryError:
@@ -62,17 +78,31 @@ class ReferenceExecutable:
         self.memory = self._memory()
         self.cache_layout = f"reference {cache_type}"
         self.block_bytes = tuple(layer.nbytes * 2 // limits.blocks for layer in self._keys)
+        self._last: State | None = None
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary) of the batch."""
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
         check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0])
-        state = State(batch, {}, self._weights, self._keys, self._values)
+        state = self._last = State(batch, {}, self._weights, self._keys, self._values)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
             for operation in self._plan.operations:
                 OPERATIONS[type(operation)](state, operation)
         return state.values[self._plan.logits.index]
+
+    def value(self, value: Value) -> F32:
+        assert self._last is not None, "no step has been made"
+        return self._last.values[value.index]
+
+    def routing(self, out: Value) -> Routing:
+        assert self._last is not None, "no step has been made"
+        return self._last.routings[out.index]
+
+    def replace(self, weight: Weight) -> None:
+        bound = {w.name: w for operation in self._plan.operations for w, _ in _weights_of(operation)}
+        check_replacement(weight, bound)
+        self._weights[weight.name] = _values(weight)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         """Cache blocks source[i] -> target[i] in every layer."""
@@ -105,6 +135,7 @@ class ReferenceExecutable:
     def close(self) -> None:
         self._weights = {}
         self._keys, self._values = [], []
+        self._last = None
 
     def _memory(self) -> Memory:
         table = _embedding(self._plan)
@@ -152,10 +183,14 @@ def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     found = {weight.name: weight for operation in plan.operations for weight, _ in _weights_of(operation)}
     weights: dict[str, F32] = {}
     for done, weight in enumerate(found.values(), 1):
-        try:
-            rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
-        except quant.QuantError as error:
-            raise BackendError(f"{weight.name}: {error}") from None
-        weights[weight.name] = rows.reshape(weight.shape)
+        weights[weight.name] = _values(weight)
         progress("loading weights", done, len(found))
     return weights
+
+
+def _values(weight: Weight) -> F32:
+    try:
+        rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
+    except quant.QuantError as error:
+        raise BackendError(f"{weight.name}: {error}") from None
+    return rows.reshape(weight.shape)

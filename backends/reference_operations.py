@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.base import Routing
 from backends.plan import (
     BLOCK,
     F32,
@@ -49,6 +50,7 @@ class State:
     weights: dict[str, F32]
     cache_keys: list[NDArray[Any]]  # each (slots, kv_heads, head_dim)
     cache_values: list[NDArray[Any]]
+    routings: dict[int, Routing] = field(default_factory=dict)  # by index of what the experts make
 
     def read(self, value: Value) -> F64:
         return self.values[value.index].astype(np.float64)
@@ -170,10 +172,16 @@ def _softcap(state: State, op: Softcap) -> None:
 def _experts(state: State, op: Experts) -> None:
     x, router = state.read(op.x), state.read(op.router)
     out = np.zeros((len(x), op.out.width))
+    choices = np.empty((len(x), op.used), np.int32)
+    hidden = np.empty((len(x), op.used, op.down.weight.shape[2]), np.float32)
     for row in range(len(x)):
-        for expert, weight in zip(*_choose(state, op, router[row]), strict=True):
+        choices[row], weights = _choose(state, op, router[row])
+        for i, (expert, weight) in enumerate(zip(choices[row], weights, strict=True)):
             gate, up = _expert(state, op.gate, expert, x[row]), _expert(state, op.up, expert, x[row])
-            out[row] += weight * _expert(state, op.down, expert, _GLU[op.activation](gate, up))
+            inner = _GLU[op.activation](gate, up)
+            hidden[row, i] = inner
+            out[row] += weight * _expert(state, op.down, expert, inner)
+    state.routings[op.out.index] = Routing(choices, hidden)
     state.write(op.out, out)
 
 

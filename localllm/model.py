@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends import open_backend
 from backends.base import Executable, Limits, Progress
-from backends.plan import BLOCK, Recorder
+from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.paging import BlockPool
@@ -61,23 +61,30 @@ class Model:
         self.batch_rows = BATCH_ROWS
         self.pool = BlockPool(0, BLOCK)
         self.config: Config | None = None
+        self.plan: Plan | None = None
         self.device = ""
         self._executable: Executable | None = None
         self._close = file.close
 
     def bind(
-        self, backend: str, threads: int | None, ctx: int | None, cache_type: str, progress: Progress | None
+        self,
+        backend: str,
+        threads: int | None,
+        ctx: int | None,
+        cache_type: str,
+        progress: Progress | None,
+        observe: bool = False,
     ) -> None:
         """Put the weights on a backend and allocate the cache."""
         architecture = architecture_of(self.file.metadata)
         self.config = config = read_config(self.file.metadata, architecture.name)
         self.context = context_of(ctx, config)
         recorder = Recorder()
-        plan = record(config, architecture, self.file.tensors, recorder, context=self.context)
+        self.plan = plan = record(config, architecture, self.file.tensors, recorder, context=self.context)
         opened = open_backend(backend, threads)
         try:
             limits = limits_of(self.context, plan.logits.width)
-            self._executable = opened.bind(plan, limits, cache_type, progress)
+            self._executable = opened.bind(plan, limits, cache_type, progress, observed(plan) if observe else ())
         except BaseException:
             opened.close()
             raise
@@ -184,23 +191,31 @@ def load(
     ctx: int | None = None,
     cache_type: str = "f16",
     progress: Progress | None = None,
+    observe: bool = False,
 ) -> Model:
     """Open a GGUF file (or "demo", the model in the box) for use.
 
     `threads` defaults to the processors this process may use, `ctx` to the trained context but at most 4096 tokens.
     `progress(what, done, total)` hears of kernels compiled and weights read. A file without tensors loads for
-    tokenizing only. Raises GGUFError, TokenizerError, ModelError or BackendError, each with one line that says what
-    is wrong.
+    tokenizing only. With `observe` the inputs of every matrix can be read after a step (`localllm.calibration`).
+    Raises GGUFError, TokenizerError, ModelError or BackendError, each with one line that says what is wrong.
     """
     file = open_gguf(resolve(path))
     try:
         model = Model(file)
         if file.tensors:
-            model.bind(backend, threads, ctx, cache_type, progress)
+            model.bind(backend, threads, ctx, cache_type, progress, observe)
     except BaseException:
         file.close()
         raise
     return model
+
+
+def observed(plan: Plan) -> list[Value]:
+    """What goes into matrices, and what comes out of experts, whose routing then can be read too."""
+    found = {op.x.index: op.x for op in plan.operations if isinstance(op, Linear | Experts)}
+    found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
+    return list(found.values())
 
 
 def limits_of(context: int, vocabulary: int) -> Limits:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections.abc import Collection
 from pathlib import Path
 from time import perf_counter
 from typing import Literal
@@ -11,8 +12,16 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, Limits, Memory, Progress
-from backends.checks import check_batch, check_blocks, check_content, check_copy, check_limits, not_finite
+from backends.base import BackendError, Limits, Memory, Progress, Routing
+from backends.checks import (
+    check_batch,
+    check_blocks,
+    check_content,
+    check_copy,
+    check_limits,
+    check_replacement,
+    not_finite,
+)
 from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.isa import Isa, host
@@ -25,7 +34,7 @@ from backends.cpu.panels import panel_count
 from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
 from backends.cpu.simd import LANES
-from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Weight
+from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Value, Weight
 
 CACHE_TYPES = ("f16",)
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
@@ -56,11 +65,16 @@ class CpuBackend:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
 
     def bind(
-        self, plan: Plan, limits: Limits, cache_type: str = "f16", progress: Progress | None = None
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache_type: str = "f16",
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
     ) -> CpuExecutable:
         if cache_type not in CACHE_TYPES:
             raise BackendError(f"cache type {cache_type} is not one of {', '.join(CACHE_TYPES)}")
-        return CpuExecutable(self, plan, limits, progress)
+        return CpuExecutable(self, plan, limits, progress, keep)
 
     def close(self) -> None:
         self._stop()
@@ -69,7 +83,9 @@ class CpuBackend:
 class CpuExecutable:
     """A plan bound to memory. One step at a time."""
 
-    def __init__(self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None) -> None:
+    def __init__(
+        self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None, keep: Collection[Value]
+    ) -> None:
         self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
         self._backend = backend  # its threads live as long as this
         self._closed = False
@@ -77,7 +93,7 @@ class CpuExecutable:
         matrices = _matrices(plan)
         for weight in matrices:
             weights.check(weight)
-        program = bind.program(plan, limits, backend.pool.threads)
+        program = bind.program(plan, limits, backend.pool.threads, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
@@ -139,9 +155,18 @@ class CpuExecutable:
             )
             self._blocks.append(block)
             self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0)
-        vocabulary = plan.logits.width
-        rows = self._scratch.view(program.buffers.address(program.logits), limits.logit_rows * program.logits.stride)
-        self._logits = rows.view(np.float32).reshape(limits.logit_rows, -1)[:, :vocabulary]
+        self._panels = panels
+        self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
+        allocated = {"batch": limits.rows, "logits": limits.logit_rows}
+        self._kept = {
+            value.index: self._rows(program, program.kept[value.index], allocated[value.rows], value.width)
+            for value in keep
+        }
+        self._routings = {
+            op.out.index: self._routing(program, op, allocated[op.out.rows])
+            for op in plan.operations
+            if isinstance(op, Experts) and op.out.index in program.routings
+        }
         self.memory = Memory(
             weights=sum(p.bytes for p in panels.values()) + sum(v.nbytes for v in self._vectors.values()),
             cache=cache_bytes,
@@ -150,6 +175,20 @@ class CpuExecutable:
             cache_per_token=cache_bytes // (limits.blocks * BLOCK),
         )
         self._vocabulary_in = _embedding_rows(plan)
+
+    def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
+        """A buffer's float32 rows (rows, width)."""
+        memory = self._scratch.view(program.buffers.address(buffer), rows * buffer.stride)
+        return memory.view(np.float32).reshape(rows, -1)[:, :width]
+
+    def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
+        """Views of all there is room for."""
+        choices, hidden = program.routings[op.out.index]
+        ffn = op.down.weight.shape[2]
+        return Routing(
+            self._lists[choices].view(np.int32).reshape(rows, op.used),
+            self._rows(program, hidden, rows * op.used, ffn).reshape(rows, op.used, ffn),
+        )
 
     def _resolve(self, value: Slot, names: dict[str, int], program: Program) -> int | float:
         match value:
@@ -180,6 +219,26 @@ class CpuExecutable:
         self._pool.run(self.entries, self._counters)
         return self._logits[: len(batch.logit_rows)]
 
+    def value(self, value: Value) -> F32:
+        """What the last step left in a value that was to be kept; a view that the next step overwrites."""
+        self._must_be_open()
+        return self._kept[value.index][: self._count(value)]
+
+    def routing(self, out: Value) -> Routing:
+        """How the last step came to the kept result of experts; views as of `value`."""
+        self._must_be_open()
+        all_rows, count = self._routings[out.index], self._count(out)
+        return Routing(all_rows.choices[:count], all_rows.hidden[:count])
+
+    def _count(self, value: Value) -> int:
+        return int(self._step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
+
+    def replace(self, weight: Weight) -> None:
+        """Other numbers for a bound matrix of the same name, format and shape."""
+        self._must_be_open()
+        check_replacement(weight, {matrix.name: matrix for matrix in _matrices(self._plan)})
+        weights.fill([(weight, self._panels[weight.name])], self._library, self._pool.threads)
+
     def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
         self._must_be_open()
         check_copy(source, target, self.limits)
@@ -208,6 +267,7 @@ class CpuExecutable:
         self._cache = []
         self._weights = self._scratch = self._attention_scratch = self._tile_scratch = Arena(0, "nothing")
         self._ropes.clear()
+        self._kept, self._routings = {}, {}
 
     def _must_be_open(self) -> None:
         if self._closed:

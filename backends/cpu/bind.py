@@ -6,7 +6,7 @@ want; linears that share an input run without a barrier between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from backends.base import BackendError, Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
@@ -49,7 +49,7 @@ from backends.plan import (
 
 
 class _Binder:
-    def __init__(self, plan: Plan, limits: Limits, threads: int) -> None:
+    def __init__(self, plan: Plan, limits: Limits, threads: int, keep: Collection[Value]) -> None:
         self.plan, self.threads = plan, threads
         self.buffers = Buffers(limits)
         self.calls: list[Call] = []
@@ -57,6 +57,9 @@ class _Binder:
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
         self.quantized: dict[int, Buffer] = {}  # value -> activation blocks
         self.uses = uses_of(plan)
+        self.keep = keep
+        self.uses.update(value.index for value in keep)  # a use that never comes
+        self.routings: dict[int, tuple[str, Buffer]] = {}
         self.lists: dict[str, int] = {}
         self.limits = limits
         self.wants_blocks = {
@@ -127,7 +130,9 @@ class _Binder:
                     "--backend reference runs it, slowly"
                 )
         place_barriers(self.calls)
-        return Program(self.calls, self.buffers, self.kernels, self.where[self.plan.logits.index], self.lists)
+        kept = {value.index: self.where[value.index] for value in self.keep}
+        logits = self.where[self.plan.logits.index]
+        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings)
 
     def embed(self, op: Embed) -> None:
         y = self.take(op.out)
@@ -295,7 +300,11 @@ class _Binder:
             c.WIDTH: op.out.width, c.ROWS: f"rows:{rows}",
         }  # fmt: skip
         self.call(experts.combine(), c.SIZE, slots, rows, "combine", {mixed.number, weights}, {y.number})
-        for buffer in (gate, up, mixed, *([blocks] if blocks else [])):
+        if op.out in self.keep:
+            self.routings[op.out.index] = choices, gate
+        else:
+            self.buffers.give(gate)
+        for buffer in (up, mixed, *([blocks] if blocks else [])):
             self.buffers.give(buffer)
 
     def _multiply(self, stack: Stack, x: Buffer, y: Buffer, per_row: int, lists: set[Resource], own: str) -> None:
@@ -355,6 +364,6 @@ def attention_shape(plan: Plan, op: Attention) -> attention.Shape:
     )
 
 
-def program(plan: Plan, limits: Limits, threads: int) -> Program:
+def program(plan: Plan, limits: Limits, threads: int, keep: Collection[Value] = ()) -> Program:
     """Calls, buffers and kernels of a plan."""
-    return _Binder(plan, limits, threads).run()
+    return _Binder(plan, limits, threads, keep).run()

@@ -51,6 +51,8 @@ class Program:
     kernels: dict[str, Kernel]
     logits: Buffer
     lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
+    kept: dict[int, Buffer]  # value -> rows that nothing else is written to
+    routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
 
 
 def inputs_of(op: Operation) -> tuple[Value, ...]:

@@ -80,11 +80,10 @@ def load(
         sizes[name] = experts * panel_count(rows) * panel_of(weight.format).panel_bytes(columns)
     arena = Arena(sum(aligned(size) for size in sizes.values()), "the weights")
     found: dict[str, Panels] = {}
-    pieces: list[tuple[Weight, Panels, int, int, int]] = []
     for name, weight in matrices.items():
         experts, rows, columns = _matrices(weight)
         panel = panel_of(weight.format)
-        stored = Panels(
+        found[name] = Panels(
             arena.take(sizes[name]),
             weight.format,
             panel_count(rows),
@@ -93,7 +92,20 @@ def load(
             panel.tile_bytes(columns) if isinstance(panel, IntegerPanel) else 0,
             experts,
         )
-        found[name] = stored
+    fill([(weight, found[name]) for name, weight in matrices.items()], library, threads, progress)
+    return arena, found
+
+
+def fill(
+    pairs: list[tuple[Weight, Panels]],
+    library: Library,
+    threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> None:
+    """Repack every matrix into the place that is meant for it."""
+    pieces: list[tuple[Weight, Panels, int, int, int]] = []
+    for weight, stored in pairs:
+        experts, rows, _ = _matrices(weight)
         step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES
         pieces += [
             (weight, stored, expert, row, min(row + step, rows))
@@ -103,7 +115,7 @@ def load(
 
     word = ctypes.c_int64
     kind = ctypes.CFUNCTYPE(word, word, word, word)
-    repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w in matrices.values()}}
+    repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w, _ in pairs}}
 
     def convert(piece: tuple[Weight, Panels, int, int, int]) -> int:
         weight, stored, expert, start, stop = piece
@@ -123,7 +135,7 @@ def load(
         repack[weight.format](address(block), 0, 1)
         return data.nbytes
 
-    everything = sum(math.prod(w.shape[:-1]) * row_bytes(w.format, w.shape[-1]) for w in matrices.values())
+    everything = sum(math.prod(w.shape[:-1]) * row_bytes(w.format, w.shape[-1]) for w, _ in pairs)
     done = 0
     with ThreadPoolExecutor(threads, thread_name_prefix="localllm-load") as workers:
         try:
@@ -134,7 +146,6 @@ def load(
         except BaseException:  # Ctrl-C does not wait for the rest of the file
             workers.shutdown(cancel_futures=True)
             raise
-    return arena, found
 
 
 def _matrices(weight: Weight) -> tuple[int, int, int]:

@@ -79,6 +79,12 @@ def _perplexity(model: options.ModelName, own: options.Perplexity, opening: opti
     perplexity(own, _one_model(model), opening)
 
 
+def _imatrix(model: options.ModelName, own: options.Imatrix, opening: options.Measuring) -> None:
+    from localllm.cli.imatrix import imatrix
+
+    imatrix(own, _one_model(model), opening)
+
+
 def _one_model(given: options.ModelName, default: str = "") -> str:
     """The one model that is named; UsageError for none or two."""
     names = [name for name in (*given.words, given.model) if name]
@@ -123,6 +129,13 @@ COMMANDS: dict[str, Command] = {
         "The definition is llama.cpp's: windows that know nothing of each other, scored over their second half.",
         (options.ModelName, options.Perplexity, options.Measuring),
         _perplexity,
+    ),
+    "imatrix": Command(
+        "MODEL",
+        "measure which weights matter on a text, for quantize --imatrix",
+        "What goes into every matrix is squared and averaged over the text; the files are llama.cpp's, both ways.",
+        (options.ModelName, options.Imatrix, options.Measuring),
+        _imatrix,
     ),
 }
 

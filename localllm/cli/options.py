@@ -136,6 +136,19 @@ class Perplexity:
     json: bool = option(False, "--json", help="all of it as JSON")
 
 
+@dataclass(frozen=True, slots=True)
+class Imatrix:
+    file: str = option("", "-f", "--file", metavar="FILE", help="the text; without it, what is piped in")
+    output: str = option(
+        "imatrix.gguf", "-o", "--output", metavar="FILE", help="what to write; a name in .dat gives the older format"
+    )
+    chunks: int = option(
+        0, "--chunks", metavar="N", read=whole(0), help="most windows; 0: all of the text", shown="all"
+    )
+    process_output: bool = option(False, "--process-output", help="of the output matrix too")
+    force: bool = option(False, "--force", help="overwrite FILE")
+
+
 def declared(group: type[Any]) -> Iterator[tuple[str, Any, Declared]]:
     """(field, default, option) of a group."""
     if group is SamplerOptions:

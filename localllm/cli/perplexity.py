@@ -50,9 +50,10 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         print(columns(_lines(name, device, windows, own_result, divergence), indent=0))
 
 
-def _text(own: Perplexity) -> str:
-    if own.file:
-        return Path(own.file).read_text(encoding="utf-8", errors="replace")
+def read_text(file: str) -> str:
+    """The text to measure on, from a file or what is piped in."""
+    if file:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
     text = "" if sys.stdin.isatty() else sys.stdin.read()
     if not text:
         raise LocalLLMError("no text: give one with -f FILE, or through a pipe")
@@ -81,9 +82,11 @@ def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None)
     """The windows to evaluate: those of the file of the base if there is one; a text given as well must be the same."""
     limit = own.chunks or None
     if stored is None:
-        return cut(model, _text(own), ctx, limit)
+        return cut(model, read_text(own.file), ctx, limit)
     windows = Windows(stored.windows.tokens[:limit])
-    if own.file and not np.array_equal(cut(model, _text(own), ctx, len(windows.tokens)).tokens, windows.tokens):
+    if own.file and not np.array_equal(
+        cut(model, read_text(own.file), ctx, len(windows.tokens)).tokens, windows.tokens
+    ):
         raise LocalLLMError(
             f"{own.kld}: was made from another text, or with another vocabulary; leave -f out to use the text in it"
         )

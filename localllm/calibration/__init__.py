@@ -1,0 +1,4 @@
+"""What a model does with its weights on a text, and what follows for quantizing them.
+
+`observe` runs a text and shows the inputs of every matrix; `imatrix` sums them up as llama.cpp's importance matrices.
+"""

@@ -1,0 +1,247 @@
+"""Importance matrices: the mean square of every input of every matrix, as llama.cpp's imatrix files hold them.
+
+`measure` makes one with our own forward; `read` and `write` know both file formats, GGUF and the older .dat. A
+quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
+"""
+
+from __future__ import annotations
+
+import secrets
+import struct
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import F32
+from localllm.calibration.observe import Inputs, steps
+from localllm.errors import LocalLLMError
+from localllm.evaluation import Windows
+from localllm.gguf import NewTensor, open_gguf, write_gguf
+from localllm.gguf.strings import StringArray
+from localllm.model import Model
+
+F64 = NDArray[np.float64]
+
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+_DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
+_LIMIT = 1 << 28  # of numbers in a file of the older format: what says more is damaged
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Of one tensor: sums of the squares of the inputs, and how many rows were summed; one row per expert."""
+
+    sums: F32  # (experts or 1, columns)
+    counts: NDArray[np.int64]  # (experts or 1,)
+
+    def importance(self) -> F32:
+        """Mean squares float32 (experts or 1, columns); ones for an expert that no row went to, as llama.cpp does."""
+        counts = self.counts[:, None]
+        return np.where(counts > 0, self.sums / np.maximum(counts, 1).astype(np.float32), np.float32(1))
+
+
+@dataclass(frozen=True, slots=True)
+class Imatrix:
+    """Entries by name of the tensor, and where they come from."""
+
+    entries: Mapping[str, Entry]
+    chunks: int  # windows of text behind it
+    chunk_size: int  # tokens of one; 0 where a file does not say
+    datasets: tuple[str, ...] = ()
+
+    def importance(self, name: str, experts: int, columns: int) -> F32 | None:
+        """Weights of a tensor's columns, float32 (experts, columns), None where it is not listed.
+
+        LocalLLMError where the entry is of another shape.
+        """
+        entry = self.entries.get(name)
+        if entry is None:
+            return None
+        found = entry.importance()
+        if found.shape[1] == experts * columns and len(found) == 1:  # the older format tells no experts apart
+            found = found.reshape(experts, columns)
+        if found.shape != (experts, columns):
+            raise LocalLLMError(
+                f"the importance matrix has {found.shape[0]} x {found.shape[1]} numbers for {name}, which needs "
+                f"{experts} x {columns}; it was made for another model"
+            )
+        return found
+
+
+# -- measuring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Sums:
+    sums: F64
+    counts: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Collector:
+    """Adds up inputs, step by step. Of tensors outside the layers only the output matrix counts, if `output`."""
+
+    output: bool = False
+    _found: dict[str, _Sums] = field(default_factory=dict)
+
+    def add(self, inputs: Iterable[Inputs], experts: Mapping[str, int]) -> None:
+        """`experts`: how many matrices a tensor of experts has, by name."""
+        for each in inputs:
+            names = [n for n in each.names if n.startswith("blk.") or (self.output and n == "output.weight")]
+            if not names:
+                continue
+            sums, counts = _squares(each, experts.get(names[0], 1))
+            for name in names:
+                held = self._found.get(name)
+                if held is None:
+                    self._found[name] = _Sums(sums.copy(), counts.copy())
+                else:
+                    held.sums += sums
+                    held.counts += counts
+
+    def finish(self, windows: Windows, dataset: str) -> Imatrix:
+        entries = {name: Entry(s.sums.astype(np.float32), s.counts) for name, s in sorted(self._found.items())}
+        for name, entry in entries.items():
+            if not np.isfinite(entry.sums).all():
+                raise LocalLLMError(f"{name}: its inputs are not finite numbers on this text; is the model damaged?")
+        return Imatrix(entries, len(windows.tokens), windows.ctx, (dataset,) if dataset else ())
+
+
+def _squares(inputs: Inputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
+    """Sums of squares (experts, columns) and how many rows each expert got."""
+    width = inputs.x.shape[-1]
+    if inputs.choices is None:
+        return np.square(inputs.x, dtype=np.float64).sum(axis=0)[None], np.array([len(inputs.x)], np.int64)
+    rows, chosen = inputs.x.reshape(-1, width), inputs.choices.reshape(-1)
+    sums, counts = np.zeros((experts, width)), np.bincount(chosen, minlength=experts).astype(np.int64)
+    for expert in np.flatnonzero(counts):
+        sums[expert] = np.square(rows[chosen == expert], dtype=np.float64).sum(axis=0)
+    return sums, counts
+
+
+def measure(
+    model: Model,
+    windows: Windows,
+    dataset: str = "",
+    output: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Imatrix:
+    """The importance matrix of a model loaded with `observe=True`, over windows of a text named `dataset`."""
+    experts = {name: tensor.shape[0] for name, tensor in model.file.tensors.items() if len(tensor.shape) == 3}
+    collector = Collector(output)
+    for inputs in steps(model, windows, progress):
+        collector.add(inputs, experts)
+    return collector.finish(windows, dataset)
+
+
+# -- files ---------------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, imatrix: Imatrix, overwrite: bool = True) -> None:
+    """A file for llama-quantize and our own: the older format where the name ends in .dat, else GGUF."""
+    if path.suffix == ".dat":
+        _write_dat(path, imatrix, overwrite)
+        return
+    tensors = []
+    for name, entry in sorted(imatrix.entries.items()):
+        counts = entry.counts.astype(np.float32)
+        dense = len(counts) == 1
+        for suffix, values in ((_SUMS, entry.sums), (_COUNTS, counts[:, None])):
+            shape = values.shape[1:] if dense else values.shape
+            tensors.append(NewTensor(name + suffix, "F32", shape, values.astype("<f4").tobytes()))
+    metadata: dict[str, str | int | Sequence[str]] = {
+        "general.type": "imatrix",
+        _DATASETS: list(imatrix.datasets),
+        _CHUNKS: imatrix.chunks,
+        _CHUNK_SIZE: imatrix.chunk_size,
+    }
+    write_gguf(path, metadata, tensors, overwrite=overwrite)
+
+
+def read(path: Path) -> Imatrix:
+    """An importance matrix that we or llama.cpp wrote, of either format; the content says which."""
+    with path.open("rb") as file:
+        magic = file.read(4)
+    found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
+    for name, entry in found.entries.items():
+        if not np.isfinite(entry.sums).all() or (entry.sums < 0).any() or (entry.counts < 0).any():
+            raise LocalLLMError(f"{path}: {name} holds negative numbers, NaN or infinity; make the file again")
+    return found
+
+
+def _read_gguf(path: Path) -> Imatrix:
+    with open_gguf(path) as file:
+        entries = {}
+        for name, tensor in file.tensors.items():
+            if not name.endswith(_SUMS):
+                continue
+            base = name.removesuffix(_SUMS)
+            counts = file.tensors.get(base + _COUNTS)
+            if counts is None or {tensor.format, counts.format} != {"F32"}:
+                raise LocalLLMError(
+                    f"{path}: {base} needs {_SUMS[1:]} and {_COUNTS[1:]}, both F32; make the file again"
+                )
+            sums, numbers = (np.ascontiguousarray(t.read(0, t.rows)).view("<f4").ravel() for t in (tensor, counts))
+            if not sums.size or not numbers.size or sums.size % numbers.size or not np.isfinite(numbers).all():
+                raise LocalLLMError(f"{path}: {base} has {sums.size} sums for {numbers.size} counts; make it again")
+            entries[base] = Entry(sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64))
+        if not entries:
+            raise LocalLLMError(f"{path}: is no importance matrix; make one with localllm imatrix")
+        metadata = file.metadata
+        datasets = metadata.get(_DATASETS)
+        numbers_of = [metadata.get(key) for key in (_CHUNKS, _CHUNK_SIZE)]
+        chunks, size = (n if isinstance(n, int) else 0 for n in numbers_of)
+        return Imatrix(entries, chunks, size, tuple(datasets) if isinstance(datasets, StringArray) else ())
+
+
+def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
+    """The older format: per tensor the mean squares times the number of chunks, and that number."""
+    if path.exists() and not overwrite:
+        raise LocalLLMError(f"{path}: exists; give another name")
+    parts = [struct.pack("<i", len(imatrix.entries))]
+    for name, entry in sorted(imatrix.entries.items()):
+        chunks = max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1)
+        text, values = name.encode(), entry.importance() * np.float32(chunks)
+        parts += [struct.pack("<i", len(text)), text, struct.pack("<ii", chunks, values.size)]
+        parts.append(values.astype("<f4").tobytes())
+    dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode()
+    parts += [struct.pack("<ii", imatrix.chunks, len(dataset)), dataset]
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        beside.write_bytes(b"".join(parts))
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _read_dat(path: Path) -> Imatrix:
+    data, at = path.read_bytes(), 0
+
+    def take(size: int) -> bytes:
+        nonlocal at
+        if not 0 <= size <= len(data) - at:
+            raise LocalLLMError(f"{path}: is no importance matrix, or was cut short at byte {at}")
+        at += size
+        return data[at - size : at]
+
+    def number() -> int:
+        return int(struct.unpack("<i", take(4))[0])
+
+    entries = {}
+    for _ in range(number()):
+        name = take(number()).decode("utf-8", "replace")
+        chunks, size = number(), number()
+        if not 0 < size <= _LIMIT:
+            raise LocalLLMError(f"{path}: says {size} numbers for {name[:80]!r}; it is damaged")
+        sums = np.frombuffer(take(4 * size), "<f4").astype(np.float32)[None]
+        entries[name] = Entry(sums, np.array([max(chunks, 1)], np.int64))
+    if not entries:
+        raise LocalLLMError(f"{path}: is no importance matrix; make one with localllm imatrix")
+    if at == len(data):  # the rest is optional
+        return Imatrix(entries, 0, 0)
+    chunks = number()
+    return Imatrix(entries, chunks, 0, (take(number()).decode("utf-8", "replace"),) if at < len(data) else ())

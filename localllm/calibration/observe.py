@@ -1,0 +1,67 @@
+"""Runs a text through a model loaded with `observe=True` and shows what went into its matrices, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import F32, Experts, Linear
+from localllm.evaluation import Windows
+from localllm.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Rows that went into matrices of one step; views that the next step overwrites."""
+
+    names: tuple[str, ...]  # tensors of the file that all read them
+    x: F32  # (rows, width); into the matrices of experts (rows, used, width)
+    choices: NDArray[np.int32] | None = None  # (rows, used): the expert each went to
+
+
+def tensor_name(weight: str) -> str:
+    """The tensor of the file that a weight of the plan is, or is some rows of."""
+    return weight.split("[")[0]
+
+
+def steps(
+    model: Model, windows: Windows, progress: Callable[[str, int, int], None] | None = None
+) -> Iterator[list[Inputs]]:
+    """What every step over the windows put into matrices, each window from an empty cache and with BOS where due."""
+    words = model.tokenizer
+    session, step = model.session(), min(model.batch_rows, model.executable.limits.logit_rows)
+    try:
+        for number, row in enumerate(windows.tokens):
+            session.rewind(0)
+            tokens = row.tolist()
+            if words is not None and words.add_bos and words.bos is not None:
+                tokens[0] = words.bos
+            for start in range(0, len(tokens), step):
+                session.evaluate(tokens[start : start + step], logits=True)  # so that the last layer sees every row
+                yield _inputs(model)
+            if progress is not None:
+                progress("observing", number + 1, len(windows.tokens))
+    finally:
+        session.close()
+
+
+def _inputs(model: Model) -> list[Inputs]:
+    """What the last step put into matrices, one entry for all that read the same rows."""
+    assert model.plan is not None
+    executable, found = model.executable, []
+    readers: dict[int, dict[str, None]] = {}  # names in order, each once
+    values = {}
+    for op in model.plan.operations:
+        if isinstance(op, Linear):
+            values[op.x.index] = op.x
+            readers.setdefault(op.x.index, {})[tensor_name(op.weight.name)] = None
+        elif isinstance(op, Experts):
+            routing = executable.routing(op.out)
+            x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
+            found.append(Inputs((op.gate.weight.name, op.up.weight.name), x, routing.choices))
+            found.append(Inputs((op.down.weight.name,), routing.hidden, routing.choices))
+    found += [Inputs(tuple(names), executable.value(values[index])) for index, names in readers.items()]
+    return found

@@ -1,0 +1,36 @@
+"""`localllm imatrix`: which columns of every matrix matter on a text, in a file for quantize and for llama-quantize."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localllm import load
+from localllm.calibration.imatrix import measure, write
+from localllm.cli.console import YELLOW, LoadProgress, say
+from localllm.cli.options import Imatrix, Measuring
+from localllm.cli.perplexity import read_text
+from localllm.errors import LocalLLMError
+from localllm.evaluation import cut
+
+
+def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
+    """Run the text, write the file, say what is in it."""
+    target = Path(own.output)
+    if target.exists() and not own.force:
+        raise LocalLLMError(f"{target}: exists; give another name with -o, or --force")
+    with LoadProgress() as progress:
+        model = load(
+            name, opening.backend, opening.threads, opening.ctx_size, opening.cache_type_k, progress, observe=True
+        )
+        with model:
+            windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
+            found = measure(model, windows, own.file, own.process_output, progress)
+    write(target, found, overwrite=own.force)
+    print(f"{target}: {len(found.entries)} tensors, {found.chunks} windows of {found.chunk_size} tokens")
+    unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}
+    if unseen:
+        say(
+            f"note: {sum(unseen.values())} matrices of experts in {len(unseen)} tensors saw no token of this text and "
+            "count all their columns alike; a longer text reaches more",
+            YELLOW,
+        )
