@@ -29,6 +29,17 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheTypes:
+    """Formats of the keys and of the values in the cache, by llama.cpp's names: f16, q8_0, ..."""
+
+    keys: str = "f16"
+    values: str = "f16"
+
+
+F16_CACHE = CacheTypes()
+
+
+@dataclass(frozen=True, slots=True)
 class Memory:
     """Bytes allocated, and the bytes a decode step reads from the weights."""
 
@@ -103,7 +114,7 @@ class Backend(Protocol):
         self,
         plan: Plan,
         limits: Limits,
-        cache_type: str = "f16",
+        cache: CacheTypes = F16_CACHE,
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:

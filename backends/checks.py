@@ -5,14 +5,14 @@ Kernels do not look again, so these checks stand between a caller's mistake and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, Limits
+from backends.base import BackendError, CacheTypes, Limits
 from backends.plan import BLOCK, Batch, Weight
 
 
@@ -47,6 +47,12 @@ def check_limits(limits: Limits) -> None:
     for field in fields(limits):
         if getattr(limits, field.name) < 1:
             raise BackendError(f"limits: {field.name} must be at least 1, found {getattr(limits, field.name)}")
+
+
+def check_cache(cache: CacheTypes, supported: Collection[str]) -> None:
+    for name in (cache.keys, cache.values):
+        if name not in supported:
+            raise BackendError(f"cache type {name!r} is not supported; there are: {', '.join(supported)}")
 
 
 def check_replacement(weight: Weight, bound: Mapping[str, Weight]) -> None:

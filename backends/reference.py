@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.base import BackendError, Limits, Memory, Progress, Routing
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing
 from backends.checks import (
     check_batch,
     check_blocks,
+    check_cache,
     check_content,
     check_copy,
     check_limits,
@@ -42,7 +43,7 @@ class ReferenceBackend:
         self,
         plan: Plan,
         limits: Limits,
-        cache_type: str = "f16",
+        cache: CacheTypes = F16_CACHE,
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> ReferenceExecutable:
@@ -51,7 +52,7 @@ class ReferenceBackend:
         Every value of a step is kept anyway, so `keep` changes nothing here.
         """
         try:
-            return ReferenceExecutable(plan, limits, cache_type, progress or (lambda what, done, total: None))
+            return ReferenceExecutable(plan, limits, cache, progress or (lambda what, done, total: None))
         except MemoryError:
             raise BackendError(
                 "not enough memory: the reference backend keeps every weight as float32; use the cpu backend, or a "
@@ -64,20 +65,20 @@ class ReferenceBackend:
 class ReferenceExecutable:
     """A plan with its weights (float32) and its paged cache: per layer, keys and values (slots, kv_heads, head_dim)."""
 
-    def __init__(self, plan: Plan, limits: Limits, cache_type: str, progress: Progress) -> None:
+    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress) -> None:
         check_limits(limits)
-        if cache_type not in CACHE_TYPES:
-            raise BackendError(f"cache type {cache_type!r} is not supported; supported: {', '.join(CACHE_TYPES)}")
-        dtype = CACHE_TYPES[cache_type]
+        check_cache(cache, CACHE_TYPES)
+        keys, values = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
         shapes = [(limits.blocks * BLOCK, layer.kv_heads, layer.head_dim) for layer in plan.layers]
         self.limits = limits
         self._plan = plan
         self._weights = _dequantize(plan, progress)
-        self._keys = [np.zeros(shape, dtype) for shape in shapes]
-        self._values = [np.zeros(shape, dtype) for shape in shapes]
+        self._keys = [np.zeros(shape, keys) for shape in shapes]
+        self._values = [np.zeros(shape, values) for shape in shapes]
         self.memory = self._memory()
-        self.cache_layout = f"reference {cache_type}"
-        self.block_bytes = tuple(layer.nbytes * 2 // limits.blocks for layer in self._keys)
+        self.cache_layout = f"reference {cache.keys} {cache.values}"
+        pairs = zip(self._keys, self._values, strict=True)
+        self.block_bytes = tuple((k.nbytes + v.nbytes) // limits.blocks for k, v in pairs)
         self._last: State | None = None
 
     def step(self, batch: Batch) -> F32:
@@ -114,16 +115,20 @@ class ReferenceExecutable:
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         check_blocks("read_blocks: numbers", numbers, self.limits)
         both = [_blocks(part[layer])[numbers].reshape(len(numbers), -1) for part in (self._keys, self._values)]
-        return np.concatenate(both, axis=1).view(np.uint8)
+        return np.concatenate([part.view(np.uint8) for part in both], axis=1)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
         check_blocks("write_blocks: numbers", numbers, self.limits)
         check_content(content, len(numbers), self.block_bytes[layer])
         keys, values = _blocks(self._keys[layer]), _blocks(self._values[layer])
-        both = np.ascontiguousarray(content).view(keys.dtype).reshape(len(numbers), 2, *keys.shape[1:])
-        if not np.isfinite(both).all():
+        size = keys[0].nbytes
+        new = [
+            np.ascontiguousarray(part).view(to.dtype).reshape(len(numbers), *to.shape[1:])
+            for part, to in ((content[:, :size], keys), (content[:, size:], values))
+        ]
+        if not all(np.isfinite(part).all() for part in new):
             raise not_finite()
-        keys[numbers], values[numbers] = both[:, 0], both[:, 1]
+        keys[numbers], values[numbers] = new
 
     def read_bandwidth(self) -> float:
         """Bytes a second of one NumPy pass over the weights."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import open_backend
-from backends.base import Executable, Limits, Progress
+from backends.base import CacheTypes, Executable, Limits, Progress
 from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
@@ -71,7 +71,7 @@ class Model:
         backend: str,
         threads: int | None,
         ctx: int | None,
-        cache_type: str,
+        cache: CacheTypes,
         progress: Progress | None,
         observe: bool = False,
     ) -> None:
@@ -84,7 +84,7 @@ class Model:
         opened = open_backend(backend, threads)
         try:
             limits = limits_of(self.context, plan.logits.width)
-            self._executable = opened.bind(plan, limits, cache_type, progress, observed(plan) if observe else ())
+            self._executable = opened.bind(plan, limits, cache, progress, observed(plan) if observe else ())
         except BaseException:
             opened.close()
             raise
@@ -189,7 +189,8 @@ def load(
     backend: str = "auto",
     threads: int | None = None,
     ctx: int | None = None,
-    cache_type: str = "f16",
+    cache_type_k: str = "f16",
+    cache_type_v: str = "f16",
     progress: Progress | None = None,
     observe: bool = False,
 ) -> Model:
@@ -204,7 +205,7 @@ def load(
     try:
         model = Model(file)
         if file.tensors:
-            model.bind(backend, threads, ctx, cache_type, progress, observe)
+            model.bind(backend, threads, ctx, CacheTypes(cache_type_k, cache_type_v), progress, observe)
     except BaseException:
         file.close()
         raise

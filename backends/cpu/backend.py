@@ -12,10 +12,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, Limits, Memory, Progress, Routing
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing
 from backends.checks import (
     check_batch,
     check_blocks,
+    check_cache,
     check_content,
     check_copy,
     check_limits,
@@ -68,12 +69,11 @@ class CpuBackend:
         self,
         plan: Plan,
         limits: Limits,
-        cache_type: str = "f16",
+        cache: CacheTypes = F16_CACHE,
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> CpuExecutable:
-        if cache_type not in CACHE_TYPES:
-            raise BackendError(f"cache type {cache_type} is not one of {', '.join(CACHE_TYPES)}")
+        check_cache(cache, CACHE_TYPES)
         return CpuExecutable(self, plan, limits, progress, keep)
 
     def close(self) -> None:

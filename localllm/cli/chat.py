@@ -26,7 +26,7 @@ Ctrl-C         stop an answer; what there is of it counts as said"""
 def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
     """Talk until the user leaves."""
     with LoadProgress() as progress:
-        model = load(name, loading.backend, loading.threads, loading.ctx_size, loading.cache_type_k, progress)
+        model = load(name, **loading.of_load(), progress=progress)
     with model:
         template, note = template_of(model)
         if note:

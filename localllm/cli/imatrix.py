@@ -19,9 +19,7 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     if target.exists() and not own.force:
         raise LocalLLMError(f"{target}: exists; give another name with -o, or --force")
     with LoadProgress() as progress:
-        model = load(
-            name, opening.backend, opening.threads, opening.ctx_size, opening.cache_type_k, progress, observe=True
-        )
+        model = load(name, **opening.of_load(), progress=progress, observe=True)
         with model:
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
             found = measure(model, windows, own.file, own.process_output, progress)

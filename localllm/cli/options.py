@@ -6,7 +6,6 @@ argparse rather than Typer: measured, Typer 0.29 adds 0.3 s of imports (pydantic
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -38,12 +37,12 @@ class Loading:
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help="format of the keys in the cache")
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help="format of the values there")
 
-    def __post_init__(self) -> None:
-        if self.cache_type_k != self.cache_type_v:
-            raise ArgumentTypeError(
-                f"-ctk/--cache-type-k is {self.cache_type_k!r}, -ctv/--cache-type-v is {self.cache_type_v!r}: "
-                "they must be alike"
-            )
+    def of_load(self) -> dict[str, Any]:
+        """These options as `localllm.load` takes them."""
+        return {
+            "backend": self.backend, "threads": self.threads, "ctx": self.ctx_size,
+            "cache_type_k": self.cache_type_k, "cache_type_v": self.cache_type_v,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

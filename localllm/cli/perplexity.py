@@ -61,7 +61,7 @@ def read_text(file: str) -> str:
 
 
 def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
-    return load(name, opening.backend, opening.threads, ctx, opening.cache_type_k, progress)
+    return load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def read_prompt(given: Sequence[str], file: str) -> str:
 def run(own: Run, name: str, prompt: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
     """Answer `prompt`. KeyboardInterrupt after an answer that Ctrl-C stopped."""
     with LoadProgress() as progress:
-        model = load(name, loading.backend, loading.threads, loading.ctx_size, loading.cache_type_k, progress)
+        model = load(name, **loading.of_load(), progress=progress)
     with model, interruptible() as cancel:
         statistics = write(_answer(own.raw, model, prompt, answering, sampling, cancel))
         if statistics.reason == "context":

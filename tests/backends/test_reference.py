@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import quant
-from backends.base import Backend, BackendError, Executable, Limits
+from backends.base import Backend, BackendError, CacheTypes, Executable, Limits
 from backends.plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from backends.reference_operations import OPERATIONS
@@ -304,7 +304,7 @@ BATCH = Batch(
 def test_a_batch_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     r = Recorder()
     plan = r.finish(r.select_rows(attend(r, r.embed(weight(TABLE, "table")))))
-    executable = ReferenceBackend().bind(plan, Limits(rows=4, logit_rows=2, blocks=4, positions=128), "f32")
+    executable = ReferenceBackend().bind(plan, Limits(rows=4, logit_rows=2, blocks=4, positions=128), CacheTypes("f32", "f32"))
     assert executable.step(BATCH).shape == (1, 8)
     with pytest.raises(BackendError, match=f"^batch: .*{message}"):
         executable.step(replace(BATCH, **{name: np.array(values, np.int32) for name, values in changes.items()}))
@@ -317,11 +317,11 @@ def test_what_cannot_be_bound_is_said() -> None:
     with pytest.raises(BackendError, match="cache type 'q3' is not supported; supported: f16, f32"):
         backend.bind(plan, limits, "q3")
     with pytest.raises(BackendError, match="limits: blocks must be at least 1, found 0"):
-        backend.bind(plan, replace(limits, blocks=0), "f16")
+        backend.bind(plan, replace(limits, blocks=0))
     r = Recorder()
     bad = MemoryWeight("table", "Q9_9", (2, 8), np.zeros((2, 8), np.uint8))
     with pytest.raises(BackendError, match="table: unknown format"):
-        backend.bind(r.finish(r.embed(bad)), limits, "f16")
+        backend.bind(r.finish(r.embed(bad)), limits)
 
 
 def test_a_closed_executable_says_so() -> None:

@@ -70,7 +70,6 @@ WRONG = [
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number from 1 up"),
     (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size: '-5' is not a whole number from 0 up"),
-    (["run", "m", "hi", "-ctk", "q8_0"], "-ctv/--cache-type-v is 'f16'"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
     (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, csv"),
 ]
@@ -101,7 +100,7 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         (["run", str(broken), "hi"], "broken.gguf"),
         (["run", str(mamba), "hi"], "general.architecture"),  # ModelError
         (["run", str(tiny), "hi", "--backend", "abacus"], "unknown backend 'abacus'"),  # BackendError
-        (["run", str(tiny), "hi", "-ctk", "q1", "-ctv", "q1"], "cache type q1"),
+        (["run", str(tiny), "hi", "-ctk", "q1", "-ctv", "q1"], "cache type 'q1'"),
         (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
         (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
         (["run", str(tiny)], "no prompt"),

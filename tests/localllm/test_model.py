@@ -78,7 +78,7 @@ def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(BackendError, match="unknown backend 'abacus'; there are: auto, cpu"):
         localllm.load(path, backend="abacus")
     with pytest.raises(BackendError, match="cache type"):
-        localllm.load(path, cache_type="q3")
+        localllm.load(path, cache_type_k="q3")
     with pytest.raises(GGUFError, match=r"nothing\.gguf"):
         localllm.load(tmp_path / "nothing.gguf")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import quant
-from backends.base import Executable, Limits
+from backends.base import CacheTypes, Executable, Limits
 from backends.plan import BLOCK, Batch, Plan, Recorder
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from models import architecture_of, read_config, record
@@ -58,7 +58,8 @@ def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Plan:
 
 def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) -> ReferenceExecutable:
     blocks = 2 * -(-positions // BLOCK)
-    return ReferenceBackend().bind(plan, Limits(rows=64, logit_rows=64, blocks=blocks, positions=positions), cache_type)
+    limits = Limits(rows=64, logit_rows=64, blocks=blocks, positions=positions)
+    return ReferenceBackend().bind(plan, limits, CacheTypes(cache_type, cache_type))
 
 
 class Driver:
