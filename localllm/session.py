@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
 
@@ -53,10 +53,18 @@ class Statistics:
     def decode_rate(self) -> float:
         return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
 
+    def and_then(self, more: Statistics) -> Statistics:
+        """Of an answer in two parts: counts and times together, the rest as it ended."""
+        together = {name: getattr(self, name) + getattr(more, name) for name in _ADDED}
+        return replace(more, first_token_seconds=self.first_token_seconds, **together)
+
     @property
     def bandwidth(self) -> float:
         """Bytes a second that decoding read."""
         return self.decode_rate * self.bytes_per_step
+
+
+_ADDED = ("prompt_tokens", "reused_tokens", "prompt_seconds", "answer_tokens", "decode_seconds", "decode_steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +123,10 @@ class Session:
             sequence.truncate(start)
             raise
 
+    def shared(self, tokens: Sequence[int]) -> int:
+        """How many of the leading `tokens` are in the cache."""
+        return self._sequence.common_prefix(tokens)
+
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens."""
         self._sequence.truncate(length)
@@ -129,9 +141,11 @@ class Session:
         stop: tuple[str, ...] = (),
         cancel: threading.Event | None = None,
         ignore_end: bool = False,
+        resumed: bool = False,
     ) -> Iterator[Piece]:
         """Stream the continuation of `prompt` (from position 0; what the cache holds already is not evaluated again).
 
+        `resumed`: the prompt ends in the middle of a text, so that a first space is the text's own.
         Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece says
         which. ContextFull if the prompt itself does not fit.
         """
@@ -155,7 +169,7 @@ class Session:
         for token in prompt:
             sampler.accept(token)
 
-        decoder = model.tokenizer.stream() if model.tokenizer is not None else None
+        decoder = model.tokenizer.stream(drop_space=not resumed) if model.tokenizer is not None else None
         stops = StopStrings(stop) if stop else None
         ends = frozenset[int]() if ignore_end or model.tokenizer is None else model.tokenizer.eog
         tokens, steps, decode_seconds, first = 0, 0, 0.0, 0.0

@@ -66,7 +66,13 @@ def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
     return model.sampling_defaults.options(asked)
 
 
-def converse(model: Model, template: ChatTemplate, answering: Answering, asked: Mapping[str, Any]) -> Conversation:
+def converse(
+    model: Model,
+    template: ChatTemplate,
+    answering: Answering,
+    asked: Mapping[str, Any],
+    context_shift: bool = False,
+) -> Conversation:
     """A conversation as the options want it."""
     from localllm.chat import Conversation
 
@@ -79,6 +85,7 @@ def converse(model: Model, template: ChatTemplate, answering: Answering, asked: 
         max_tokens=answering.max_tokens,
         stop=answering.stop,
         ignore_end=answering.ignore_eos,
+        context_shift=context_shift,
     )
 
 
@@ -86,10 +93,7 @@ def explain_end(model: Model) -> str:
     """Why an answer broke off, where the context was full."""
     trained = model.config.context_length if model.config is not None else model.context
     larger = f"; the model was trained on {trained}" if trained != model.context else ""
-    return (
-        f"the context of {model.context} tokens is full and the answer ends here: "
-        f"start over, or with a larger context (-c N){larger}"
-    )
+    return f"the context of {model.context} tokens is full and the answer ends here; -c N makes it larger{larger}"
 
 
 def read_bandwidth(model: Model) -> float:

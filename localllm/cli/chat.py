@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
 from localllm import load
 from localllm.chat import Conversation, template_of
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, write
 from localllm.cli.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.options import Answering, Chat, Loading
+from localllm.cli.text import columns, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.session import ContextFull
+from localllm.session import ContextFull, Piece
 
-HELP = """/clear, /new   forget the conversation and start over
-/stats         statistics after each answer, or no more
-/bye, /exit    leave; so does Ctrl-D
-/help          these lines
-Ctrl-C         stop an answer; what there is of it counts as said"""
+CHOICES = (
+    "/shift drops the oldest turns and goes on, /summary TEXT goes on from your summary alone, /undo takes the last "
+    "turn back, /clear starts over"
+)
 
 
 def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
@@ -31,49 +32,137 @@ def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling:
         template, note = template_of(model)
         if note:
             say(f"note: {note}", YELLOW)
-        conversation = converse(model, template, answering, sampling)
-        _talk(model, conversation, stats=not own.no_stats)
+        conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
+        _Talk(model, conversation, stats=not own.no_stats).run()
 
 
-def _talk(model: Model, conversation: Conversation, stats: bool) -> None:
-    roof = Roof(model)
-    if sys.stdin.isatty():
-        say(f"{model.file.path.name} on {model.device}, context {model.context}; /help lists the commands")
-    for line in _turns():
-        text = line.strip()
-        match text:
-            case "":
-                continue
-            case "/bye" | "/exit" | "/quit":
+class _Talk:
+    """What is typed, and what becomes of it."""
+
+    def __init__(self, model: Model, conversation: Conversation, stats: bool) -> None:
+        self.model, self.conversation, self.stats = model, conversation, stats
+        self.roof = Roof(model)
+        self.refused = ""  # a turn that did not fit
+        self.cut = False  # the last answer ended with the context
+
+    def run(self) -> None:
+        if sys.stdin.isatty():
+            memory = self.model.executable.memory
+            say(
+                f"{self.model.file.path.name} on {self.model.device}, context {self.model.context}, cache "
+                f"{size(memory.cache)} ({size(memory.cache_per_token)} a token); /help lists the commands"
+            )
+        for line in _turns():
+            text = line.strip()
+            word, _, rest = text.partition(" ")
+            command = _BY_WORD.get(word)
+            if word in _LEAVE and not rest:
                 return
-            case "/clear" | "/new":
-                conversation.clear()
-                say("a new conversation")
-            case "/stats":
-                stats = not stats
-                say(f"statistics are {'on' if stats else 'off'}")
-            case "/help" | "/?":
-                say(HELP)
-            case _ if text.startswith("/") and text[1:].isalpha():
+            if command is not None and bool(command.argument) == bool(rest.strip()):
+                self.attempt(lambda command=command, rest=rest: command.call(self, rest.strip()))  # type: ignore[misc]
+            elif command is not None:
+                wanted = f"{word} {command.argument}" if command.argument else f"{word} alone"
+                say(f"error: write {wanted}", RED)
+            elif text.startswith("/") and text[1:].isalpha():
                 say(f"there is no command {text}; /help lists those there are", RED)
-            case _:
-                _answer(model, conversation, text, roof if stats else None)
+            elif text:
+                self.ask(text)
 
+    def ask(self, text: str) -> None:
+        self.refused = text
+        if self.answer(lambda cancel: self.conversation.say(text, cancel)):
+            self.refused = ""
 
-def _answer(model: Model, conversation: Conversation, text: str, roof: Roof | None) -> None:
-    with interruptible() as cancel:
+    def answer(self, answer: Callable[[Event], Iterator[Piece]]) -> bool:
+        """Show an answer and what it cost; False where the context is too full for one."""
+        self.cut = False
+        with interruptible() as cancel:
+            try:
+                statistics = write(answer(cancel))
+            except ContextFull as error:
+                say(f"error: {error}", RED)
+                say(CHOICES, YELLOW)
+                return False
+            except LocalLLMError as error:  # of this turn, as a template that refuses it; the next may do better
+                say(f"error: {error}", RED)
+                return True
+            if statistics.reason == "context":
+                self.cut = True
+                say(explain_end(self.model), YELLOW)
+                say(CHOICES, YELLOW)
+            if self.stats:
+                used = len(self.conversation.session.tokens)
+                say(f"{statistics_line(statistics, self.roof.measure())} | context {used} of {self.model.context}")
+        return True
+
+    def attempt(self, command: Callable[[], None]) -> None:
         try:
-            statistics = write(conversation.say(text, cancel))
-        except ContextFull as error:
-            say(f"error: {error}, or forget the conversation (/clear)", RED)
-            return
-        except LocalLLMError as error:  # of this turn, as a template that refuses it; the next may do better
+            command()
+        except LocalLLMError as error:
             say(f"error: {error}", RED)
-            return
-        if statistics.reason == "context":
-            say(explain_end(model), YELLOW)
-        if roof is not None:
-            say(statistics_line(statistics, roof.measure()))
+
+    # -- commands --------------------------------------------------------------------------------------------------
+
+    def clear(self, _: str) -> None:
+        self.conversation.clear()
+        self.refused, self.cut = "", False
+        say("a new conversation")
+
+    def undo(self, _: str) -> None:
+        say(f"taken back: {self.conversation.undo()}")
+        self.refused, self.cut = "", False
+
+    def regenerate(self, _: str) -> None:
+        self.answer(self.conversation.again)
+
+    def shift(self, _: str) -> None:
+        """Make room; then go on with what the full context has stopped."""
+        refused, cut = self.refused, self.cut
+        dropped = self.conversation.shift()
+        if not dropped:
+            raise LocalLLMError("there is no older turn to drop; /summary TEXT or /clear starts over")
+        say(f"the oldest {'turn was' if dropped == 1 else f'{dropped} turns were'} dropped")
+        if refused:
+            self.ask(refused)
+        elif cut:
+            self.answer(self.conversation.go_on)
+
+    def summary(self, text: str) -> None:
+        refused, self.refused = self.refused, ""
+        self.conversation.clear(f"What was said so far: {text}")
+        say("a new conversation that begins with your summary")
+        if refused:
+            self.ask(refused)
+
+    def toggle(self, _: str) -> None:
+        self.stats = not self.stats
+        say(f"statistics are {'on' if self.stats else 'off'}")
+
+    def help(self, _: str) -> None:
+        rows = [(f"{', '.join(each.words)} {each.argument}", each.help) for each in COMMANDS]
+        rows.append((", ".join(_LEAVE), "leave; so does Ctrl-D"))
+        rows.append(("Ctrl-C", "stop an answer; what there is of it counts as said"))
+        say(columns(rows, indent=0))
+
+
+class _Command(NamedTuple):
+    words: tuple[str, ...]
+    argument: str  # what must be written behind; "": nothing
+    help: str
+    call: Callable[[_Talk, str], None]
+
+
+COMMANDS = (
+    _Command(("/clear", "/new"), "", "forget the conversation and start over", _Talk.clear),
+    _Command(("/undo",), "", "take back the last turn", _Talk.undo),
+    _Command(("/regen",), "", "another answer to the last turn", _Talk.regenerate),
+    _Command(("/shift",), "", "drop the oldest turns; what a full context has stopped goes on", _Talk.shift),
+    _Command(("/summary",), "TEXT", "start over with your summary of what was said", _Talk.summary),
+    _Command(("/stats",), "", "statistics after each answer, or no more", _Talk.toggle),
+    _Command(("/help", "/?"), "", "these lines", _Talk.help),
+)
+_BY_WORD = {word: command for command in COMMANDS for word in command.words}
+_LEAVE = ("/bye", "/exit", "/quit")
 
 
 def _turns() -> Iterator[str]:

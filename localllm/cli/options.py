@@ -74,6 +74,9 @@ class Answering:
 
 @dataclass(frozen=True, slots=True)
 class Chat:
+    context_shift: bool = option(
+        False, "--context-shift", help="drop the oldest turns where the context is full; otherwise you are asked"
+    )
     no_stats: bool = option(False, "--no-stats", help="no statistics after the answers")
 
 

@@ -163,9 +163,10 @@ def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
     done = localllm("chat", tiny, "-c", 64, "--ignore-eos", stdin="one\n" + "two " * 100 + "\n")
     assert done.returncode == 0
     assert "the context of 64 tokens is full and the answer ends here" in done.stderr
-    assert "larger context (-c N); the model was trained on 512" in done.stderr
+    assert "-c N makes it larger; the model was trained on 512" in done.stderr
     assert "the context holds 64" in done.stderr
-    assert "(/clear)" in done.stderr
+    assert done.stderr.count("/shift drops the oldest turns") == 2
+    assert "/clear starts over" in done.stderr
 
 
 def test_a_missing_template_is_said(tmp_path: Path) -> None:

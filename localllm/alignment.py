@@ -1,0 +1,45 @@
+"""Tokens of a text, chosen so that what a cache holds already is kept.
+
+The same text has many tokenizations. A model does not always write the one its tokenizer would; what it wrote is in
+the cache, so a conversation that is rendered anew takes those tokens for as long as their bytes are the text's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+
+
+def keep_held(
+    held: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
+) -> list[int]:
+    """`held[:i]` + `fresh[j:]` with the same bytes as `fresh`, and i as large as can be.
+
+    `fresh` is the text as the tokenizer writes it. The two are exchanged only where both have a token's end at the same
+    byte. A token in `special` stands for itself, never for its text.
+    """
+    length = min(len(held), len(fresh))
+    equal = next((i for i in range(length) if held[i] != fresh[i]), length)
+    i = j = best_i = best_j = equal
+    ours = theirs = b""  # bytes of either that the other has not come to yet; one of them is empty
+    while True:
+        if not ours and not theirs and i < len(held) and j < len(fresh) and held[i] == fresh[j]:
+            i, j = i + 1, j + 1
+        else:
+            mine = len(ours) <= len(theirs)
+            if (i == len(held)) if mine else (j == len(fresh)):
+                break
+            token = held[i] if mine else fresh[j]
+            more = b"" if token in special else piece(token)
+            if not more:
+                break
+            if mine:
+                ours, i = ours + more, i + 1
+            else:
+                theirs, j = theirs + more, j + 1
+            shared = min(len(ours), len(theirs))
+            if ours[:shared] != theirs[:shared]:
+                break
+            ours, theirs = ours[shared:], theirs[shared:]
+        if not ours and not theirs:
+            best_i, best_j = i, j
+    return [*held[:best_i], *fresh[best_j:]]
