@@ -4,7 +4,7 @@
 
 One row is bound by memory: GB/s of packed weights against what a loop that only reads gets in the same round. 512 rows
 are bound by arithmetic: billions of operations a second (two per weight and row) against a loop that only multiplies
-bytes. Weights are random bytes, more than any cache holds. One JSON line per format goes to benchmarks/results/.
+bytes. Weights are random, more than any cache holds. One JSON line per format goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -32,22 +32,26 @@ from backends.cpu.kernels.common import Arguments, i32x16, kernel
 from backends.cpu.memory import address
 from backends.cpu.panels import u8x64
 from backends.cpu.simd import Function, Value
-from backends.cpu.unpack import FORMATS
+from backends.cpu.unpack import FORMATS as KERNELS
 from backends.plan import BLOCK, Batch, Recorder
-from quant import row_bytes
+from quant import FORMATS, quantize, row_bytes
 
 COLUMNS, ROWS, BATCH = 2048, 1 << 16, 512
 CHAINS, TURNS = 16, 1 << 16
 
 
 class Random:
-    """A weight whose rows are random bytes, the same piece over and over."""
+    """A weight of normal numbers, or of random bytes where its format cannot be written; the same rows over and over."""
 
     def __init__(self, name: str, format_name: str, rows: int) -> None:
         self.name, self.format, self.shape = name, format_name, (rows, COLUMNS)
         size = row_bytes(format_name, COLUMNS)
-        self._piece = np.random.default_rng(0).integers(0, 256, (1024, size), np.uint8)
-        self._piece &= 0xBF  # keeps scales and floats finite in every format
+        random = np.random.default_rng(0)
+        if FORMATS[format_name].quantize is not None:
+            self._piece = quantize(random.standard_normal((1024, COLUMNS), np.float32), format_name)
+        else:
+            self._piece = random.integers(0, 256, (1024, size), np.uint8)
+            self._piece &= 0xBF  # keeps scales finite in every format
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         return self._piece[np.arange(start, stop) % len(self._piece)]
@@ -104,7 +108,7 @@ def product_seconds(executable: CpuExecutable, rows: int) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--formats", default=",".join(FORMATS))
+    parser.add_argument("--formats", default=",".join(KERNELS))
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "kernels.jsonl")

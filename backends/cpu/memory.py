@@ -13,6 +13,9 @@ from backends.base import BackendError
 
 LINE = 64
 
+# A shared mapping, which is Python's default, would get no large pages.
+PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+
 
 def aligned(size: int) -> int:
     return -(-size // LINE) * LINE
@@ -24,7 +27,7 @@ class Arena:
     def __init__(self, size: int, what: str) -> None:
         self.size = size
         try:
-            self._map = mmap.mmap(-1, max(size, 1) + LINE)
+            self._map = mmap.mmap(-1, max(size, 1) + LINE, **PRIVATE)
         except (OSError, OverflowError, ValueError) as error:
             raise BackendError(
                 f"cannot reserve {size / 2**30:.1f} GiB for {what}: {error}; use a smaller model or context (-c)"

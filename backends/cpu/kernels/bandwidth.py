@@ -6,11 +6,11 @@ from enum import IntEnum
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, kernel, tasks
-from backends.cpu.kernels.linear import READ_AHEAD
+from backends.cpu.kernels.linear import read_ahead
 from backends.cpu.memory import LINE
 from backends.cpu.simd import I64, Function, Value, vector
 
-PIECE = 1 << 16  # bytes of one task
+PIECE = 1 << 18  # bytes of one task
 
 
 class ReadArg(IntEnum):
@@ -22,7 +22,7 @@ class ReadArg(IntEnum):
 
 
 def read() -> Kernel:
-    """Loads PIECES * 64 KiB from START, shared between the threads."""
+    """Loads PIECES * 256 KiB from START, shared between the threads."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         line = vector(I64, 8)
@@ -30,8 +30,7 @@ def read() -> Kernel:
         with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES)) as task:
             start = a.pointer(ReadArg.START) + task * PIECE
             with f.loop(0, PIECE, 256) as at:
-                for ahead in range(READ_AHEAD, READ_AHEAD + 256, LINE):
-                    f.prefetch(start + (at + ahead))
+                read_ahead(f, [start + (at + line) for line in range(0, 256, LINE)])
                 for i, total in enumerate(sums):
                     total.set(total.get() ^ f.load(start + at + 64 * i, line))
         everything = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()

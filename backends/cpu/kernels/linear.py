@@ -28,12 +28,13 @@ from backends.cpu.kernels.common import (
     kernel,
     tasks,
 )  # fmt: skip
-from backends.cpu.memory import LINE
-from backends.cpu.panels import FloatPanel, IntegerPanel, u8x64
+from backends.cpu.panels import Block, FloatPanel, IntegerPanel, u8x64
 from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 from backends.cpu.unpack import panel_of
 
 READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
+LEVEL = 2
+PANELS = 1
 DIRECT_ROWS = 3  # up to so many rows multiply out of the packed bytes
 
 
@@ -167,7 +168,7 @@ def _float_rows(
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as k:
                 here = [panel.load(f, v + k * (LANES * panel.value_bytes), LANES) for v in w]
                 if size == 1:
-                    _read_ahead(f, [v + k * (LANES * panel.value_bytes) for v in w], LINE)
+                    read_ahead(f, [v + k * (LANES * panel.value_bytes) for v in w])
                 for t in range(size):
                     value = f.broadcast(x[t] + k * 4, F32)
                     for i in range(panels):
@@ -184,26 +185,23 @@ def _direct_rows(
     f: Function, a: Arguments, panel: IntegerPanel, place: Place, rows: Value, first: Value, last: Value
 ) -> None:
     def tile(row: Value, size: int) -> None:
-        panels = 2 if size == 1 and panel.block_values == 32 else 1  # a short block leaves room for a second stream
-        with f.loop(first, last, panels) as p:
-            w = [place.weights + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
-            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
+        with f.loop(first, last) as p:
+            w = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
+            x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, 1)
             x_bytes = panel.block_values // X_VALUES * X_BLOCK
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
-                here = [v + block * panel.block_bytes for v in w]
-                if size == 1:
-                    _read_ahead(f, here, panel.block_bytes)
-                _direct_block(f, panel, here, [v + block * x_bytes for v in x], sums)
+                here = panel.block(w, block, a.i64(LinearArg.BLOCKS))
+                _direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
             _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, (2, 1), tile)
 
 
-def _read_ahead(f: Function, streams: Sequence[Value], size: int) -> None:
-    """Ask for what each stream reads READ_AHEAD bytes from here: the processor's own prefetch stops at every page."""
-    for stream in streams:
-        for line in range(0, size, LINE):
-            f.prefetch(stream + (READ_AHEAD + line))
+def read_ahead(f: Function, lines: Sequence[Value]) -> None:
+    """Ask for what stands `isa.read_ahead` bytes behind these lines, where that helps."""
+    if f.isa.read_ahead:
+        for line in lines:
+            f.prefetch(line + f.isa.read_ahead)
 
 
 def _x_at(k: int) -> int:
@@ -239,30 +237,28 @@ def _weigh(
 
 
 def _direct_block(
-    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
+    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
 ) -> None:
-    """One block of every panel times one stretch of every row; groups are weighed in order of k."""
+    """One block of a panel times one stretch of every row; groups are weighed in order of k."""
     multiply = dot.biased if panel.offset == 128 else dot.small
-    integers: dict[tuple[int, int, int], Value] = {}
+    integers: dict[tuple[int, int], Value] = {}
     seen = [0] * panel.groups
     due = 0
-    for step in zip(*(panel.steps(f, block) for block in w), strict=True):
-        group, word = step[0][0], step[0][1]
+    lines = panel.lines(block) if ahead else []
+    share = -(-len(lines) // (panel.block_values // 4))
+    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
+        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
         k = group * panel.group
         for t, row in enumerate(x):
+            if (group, t) not in integers:
+                integers[group, t] = _start(f, panel.offset, panel.group, row, k)
             values = dot.broadcast4(f, row + _x_at(k + 4 * word))
-            for i, (_, _, weights) in enumerate(step):
-                key = (group, t, i)
-                if key not in integers:
-                    integers[key] = _start(f, panel.offset, panel.group, row, k)
-                integers[key] = multiply(f, integers[key], weights, values)
+            integers[group, t] = multiply(f, integers[group, t], weights, values)
         seen[group] += 1
         while due < panel.groups and seen[due] == panel.group // 4:
-            for i, block in enumerate(w):
-                scale, minimum = panel.scales(f, block, due)
-                for t, row in enumerate(x):
-                    total = integers.pop((due, t, i))
-                    _weigh(f, total, scale, minimum, panel.group, row, due * panel.group, sums[t][i])
+            scale, minimum = panel.scales(f, block, due)
+            for t, row in enumerate(x):
+                _weigh(f, integers.pop((due, t)), scale, minimum, panel.group, row, due * panel.group, sums[t])
             due += 1
     assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
 
@@ -285,7 +281,7 @@ def _tiled_rows(
         target = scratch + (p - first) * unpacked
         with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
             at = block * (panel.groups * panel.tile_group_bytes)
-            _unpack_block(f, panel, source + block * panel.block_bytes, target + at)
+            _unpack_block(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
     tile_rows, tile_panels = f.isa.int_tile
 
     def tile(row: Value, size: int) -> None:
@@ -303,7 +299,7 @@ def _tiled_rows(
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
 
 
-def _unpack_block(f: Function, panel: IntegerPanel, source: Value, target: Value) -> None:
+def _unpack_block(f: Function, panel: IntegerPanel, source: Block, target: Value) -> None:
     """A packed block to, per group: scale, minimum if there is one, bytes."""
     header = 64 * (1 + panel.minimum)
     for group in range(panel.groups):

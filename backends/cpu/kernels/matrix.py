@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
-from backends.cpu.panels import FloatPanel
+from backends.cpu.panels import Block, FloatPanel
 from backends.cpu.simd import I8, I16, I32, LANES, Function, Value, vector
 from backends.cpu.unpack import panel_of
 
@@ -33,11 +33,16 @@ def repack(format_name: str) -> Kernel:
     types = {1: I8, 2: I16, 4: I32}
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        rows = a.i64(RepackArg.ROWS)
+        rows, blocks = a.i64(RepackArg.ROWS), a.i64(RepackArg.BLOCKS)
         # Blocks outside, lanes inside: the writes of one panel block stay in a few cache lines.
-        with f.loop(0, (rows + LANES - 1) // LANES) as p, f.loop(0, a.i64(RepackArg.BLOCKS)) as block:
+        with f.loop(0, (rows + LANES - 1) // LANES) as p, f.loop(0, blocks) as block:
             first = p * LANES
-            target = a.pointer(RepackArg.TARGET) + (p * a.i64(RepackArg.PANEL_BYTES) + block * (LANES * block_bytes))
+            target = a.pointer(RepackArg.TARGET) + p * a.i64(RepackArg.PANEL_BYTES)
+            if isinstance(panel, FloatPanel):
+                value_target = target + block * (LANES * block_bytes)
+                here = Block(value_target, value_target, {0: 0})
+            else:
+                here = panel.block(target, block, blocks)
             with f.loop(0, f.minimum(rows - first, LANES)) as lane:
                 source = a.pointer(RepackArg.SOURCE) + (
                     (first + lane) * a.i64(RepackArg.ROW_BYTES) + block * block_bytes
@@ -48,7 +53,7 @@ def repack(format_name: str) -> Kernel:
                         value = f.load(source + at, types[size])
                         if number == rearranged and rearrange is not None:
                             value = rearrange(f, value)
-                        f.store(target + lane * size + LANES * at, value)
+                        f.store(here.at(at, size) + lane * size, value)
                         at += size
 
     return kernel(f"repack_{format_name}", body)
@@ -81,7 +86,7 @@ def embed(format_name: str) -> Kernel:
                     f.store(y + block * 4, panel.load(f, at, 1))
                 else:
                     # The whole block is unpacked for one of its 16 rows: this is done once per token, not per layer.
-                    here = source + block * panel.block_bytes
+                    here = panel.block(source, block, a.i64(EmbedArg.BLOCKS))
                     out = y + block * (4 * panel.block_values)
                     scales = [
                         [None if s is None else f.splat(f.lane_at(s, lane), 4) for s in panel.scales(f, here, group)]

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from backends.cpu.panels import IntegerPanel, Scales, Step, byte, half, i32x16, short, u8x64, word32
+from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, i32x16, short, u8x64, word32
 from backends.cpu.simd import F32, I16, Function, Value, vector
 from quant.formats.grids import grid
 
@@ -49,11 +49,11 @@ def _signs_of_code(code: Value) -> Value:
     return code | (parity << 7)
 
 
-def _nibble(f: Function, block: Value, at: int, number: int) -> Value:
+def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
     return (byte(f, block, at + number // 2) >> (4 * (number % 2))) & 15
 
 
-def _half_step_scale(f: Function, block: Value, s: Value, factor: float) -> Scales:
+def _half_step_scale(f: Function, block: Block, s: Value, factor: float) -> Scales:
     """d * ((s + 1/2) * factor)."""
     return half(f, block, 0) * ((f.to_float(s) + 0.5) * factor), None
 
@@ -62,7 +62,7 @@ def _runs(name: str, group: int, run: object) -> object:
     """Steps of an IQ2 format: `run(f, block, n)` gives point number and sign bits of run n of 8 values."""
     assert callable(run)
 
-    def steps(f: Function, block: Value) -> Iterator[Step]:
+    def steps(f: Function, block: Block) -> Iterator[Step]:
         for n in range(32):
             index, signs = run(f, block, n)
             for part in range(2):
@@ -73,36 +73,36 @@ def _runs(name: str, group: int, run: object) -> object:
     return steps
 
 
-def _iq2_xxs_run(f: Function, block: Value, n: int) -> tuple[Value, Value]:
+def _iq2_xxs_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
     signs = word32(f, block, 2 + 8 * (n // 4) + 4)
     return byte(f, block, 2 + 8 * (n // 4) + n % 4), _signs_of_code((signs >> (7 * (n % 4))) & 127)
 
 
-def _iq2_xs_run(f: Function, block: Value, n: int) -> tuple[Value, Value]:
+def _iq2_xs_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
     word = short(f, block, 2 + 2 * n)
     return word & 511, _signs_of_code(word >> 9)
 
 
-def _iq2_s_run(f: Function, block: Value, n: int) -> tuple[Value, Value]:
+def _iq2_s_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
     high = (byte(f, block, 66 + n // 4) >> (2 * (n % 4))) & 3
     return byte(f, block, 2 + n) | (high << 8), byte(f, block, 34 + n)
 
 
-def _iq3_xxs_steps(f: Function, block: Value) -> Iterator[Step]:
+def _iq3_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
     for n in range(64):
         code = (word32(f, block, 66 + 4 * (n // 8)) >> (7 * (n % 8 // 2))) & 127
         magnitude = _fetch(f, "IQ3XXS", 1, 0, 0, byte(f, block, 2 + n))
         yield n // 8, n % 8, _signed(f, magnitude, _spread(f, _signs_of_code(code), 4 * (n % 2)))
 
 
-def _iq3_s_steps(f: Function, block: Value) -> Iterator[Step]:
+def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
     for n in range(64):
         ninth = (byte(f, block, 66 + n // 8) >> (n % 8)) & 1
         magnitude = _fetch(f, "IQ3S", 1, 0, 0, byte(f, block, 2 + n) | (ninth << 8))
         yield n // 8, n % 8, _signed(f, magnitude, _spread(f, byte(f, block, 74 + n // 2), 4 * (n % 2)))
 
 
-def _iq3_s_scale(f: Function, block: Value, group: int) -> Scales:
+def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
     s = f.to_float(_nibble(f, block, 106, group))
     return half(f, block, 0) * (s * 2.0 + 1.0), None
 
@@ -113,7 +113,7 @@ def _moved(f: Function, points: Value, shift: Value) -> Value:
     return points + ones
 
 
-def _iq1_s_steps(f: Function, block: Value) -> Iterator[Step]:
+def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
     for n in range(32):
         word = short(f, block, 34 + 2 * (n // 4))
         index = byte(f, block, 2 + n) | (((word >> (3 * (n % 4))) & 7) << 8)
@@ -127,11 +127,11 @@ def _odd_scale(f: Function, d: Value, s: Value) -> Scales:
     return d * (f.to_float(s) * 2.0 + 1.0) * 0.125, None
 
 
-def _iq1_s_scale(f: Function, block: Value, group: int) -> Scales:
+def _iq1_s_scale(f: Function, block: Block, group: int) -> Scales:
     return _odd_scale(f, half(f, block, 0), (short(f, block, 34 + 2 * group) >> 12) & 7)
 
 
-def _iq1_m_steps(f: Function, block: Value) -> Iterator[Step]:
+def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
     for n in range(32):
         high = _nibble(f, block, 32, n)
         index = byte(f, block, n) | ((high & 7) << 8)
@@ -140,7 +140,7 @@ def _iq1_m_steps(f: Function, block: Value) -> Iterator[Step]:
             yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points, high >> 3)
 
 
-def _iq1_m_scale(f: Function, block: Value, group: int) -> Scales:
+def _iq1_m_scale(f: Function, block: Block, group: int) -> Scales:
     bits = short(f, block, 48) >> 12
     for number in range(1, 4):
         bits = bits | ((short(f, block, 48 + 2 * number) >> 12) << (4 * number))

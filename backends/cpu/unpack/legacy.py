@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from backends.cpu.panels import IntegerPanel, Scales, Step, half, word32, words
+from backends.cpu.panels import Block, IntegerPanel, Scales, Step, half, word32, words
 from backends.cpu.simd import I32, Function, Value
 
-Steps = Callable[[Function, Value], Iterator[Step]]
+Steps = Callable[[Function, Block], Iterator[Step]]
 
 
 def _nibbles(at: int) -> Steps:
-    def steps(f: Function, block: Value) -> Iterator[Step]:
+    def steps(f: Function, block: Block) -> Iterator[Step]:
         for word in range(4):
             w = words(f, block, at + 4 * word)
             yield 0, word, w & 15
@@ -23,7 +23,7 @@ def _nibbles(at: int) -> Steps:
 def _nibbles_and_bit(bits: int, at: int) -> Steps:
     """Nibbles at `at`, the fifth bits in the int32 at `bits`, rearranged by `_spread_bits`."""
 
-    def steps(f: Function, block: Value) -> Iterator[Step]:
+    def steps(f: Function, block: Block) -> Iterator[Step]:
         fifth = word32(f, block, bits)
         for word in range(4):
             w = words(f, block, at + 4 * word)
@@ -44,16 +44,16 @@ def _spread_bits(f: Function, bits: Value) -> Value:
     return out
 
 
-def _bytes(f: Function, block: Value) -> Iterator[Step]:
+def _bytes(f: Function, block: Block) -> Iterator[Step]:
     for word in range(8):
         yield 0, word, words(f, block, 2 + 4 * word) ^ 0x80
 
 
-def _scale(f: Function, block: Value, group: int) -> Scales:
+def _scale(f: Function, block: Block, group: int) -> Scales:
     return half(f, block, 0), None
 
 
-def _scale_and_minimum(f: Function, block: Value, group: int) -> Scales:
+def _scale_and_minimum(f: Function, block: Block, group: int) -> Scales:
     m = half(f, block, 2)
     return half(f, block, 0), f.zeros(m.type) - m
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.cpu.panels import IntegerPanel, Scales, Step, byte, half, short, words
+from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, short, words
 from backends.cpu.simd import F32, Function, Value, vector
 from quant.formats import fp4, iq4
 
@@ -13,18 +13,18 @@ IQ4_LEVELS = tuple(128 + int(level) for level in iq4.LEVELS)
 FP4_LEVELS = tuple(128 + int(level) for level in fp4.LEVELS)
 
 
-def _nl_steps(f: Function, block: Value) -> Iterator[Step]:
+def _nl_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(4):
         w = words(f, block, 2 + 4 * word)
         yield 0, word, f.lookup(IQ4_LEVELS, w & 15)
         yield 0, 4 + word, f.lookup(IQ4_LEVELS, w >> 4)
 
 
-def _nl_scale(f: Function, block: Value, group: int) -> Scales:
+def _nl_scale(f: Function, block: Block, group: int) -> Scales:
     return half(f, block, 0), None
 
 
-def _xs_steps(f: Function, block: Value) -> Iterator[Step]:
+def _xs_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
         for word in range(4):
             w = words(f, block, 8 + 16 * group + 4 * word)
@@ -32,20 +32,20 @@ def _xs_steps(f: Function, block: Value) -> Iterator[Step]:
             yield group, 4 + word, f.lookup(IQ4_LEVELS, w >> 4)
 
 
-def _xs_scale(f: Function, block: Value, group: int) -> Scales:
+def _xs_scale(f: Function, block: Block, group: int) -> Scales:
     low = (byte(f, block, 4 + group // 2) >> (4 * (group % 2))) & 15
     high = (short(f, block, 2) >> (2 * group)) & 3
     return half(f, block, 0) * f.to_float((low | (high << 4)) - 32), None
 
 
-def _fp4_steps(f: Function, block: Value) -> Iterator[Step]:
+def _fp4_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(4):
         w = words(f, block, 1 + 4 * word)
         yield 0, word, f.lookup(FP4_LEVELS, w & 15)
         yield 0, 4 + word, f.lookup(FP4_LEVELS, w >> 4)
 
 
-def _fp4_scale(f: Function, block: Value, group: int) -> Scales:
+def _fp4_scale(f: Function, block: Block, group: int) -> Scales:
     """2^(e - 128): half of the power of two that E8M0 names, because the levels are doubled."""
     e = byte(f, block, 0)
     one = f.constant(e.type, 1)

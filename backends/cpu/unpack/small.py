@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.cpu.panels import IntegerPanel, Scales, Step, byte, f32x16, half, u8x64, words
+from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, f32x16, half, u8x64, words
 from backends.cpu.simd import I8, I16, Function, Value, vector
 from backends.cpu.unpack.nonlinear import FP4_LEVELS
 
@@ -15,7 +15,7 @@ def _digit(f: Function, w: Value, n: int) -> Value:
     return f.truncate((shifted * 3) >> 8, I8)
 
 
-def _tq1_steps(f: Function, block: Value) -> Iterator[Step]:
+def _tq1_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(8):
         w = words(f, block, 4 * word)
         for n in range(5):
@@ -29,7 +29,7 @@ def _tq1_steps(f: Function, block: Value) -> Iterator[Step]:
         yield 7, 4 + n, _digit(f, w, n)
 
 
-def _tq2_steps(f: Function, block: Value) -> Iterator[Step]:
+def _tq2_steps(f: Function, block: Block) -> Iterator[Step]:
     for half_ in range(2):
         for word in range(8):
             w = words(f, block, 32 * half_ + 4 * word)
@@ -37,19 +37,19 @@ def _tq2_steps(f: Function, block: Value) -> Iterator[Step]:
                 yield 4 * half_ + n, word, (w >> (2 * n)) & 3
 
 
-def _q1_steps(f: Function, block: Value) -> Iterator[Step]:
+def _q1_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(32):  # 2 * bit - 1
         four = (byte(f, block, 2 + word // 2) >> (4 * (word % 2))) & 15
         yield word // 8, word % 8, f.bits(((four * 0x00204081) & 0x01010101) << 1, u8x64)
 
 
-def _q2_steps(f: Function, block: Value) -> Iterator[Step]:
+def _q2_steps(f: Function, block: Block) -> Iterator[Step]:
     for word in range(16):
         b = byte(f, block, 2 + word)
         yield word // 8, word % 8, f.bits((b | (b << 6) | (b << 12) | (b << 18)) & 0x03030303, u8x64)
 
 
-def _nvfp4_steps(f: Function, block: Value) -> Iterator[Step]:
+def _nvfp4_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(4):
         for word in range(2):
             w = words(f, block, 4 + 8 * group + 4 * word)
@@ -57,7 +57,7 @@ def _nvfp4_steps(f: Function, block: Value) -> Iterator[Step]:
             yield group, 2 + word, f.lookup(FP4_LEVELS, w >> 4)
 
 
-def _nvfp4_scale(f: Function, block: Value, group: int) -> Scales:
+def _nvfp4_scale(f: Function, block: Block, group: int) -> Scales:
     """Half of the unsigned E4M3 number, because the levels are doubled; 0x7F reads as 0."""
     b = byte(f, block, group)
     exponent, mantissa = (b >> 3) & 15, b & 7
@@ -67,7 +67,7 @@ def _nvfp4_scale(f: Function, block: Value, group: int) -> Scales:
 
 
 def _scale_at(at: int) -> object:
-    def scales(f: Function, block: Value, group: int) -> Scales:
+    def scales(f: Function, block: Block, group: int) -> Scales:
         return half(f, block, at), None
 
     return scales
