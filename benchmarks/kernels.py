@@ -41,7 +41,7 @@ CHAINS, TURNS = 16, 1 << 16
 
 
 class Random:
-    """A weight of normal numbers, or of random bytes where its format cannot be written; the same rows over and over."""
+    """A weight of normal numbers, random bytes where its format cannot be written; the same rows again and again."""
 
     def __init__(self, name: str, format_name: str, rows: int) -> None:
         self.name, self.format, self.shape = name, format_name, (rows, COLUMNS)

@@ -2,9 +2,10 @@
 
 A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
 blocks, each the file's blocks of 16 rows: every element of its fields 16 times, once per row. A field of quantized
-values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. A few neighbouring
-blocks stand together, their smaller elements before those of 4 bytes, and these in the order of reading: memory is
-then read straight on and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order). A panel of a float format is K vectors of 16.
+values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. Where a block's smaller
+elements do not fill cache lines, a few blocks stand together; the 4-byte elements stand in the order of reading. So
+memory is read straight on, and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order). A
+panel of a float format is K vectors of 16.
 """
 
 from __future__ import annotations

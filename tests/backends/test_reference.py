@@ -304,7 +304,9 @@ BATCH = Batch(
 def test_a_batch_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
     r = Recorder()
     plan = r.finish(r.select_rows(attend(r, r.embed(weight(TABLE, "table")))))
-    executable = ReferenceBackend().bind(plan, Limits(rows=4, logit_rows=2, blocks=4, positions=128), CacheTypes("f32", "f32"))
+    executable = ReferenceBackend().bind(
+        plan, Limits(rows=4, logit_rows=2, blocks=4, positions=128), CacheTypes("f32", "f32")
+    )
     assert executable.step(BATCH).shape == (1, 8)
     with pytest.raises(BackendError, match=f"^batch: .*{message}"):
         executable.step(replace(BATCH, **{name: np.array(values, np.int32) for name, values in changes.items()}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, short, words
-from backends.cpu.simd import F32, Function, Value, vector
+from backends.cpu.simd import F32, Function, vector
 from quant.formats import fp4, iq4
 
 # Levels plus 128, as the kernels' bytes are.
