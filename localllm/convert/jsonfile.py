@@ -1,0 +1,41 @@
+"""JSON files of a model's folder, read with limits: they come from strangers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.errors import ConvertError
+
+_MAX_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a file; ConvertError for one that is missing, too large or no JSON object."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    value = parse_json(data, str(path))
+    if not isinstance(value, dict):
+        raise ConvertError(f"{path}: is not a JSON object; download it again")
+    return value
+
+
+def parse_json(data: bytes | bytearray, where: str) -> Any:
+    """The value of JSON text; a name that an object gives twice is refused, because readers differ on which counts."""
+    try:
+        return json.loads(data, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        what = "is nested too deeply" if isinstance(error, RecursionError) else f"is not JSON: {error}"
+        raise ConvertError(f"{where}: {what}; download it again") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice in one object")
+    return found

@@ -1,0 +1,208 @@
+"""A tensor that is read row by row, and what conversion does to one: rows picked, stacked, transposed, repacked.
+
+Nothing here holds numbers: a changed tensor is a function that reads what it needs of the tensors it was made of, so a
+model larger than memory can be converted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+import quant
+from localllm.convert.errors import ConvertError
+
+U8 = NDArray[np.uint8]
+
+ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights of a block; one byte of scale and 16 of codes
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """`rows` rows of `row_bytes` bytes, all leading dimensions flattened, as in `localllm.gguf.Tensor`."""
+
+    name: str
+    format: str  # a key of quant.FORMATS; inside this package also F8_E4M3 and U8
+    shape: tuple[int, ...]  # row-major: (..., rows, columns) or (columns,), which is one row
+    row_bytes: int
+    _read: Callable[[int, int], U8] = field(repr=False, compare=False)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def read(self, start: int, stop: int) -> U8:
+        """Rows start..stop, contiguous: uint8 (stop - start, row_bytes). Safe from several threads at once."""
+        if not 0 <= start <= stop <= self.rows:
+            raise ConvertError(f"{self.name}: rows {start} to {stop} asked for; it has {self.rows}")
+        if start == stop:
+            return np.empty((0, self.row_bytes), np.uint8)
+        return np.ascontiguousarray(self._read(start, stop))
+
+
+def plain(name: str, values: NDArray[np.float32]) -> Tensor:
+    """A small float32 tensor whose values are at hand."""
+    rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
+    return Tensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
+
+
+def renamed(tensor: Tensor, name: str) -> Tensor:
+    return replace(tensor, name=name)
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """(1, n) as (n,)."""
+    return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
+
+
+def stacked(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors (rows, columns) as one (count, rows, columns), or (n,) as (count, n)."""
+    first = tensors[0]
+    for other in tensors:
+        if (other.shape, other.format) != (first.shape, first.format):
+            raise ConvertError(
+                f"{other.name}: {other.format} {other.shape}, but {first.name} is {first.format} {first.shape}; "
+                "they must be alike to be one tensor"
+            )
+
+    def read(start: int, stop: int) -> U8:
+        parts, each = [], first.rows
+        for i in range(start // each, -(-stop // each)):
+            parts.append(tensors[i].read(max(start - i * each, 0), min(stop - i * each, each)))
+        return np.concatenate(parts)
+
+    return replace(first, shape=(len(tensors), *first.shape), _read=read)
+
+
+def picked(tensor: Tensor, index: NDArray[np.int64], rows: int) -> Tensor:
+    """The rows `index` of all (those of every matrix flattened), as matrices of `rows`; of a vector, its values."""
+    if len(tensor.shape) == 1:
+        size = ITEM_BYTES[tensor.format]
+
+        def pick(start: int, stop: int) -> U8:
+            return tensor.read(start, stop).reshape(stop - start, -1, size)[:, index].reshape(stop - start, -1)
+
+        return replace(tensor, shape=(len(index),), row_bytes=len(index) * size, _read=pick)
+
+    def read(start: int, stop: int) -> U8:
+        wanted = index[start:stop]
+        low = int(wanted.min())
+        return tensor.read(low, int(wanted.max()) + 1)[wanted - low]
+
+    return replace(tensor, shape=(*tensor.shape[:-2], rows, tensor.shape[-1]), _read=read)
+
+
+def strided(tensor: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
+    """Rows start, start + step, ... of every matrix (of a vector, its values)."""
+    height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
+    matrices = prod(tensor.shape[:-2])
+    wanted = np.arange(start, min(stop, height), step)
+    return picked(tensor, (np.arange(matrices)[:, None] * height + wanted).reshape(-1), len(wanted))
+
+
+def columns(tensor: Tensor, start: int, step: int) -> Tensor:
+    """Values start, start + step, ... of every row."""
+    size = ITEM_BYTES[tensor.format]
+    count = len(range(start, tensor.shape[-1], step))
+
+    def read(first: int, last: int) -> U8:
+        return tensor.read(first, last).reshape(last - first, -1, size)[:, start::step].reshape(last - first, -1)
+
+    return replace(tensor, shape=(*tensor.shape[:-1], count), row_bytes=count * size, _read=read)
+
+
+def transposed(tensor: Tensor) -> Tensor:
+    """(..., a, b) as (..., b, a). A read goes over every matrix that it touches, whole."""
+    a, b = tensor.shape[-2:]
+    size = ITEM_BYTES[tensor.format]
+
+    def read(start: int, stop: int) -> U8:
+        parts = []
+        for i in range(start // b, -(-stop // b)):
+            matrix = tensor.read(i * a, (i + 1) * a).reshape(a, b, size)
+            part = matrix[:, max(start - i * b, 0) : min(stop - i * b, b)].transpose(1, 0, 2)
+            parts.append(part.reshape(-1, a * size))
+        return np.concatenate(parts)
+
+    return replace(tensor, shape=(*tensor.shape[:-2], b, a), row_bytes=a * size, _read=read)
+
+
+def as_float32(tensor: Tensor, offset: float = 0.0) -> Tensor:
+    """The same numbers plus `offset`, as F32."""
+    if tensor.format == "F32" and not offset:
+        return tensor
+
+    def read(start: int, stop: int) -> U8:
+        values = quant.dequantize(tensor.read(start, stop), tensor.format)
+        return (values + np.float32(offset)).view(np.uint8)
+
+    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
+def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+    """gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) as MXFP4 (..., rows, 32 n).
+
+    There a byte holds two neighbours, the first in its low half; in ggml it holds weight i and weight i + 16.
+    """
+    if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
+        raise ConvertError(
+            f"{blocks.name}: {blocks.format} {blocks.shape} with scales {scales.format} {scales.shape}; expected U8 "
+            "codes (..., 16) and one U8 scale for each 16 of them"
+        )
+    n = scales.shape[-1]
+
+    def read(start: int, stop: int) -> U8:
+        codes = blocks.read(start * n, stop * n)  # (blocks, 16)
+        weights = np.stack([codes & 15, codes >> 4], axis=-1).reshape(-1, MXFP4_BLOCK)
+        packed = weights[:, :16] | weights[:, 16:] << 4
+        out = np.concatenate([scales.read(start, stop).reshape(-1, 1), packed], axis=1)
+        return out.reshape(stop - start, n * MXFP4_BYTES)
+
+    return Tensor(blocks.name, "MXFP4", (*scales.shape[:-1], n * MXFP4_BLOCK), n * MXFP4_BYTES, read)
+
+
+def scaled_fp8(tensor: Tensor, scales: Tensor) -> Tensor:
+    """FP8 (rows, columns) times its scales: one, one for each row, or one for each block; as F32.
+
+    The block's size is what divides the tensor into that many blocks, the last ones being smaller.
+    """
+    rows, width = tensor.shape[-2:]
+    values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
+    grid = values.reshape(1, 1) if values.size == 1 else values.reshape(len(values), -1)
+    if len(tensor.shape) != 2 or len(grid) > rows or grid.shape[1] > width:
+        raise ConvertError(f"{scales.name}: {scales.shape} scales do not divide {tensor.name} {tensor.shape}")
+    height, step = (_block(n, parts) for n, parts in zip((rows, width), grid.shape, strict=True))
+    by_column = np.repeat(grid, step, axis=1)[:, :width]
+
+    def read(start: int, stop: int) -> U8:
+        numbers = _E4M3[tensor.read(start, stop)]
+        return (numbers * by_column[np.arange(start, stop) // height]).view(np.uint8)
+
+    return Tensor(tensor.name, "F32", tensor.shape, 4 * width, read)
+
+
+def _block(size: int, parts: int) -> int:
+    """128, the usual size, where it gives that many parts; else equal parts."""
+    return 128 if -(-size // 128) == parts else -(-size // parts)
+
+
+def _e4m3() -> NDArray[np.float32]:
+    """The values of all bytes: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7F is NaN (arXiv:2209.05433)."""
+    code = np.arange(256)
+    exponent, mantissa = (code >> 3) & 15, code & 7
+    size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))
+    values = np.where(code & 128, -size, size)
+    values[(code & 127) == 127] = np.nan
+    return values.astype(np.float32)
+
+
+_E4M3 = _e4m3()
