@@ -1,0 +1,62 @@
+"""Second moments of what goes into matrices: the sum of x x^T over a text, which says how errors of columns add up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.plan import Weight
+from localllm.calibration.observe import steps
+from localllm.evaluation import Windows
+from localllm.model import Model
+
+F64 = NDArray[np.float64]
+
+MEMORY = 2 << 30  # bytes of moments held at once
+
+
+def collect(
+    model: Model, windows: Windows, names: Collection[str], progress: Callable[[str, int, int], None] | None = None
+) -> dict[str, F64]:
+    """Moments float64 (experts or 1, columns, columns) by name; tensors that read the same input share one array.
+
+    `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are left out.
+    """
+    found: dict[str, F64] = {}
+    for inputs in steps(model, windows, progress):
+        for each in inputs:
+            wanted = [name for name in each.names if name in names]
+            if not wanted:
+                continue
+            held = found.get(wanted[0])
+            width = each.x.shape[-1]
+            if held is None:
+                experts = model.file.tensors[wanted[0]].shape[0] if each.choices is not None else 1
+                held = np.zeros((experts, width, width))
+                found |= dict.fromkeys(wanted, held)
+            if each.choices is None:
+                held[0] += each.x.T @ each.x
+                continue
+            rows, chosen = each.x.reshape(-1, width), each.choices.reshape(-1)
+            for expert in np.unique(chosen):
+                own = rows[chosen == expert]
+                held[expert] += own.T @ own
+    return found
+
+
+def portions(tensors: Mapping[str, Weight], names: Sequence[str], limit: int = MEMORY) -> Iterator[list[str]]:
+    """`names` in order, cut so that the moments of a portion fit `limit` bytes; at least one name each."""
+    portion: list[str] = []
+    held = 0
+    for name in names:
+        shape = tensors[name].shape
+        size = 8 * shape[-1] ** 2 * (shape[0] if len(shape) == 3 else 1)
+        if portion and held + size > limit:
+            yield portion
+            portion, held = [], 0
+        portion.append(name)
+        held += size
+    if portion:
+        yield portion

@@ -1,0 +1,110 @@
+"""Ways to store tensors that look at what the model does with them: what `quantize --method` chooses from.
+
+    with load(path, ctx=512, observe=True) as model:
+        method = METHODS["gptq"](model, cut(model, text, 512), formats, progress)
+        rows = method.store(name, values, formats[name])       # for every tensor, in the order of the file
+
+`formats` says what every tensor will be stored as. The model must stay open until the last tensor is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+import quant
+from backends.plan import F32
+from localllm.calibration.awq import NOT_ROUNDED, scale_model
+from localllm.calibration.hessian import MEMORY, collect, portions
+from localllm.calibration.imatrix import Imatrix, measure
+from localllm.evaluation import Windows
+from localllm.model import Model
+from quant import gptq
+
+U8 = NDArray[np.uint8]
+Progress = Callable[[str, int, int], None]
+
+
+class Method(Protocol):
+    """`store` maps a tensor float32 (values,), (rows, columns) or (experts, rows, columns) to rows uint8."""
+
+    def store(self, name: str, values: F32, format_name: str) -> U8: ...
+
+
+class Awq:
+    """Activation-aware scaling, then the format's own quantizer with the importance of the scaled inputs."""
+
+    def __init__(
+        self,
+        model: Model,
+        windows: Windows,
+        formats: Mapping[str, str],
+        progress: Progress | None = None,
+        memory: int = MEMORY,
+    ) -> None:
+        self._imatrix: Imatrix = measure(model, windows, output=True, progress=progress)
+        self._scalings = scale_model(model, windows, formats, progress, memory)
+
+    def store(self, name: str, values: F32, format_name: str) -> U8:
+        """Norms, biases and other vectors too: they may be what the factors were folded into."""
+        columns, scaling = values.shape[-1], self._scalings.get(name)
+        matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
+        squares = self._imatrix.importance(name, len(matrices), columns)
+        if scaling is not None:
+            matrices = scaling.apply(values).astype(np.float32).reshape(matrices.shape)
+            squares = scaling.importance(squares) if squares is not None else None
+        return np.concatenate(
+            [
+                quant.quantize(matrix, format_name, np.ascontiguousarray(squares[i]) if squares is not None else None)
+                for i, matrix in enumerate(matrices)
+            ]
+        )
+
+
+class Gptq:
+    """Second-order error feedback. The forward over the text runs once per `memory` bytes of second moments."""
+
+    def __init__(
+        self,
+        model: Model,
+        windows: Windows,
+        formats: Mapping[str, str],
+        progress: Progress | None = None,
+        memory: int = MEMORY,
+    ) -> None:
+        self._model, self._windows, self._progress = model, windows, progress
+        tensors = model.file.tensors
+        names = [n for n in tensors if formats.get(n, "F32") not in NOT_ROUNDED and _has_feedback(n)]
+        self._portions = {name: portion for portion in portions(tensors, names, memory) for name in portion}
+        self._moments: dict[str, NDArray[np.float64]] = {}
+
+    def store(self, name: str, values: F32, format_name: str) -> U8:
+        columns = values.shape[-1]
+        matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
+        moments = self._moments_of(name)
+        stored = []
+        for i, matrix in enumerate(matrices):
+            seen = moments is not None and moments[i].any()  # an expert that got no row has nothing to go by
+            stored.append(
+                gptq.quantize(matrix, moments[i], format_name)
+                if seen and moments is not None and format_name not in NOT_ROUNDED
+                else quant.quantize(np.ascontiguousarray(matrix), format_name)
+            )
+        return np.concatenate(stored)
+
+    def _moments_of(self, name: str) -> NDArray[np.float64] | None:
+        if name in self._portions and name not in self._moments:
+            self._moments = {}  # before the next are made
+            self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
+        return self._moments.get(name)
+
+
+def _has_feedback(name: str) -> bool:
+    """Matrices of layers and the output matrix; a table of embeddings is also read row by row, exactly as it stands."""
+    return name.startswith("blk.") or name == "output.weight"
+
+
+METHODS: dict[str, type[Awq] | type[Gptq]] = {"awq": Awq, "gptq": Gptq}

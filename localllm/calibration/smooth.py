@@ -1,0 +1,148 @@
+"""Where a model lets factors be folded: matrices that read one value, and what makes that value and can be divided.
+
+Read from the plan of a forward, so every architecture is covered without naming one: a norm's weights, the rows of the
+matrix of values before attention, the rows of the up matrix of a gated feed-forward, also of experts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from backends.plan import (
+    F32,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Glu,
+    Linear,
+    Norm,
+    Operation,
+    Plan,
+    SelectRows,
+    Value,
+    Weight,
+)
+from localllm.calibration.observe import tensor_name
+
+LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional to `up`
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows start..stop of a tensor of the file, or values of a vector; of every expert where it has experts."""
+
+    name: str
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`readers` all multiply one value; dividing `makers` by factors divides that value by the same.
+
+    Where attention stands between, each key-value head of `head_dim` rows is read by `heads_per_kv` heads in turn.
+    """
+
+    readers: tuple[str, ...]
+    makers: tuple[Rows, ...]
+    experts: int = 0  # 0: not a stack of experts
+    heads_per_kv: int = 1
+    head_dim: int = 0
+
+    def spread(self, scale: F32) -> F32:
+        """Factors of the makers (..., made) as factors of the readers' columns (..., columns)."""
+        if self.heads_per_kv == 1:
+            return scale
+        heads = scale.reshape(-1, 1, self.head_dim)
+        return np.broadcast_to(heads, (len(heads), self.heads_per_kv, self.head_dim)).reshape(-1)
+
+    def gather(self, mean_squares: F32) -> F32:
+        """Mean squares of the readers' columns as those of what the makers make."""
+        if self.heads_per_kv == 1:
+            return mean_squares
+        heads: F32 = mean_squares.reshape(-1, self.heads_per_kv, self.head_dim)
+        means: F32 = heads.mean(axis=1)
+        return means.reshape(-1)
+
+
+def groups(plan: Plan) -> list[Group]:
+    """Every place of a plan where factors can be folded exactly."""
+    made: dict[int, Operation] = {op.out.index: op for op in plan.operations if not isinstance(op, Append)}
+    readers: dict[int, list[Operation]] = {}
+    uses: dict[str, set[int]] = {}  # tensor -> values it multiplies; -1 for a table of embeddings
+    for op in plan.operations:
+        for value in _inputs(op):
+            readers.setdefault(value.index, []).append(op)
+        for name, at in _multiplied(op):
+            uses.setdefault(name, set()).add(at)
+    found = []
+    for index, ops in readers.items():
+        read = _readers(index, ops)
+        maker = made.get(index)
+        if not read or maker is None or any(len(uses[name]) > 1 for name in read):
+            continue
+        if isinstance(maker, SelectRows):
+            maker = made.get(maker.x.index)
+        if isinstance(maker, Norm) and maker.groups == 1:
+            vectors = [w for w in (maker.weight, maker.bias) if w is not None]
+            found.append(Group(read, tuple(_rows(w) for w in vectors)))
+        elif isinstance(maker, Glu) and maker.activation in LINEAR_IN_UP and maker.gate.width == maker.up.width:
+            found += _after(read, made.get(maker.up.index), readers[maker.up.index])
+        elif isinstance(maker, Attention):
+            append = next(op for op in plan.operations if isinstance(op, Append) and op.layer == maker.layer)
+            layer, v = plan.layers[maker.layer], append.v
+            more = {"heads_per_kv": maker.heads // layer.kv_heads, "head_dim": layer.head_dim}
+            found += _after(read, made.get(v.index), readers[v.index], **more)
+    for op in plan.operations:
+        if isinstance(op, Experts) and op.activation in LINEAR_IN_UP:
+            makers = [_rows(w) for w in (op.up.weight, op.up.bias) if w is not None]
+            found.append(Group((op.down.weight.name,), tuple(makers), op.down.weight.shape[0]))
+    return found
+
+
+def _after(
+    read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
+) -> list[Group]:
+    """A group whose value is proportional to what a matrix makes, if nothing else reads that."""
+    if not isinstance(maker, Linear) or len(beside) > 1:
+        return []
+    makers = [_rows(maker.weight)] + ([_rows(maker.bias)] if maker.bias is not None else [])
+    return [Group(read, tuple(makers), 0, heads_per_kv, head_dim)]
+
+
+def _inputs(op: Operation) -> tuple[Value, ...]:
+    values = (getattr(op, each.name) for each in fields(op) if each.name != "out")
+    return tuple(value for value in values if isinstance(value, Value))
+
+
+def _multiplied(op: Operation) -> list[tuple[str, int]]:
+    """Tensors that an operation multiplies by, and the index of the value it does that to."""
+    if isinstance(op, Embed):
+        return [(op.table.name, -1)]
+    if isinstance(op, Linear):
+        return [(tensor_name(op.weight.name), op.x.index)]
+    if isinstance(op, Experts):
+        return [(op.gate.weight.name, op.x.index), (op.up.weight.name, op.x.index)]
+    return []
+
+
+def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
+    """Tensors that multiply a value, () where something else reads it as well."""
+    names: dict[str, None] = {}
+    for op in ops:
+        own = [name for name, at in _multiplied(op) if at == index]
+        if not own or (isinstance(op, Experts) and op.router.index == index):
+            return ()
+        names |= dict.fromkeys(own)
+    return tuple(names)
+
+
+def _rows(weight: Weight) -> Rows:
+    part = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", weight.name)
+    if part is not None:
+        return Rows(part[1], int(part[2]), int(part[3]))
+    return Rows(weight.name, 0, weight.shape[-2] if len(weight.shape) > 1 else weight.shape[0])

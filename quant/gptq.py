@@ -1,0 +1,93 @@
+"""Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats, output an ordinary row.
+
+Columns are rounded one after the other; what rounding a column costs is made up for by the columns still to come, as
+far as the inputs of the matrix are correlated. A block gets its scales from the format's ordinary quantizer when its
+turn comes; then only codes are chosen. Formats without `quant.codes` entry feed back the error of whole blocks. Where
+that helps nothing, as with the coarsest formats, rows are rounded the ordinary way.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+import quant
+from quant.codes import CODED, grid
+from quant.format import F32, U8
+
+F64 = NDArray[np.float64]
+
+DAMPING = 0.01  # of the mean of the diagonal, added to it: keeps the inverse of a Hessian of few rows tame
+STRIPE = 32  # columns after which the error is carried to the rest of the matrix at once
+
+
+def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
+    """Stored rows uint8 (rows, bytes) of a matrix float32 (rows, columns).
+
+    `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
+    counts as unimportant. QuantError as of `quant.quantize`.
+    """
+    squares = np.maximum(np.diagonal(hessian), 0)
+    plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
+    made = _with_feedback(weights, hessian, format_name)
+    errors = [output_error(weights, quant.dequantize(rows, format_name), hessian) for rows in (made, plain)]
+    return made if errors[0] < errors[1] else plain
+
+
+def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
+    feedback, importance = _feedback(hessian)
+    fmt, columns = quant.FORMATS[format_name], weights.shape[1]
+    w = np.ascontiguousarray(weights.T)  # (columns, rows), what is left of every column
+    out = []
+    for start in range(0, columns, fmt.block_values):
+        stop = start + fmt.block_values
+        rows = quant.quantize(np.ascontiguousarray(w[start:stop].T), format_name, importance[start:stop])
+        if format_name in CODED:
+            _choose_codes(rows, w, feedback, start, stop, format_name)
+        else:
+            missed = w[start:stop] - quant.dequantize(rows, format_name).T
+            # e / U_ii of every column, with the feedback inside the block solved for at once
+            carried = np.linalg.solve(feedback[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
+            w[stop:] -= feedback[start:stop, stop:].T @ carried.astype(np.float32)
+        out.append(rows)
+    return np.concatenate(out, axis=1)
+
+
+def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format_name: str) -> None:
+    """Write codes into the blocks `rows` (rows, bytes of one block) and carry the error into the columns after."""
+    coded = CODED[format_name]
+    scale, offset = (np.ascontiguousarray(part.T) for part in grid(rows, format_name))  # (block, rows)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(scale != 0, 1 / scale, np.float32(0))
+    chosen = np.empty(scale.shape, np.uint8)
+    for first in range(start, stop, STRIPE):
+        last = min(first + STRIPE, stop)
+        carried = np.empty((last - first, w.shape[1]), np.float32)
+        for column in range(first, last):
+            i = column - start
+            level = coded.nearest((w[column] - offset[i]) * inverse[i])
+            chosen[i] = coded.codes[level]
+            missed = w[column] - (offset[i] + scale[i] * coded.levels[level])
+            carried[column - first] = missed / feedback[column, column]
+            w[column + 1 : last] -= feedback[column, column + 1 : last, None] * carried[column - first]
+        w[last:] -= feedback[first:last, last:].T @ carried
+    coded.write(rows, np.ascontiguousarray(chosen.T))
+
+
+def _feedback(hessian: F64) -> tuple[F32, F32]:
+    """The upper triangular U with U^T U = (H + damping)^-1, (columns, columns), and the weight of an error made in each
+    column when all later ones make up for it, (columns,)."""
+    h = hessian.astype(np.float64)
+    diagonal = np.einsum("ii->i", h)
+    diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)
+    diagonal += DAMPING * diagonal.mean()
+    inverse = np.linalg.inv(h)
+    upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    importance = 1.0 / np.square(np.diagonal(upper))
+    return np.ascontiguousarray(upper, np.float32), (importance / importance.mean()).astype(np.float32)
+
+
+def output_error(weights: F32, stored: F32, hessian: F64) -> float:
+    """Squared error of the outputs, summed over the inputs behind `hessian`, of a matrix stored as other values."""
+    missed = (weights - stored).astype(np.float64)
+    return float(np.einsum("rc,rc->", missed @ hessian, missed))
