@@ -10,13 +10,15 @@ import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.alignment import keep_held
 from localllm.errors import LocalLLMError
+from localllm.prompt_cache import Kept, read, restore, save
 from localllm.sampling.options import SamplerOptions
 from localllm.session import Piece, Statistics
-from localllm.template import FAMILIES, ChatTemplate, choose_template, encode_chat
+from localllm.template import FAMILIES, ChatTemplate, TemplateError, choose_template, encode_chat
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class Conversation:
         ignore_end: bool = False,
         context_shift: bool = False,
     ) -> None:
-        self._words, self._template, self._context = _words(model), template, model.context
+        self._model, self._context = model, model.context
+        self._words, self._template = _words(model), template
         self._special = frozenset(self._words.special.values())
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_end = max_tokens, ignore_end
@@ -96,6 +99,29 @@ class Conversation:
         if dropped:
             self.messages = messages
         return dropped
+
+    def save(self, path: Path) -> int:
+        """Keep text and cache in a file; its bytes. CacheFileError where that fails."""
+        self.forget_rest()
+        return save(path, self._model, self.session, self.messages)
+
+    def load(self, path: Path) -> Kept:
+        """Take up what a file holds in the place of this conversation. CacheFileError, and this one goes on as it was.
+
+        Where `problem` is set the cache in the file is of no use here, and the next turn evaluates its text.
+        """
+        kept = read(path, self._model)
+        restore(kept, self._model, self.session)
+        self.messages, self._answered = list(kept.messages), []
+        return kept
+
+    def forget_rest(self) -> None:
+        """Leave nothing in the cache that is not of this conversation, as turns that were taken back."""
+        try:
+            held = self._prompt(self.messages, complete=True)
+        except TemplateError:  # as of no messages at all
+            held = []
+        self.session.rewind(self.session.shared(held))
 
     def close(self) -> None:
         self.session.close()
@@ -151,9 +177,9 @@ class Conversation:
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._words.decode(tried) == text), None)
 
-    def _prompt(self, messages: list[dict[str, str]]) -> list[int]:
-        """Tokens of a conversation, those that the cache holds as they are there."""
-        rendered = self._template.render(messages)
+    def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
+        """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
+        rendered = self._template.render(messages, add_generation_prompt=not complete)
         for note in rendered.notes:
             if note not in self._told:
                 self._told.add(note)

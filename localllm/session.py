@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Literal
@@ -130,6 +131,23 @@ class Session:
     def rewind(self, length: int) -> None:
         """Keep the first `length` tokens."""
         self._sequence.truncate(length)
+
+    # -- conversations in files --------------------------------------------------------------------------------------
+
+    def read_blocks(self, layer: int, start: int, stop: int) -> NDArray[np.uint8]:
+        """Content of the cache blocks start..stop of this conversation in one layer: uint8 (blocks, bytes)."""
+        return self._model.executable.read_blocks(layer, self._sequence.table()[start:stop])
+
+    @contextmanager
+    def taking(self, tokens: Sequence[int]) -> Iterator[NDArray[np.int32]]:
+        """Append tokens whose cache blocks, the numbers given, are filled meanwhile; whole blocks from the start."""
+        assert not self._sequence.length
+        self._sequence.append(tokens)
+        try:
+            yield self._sequence.table()
+        except BaseException:
+            self._sequence.free()
+            raise
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

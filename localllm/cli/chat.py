@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
@@ -12,7 +13,8 @@ from localllm import load
 from localllm.chat import Conversation, template_of
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, write
 from localllm.cli.console import RED, YELLOW, LoadProgress, say
-from localllm.cli.options import Answering, Chat, Loading
+from localllm.cli.keeping import PromptCache, put_down, take_up
+from localllm.cli.options import Answering, Chat, Keeping, Loading
 from localllm.cli.text import columns, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
@@ -24,7 +26,9 @@ CHOICES = (
 )
 
 
-def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
+def chat(
+    own: Chat, name: str, loading: Loading, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
+) -> None:
     """Talk until the user leaves."""
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
@@ -33,7 +37,12 @@ def chat(own: Chat, name: str, loading: Loading, answering: Answering, sampling:
         if note:
             say(f"note: {note}", YELLOW)
         conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
-        _Talk(model, conversation, stats=not own.no_stats).run()
+        cache = PromptCache(keeping, model)
+        cache.go_on(conversation)
+        try:
+            _Talk(model, conversation, stats=not own.no_stats).run()
+        finally:
+            cache.keep_all(conversation)
 
 
 class _Talk:
@@ -134,6 +143,13 @@ class _Talk:
         if refused:
             self.ask(refused)
 
+    def save(self, name: str) -> None:
+        put_down(self.conversation, Path(name).expanduser())
+
+    def load(self, name: str) -> None:
+        take_up(self.conversation, Path(name).expanduser())
+        self.refused, self.cut = "", False
+
     def toggle(self, _: str) -> None:
         self.stats = not self.stats
         say(f"statistics are {'on' if self.stats else 'off'}")
@@ -158,6 +174,8 @@ COMMANDS = (
     _Command(("/regen",), "", "another answer to the last turn", _Talk.regenerate),
     _Command(("/shift",), "", "drop the oldest turns; what a full context has stopped goes on", _Talk.shift),
     _Command(("/summary",), "TEXT", "start over with your summary of what was said", _Talk.summary),
+    _Command(("/save",), "FILE", "keep the conversation and its cache in a file", _Talk.save),
+    _Command(("/load",), "FILE", "go on with the conversation of a file", _Talk.load),
     _Command(("/stats",), "", "statistics after each answer, or no more", _Talk.toggle),
     _Command(("/help", "/?"), "", "these lines", _Talk.help),
 )

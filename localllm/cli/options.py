@@ -73,6 +73,16 @@ class Answering:
 
 
 @dataclass(frozen=True, slots=True)
+class Keeping:
+    """A conversation in a file."""
+
+    prompt_cache: str = option(
+        "", "--prompt-cache", metavar="FILE", help="begin with the text and cache kept in FILE, and keep them there"
+    )
+    prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="only read that file")
+
+
+@dataclass(frozen=True, slots=True)
 class Chat:
     context_shift: bool = option(
         False, "--context-shift", help="drop the oldest turns where the context is full; otherwise you are asked"
@@ -88,6 +98,7 @@ class Run:
     file: str = option("", "-f", "--file", metavar="FILE", help="read the prompt from a file")
     raw: bool = option(False, "--raw", help="continue the prompt as it is, without a chat template")
     stats: bool = option(False, "-v", "--stats", help="statistics on stderr at the end")
+    prompt_cache_all: bool = option(False, "--prompt-cache-all", help="keep the answer in the prompt cache too")
 
 
 @dataclass(frozen=True, slots=True)

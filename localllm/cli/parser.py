@@ -71,6 +71,7 @@ _TITLES = {
     "Loading": "opening a model",
     "Measuring": "opening a model to measure it",
     "Answering": "the answer",
+    "Keeping": "keeping a conversation",
     "SamplerOptions": "sampling",
 }
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, write
 from localllm.cli.console import YELLOW, LoadProgress, say
-from localllm.cli.options import Answering, Loading, Run
+from localllm.cli.keeping import PromptCache
+from localllm.cli.options import Answering, Keeping, Loading, Run
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
+    from localllm.chat import Conversation
     from localllm.model import Model
-    from localllm.session import Piece
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
@@ -32,43 +32,54 @@ def read_prompt(given: Sequence[str], file: str) -> str:
     return prompt
 
 
-def run(own: Run, name: str, prompt: str, loading: Loading, answering: Answering, sampling: Mapping[str, Any]) -> None:
+def run(
+    own: Run,
+    name: str,
+    prompt: str,
+    loading: Loading,
+    answering: Answering,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+) -> None:
     """Answer `prompt`. KeyboardInterrupt after an answer that Ctrl-C stopped."""
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
     with model, interruptible() as cancel:
-        statistics = write(_answer(own.raw, model, prompt, answering, sampling, cancel))
+        cache = PromptCache(keeping, model)
+        conversation = None if own.raw else _conversation(model, answering, sampling)
+        if conversation is not None:
+            session, pieces = conversation.session, conversation.say(prompt, cancel)
+        elif answering.system_prompt:
+            raise LocalLLMError("-sys/--system-prompt: plain text has no system prompt; put it into the prompt")
+        else:
+            session = model.session()
+            ids = model.tokenize(prompt, parse_special=True)  # control tokens written in it count as such
+            options = (answering.max_tokens, answering.stop, cancel, answering.ignore_eos)
+            pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
+        cache.take_up(session)
+        statistics = write(pieces)
         if statistics.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:
             say(statistics_line(statistics, Roof(model).measure()))
+        if not own.prompt_cache_all:
+            session.rewind(min(statistics.prompt_tokens, len(session.tokens)))
+        cache.keep(session, conversation.messages if conversation and own.prompt_cache_all else [])
     if statistics.reason == "cancelled":
         raise KeyboardInterrupt
 
 
-def _answer(
-    raw: bool, model: Model, prompt: str, answering: Answering, sampling: Mapping[str, Any], cancel: Event
-) -> Iterator[Piece]:
-    if not raw:
-        from localllm.chat import is_plain, template_of
+def _conversation(model: Model, answering: Answering, sampling: Mapping[str, Any]) -> Conversation | None:
+    """What the prompt is a turn of; None where it is to be continued as plain text."""
+    from localllm.chat import is_plain, template_of
 
-        template, note = template_of(model)
-        if not is_plain(template):
-            if note:
-                say(f"note: {note}", YELLOW)
-            return converse(model, template, answering, sampling).say(prompt, cancel)
+    template, note = template_of(model)
+    if is_plain(template):
         say(
             "note: the file has no chat template; the prompt is continued as plain text (--raw: without this note)",
             YELLOW,
         )
-    if answering.system_prompt:
-        raise LocalLLMError("-sys/--system-prompt: plain text has no system prompt; put it into the prompt")
-    ids = model.tokenize(prompt, parse_special=True)  # control tokens written in it count as such
-    return model.session().generate(
-        ids,
-        model.sampler(sampling_of(model, sampling)),
-        answering.max_tokens,
-        answering.stop,
-        cancel,
-        answering.ignore_eos,
-    )
+        return None
+    if note:
+        say(f"note: {note}", YELLOW)
+    return converse(model, template, answering, sampling)

@@ -17,7 +17,7 @@ RUN = COMMANDS["run"].groups
 
 
 def run(*words: str) -> tuple[Run, Loading, Answering, SamplerOptions]:
-    own, loading, answering, sampling = parse("run", "", RUN, words)
+    own, loading, answering, *_, sampling = parse("run", "", RUN, words)
     return own, loading, answering, SamplerOptions(**sampling)
 
 

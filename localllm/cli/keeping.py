@@ -1,0 +1,87 @@
+"""`--prompt-cache`, `/save` and `/load`: conversations in files, and what is said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.cli.console import YELLOW, say
+from localllm.cli.options import Keeping
+from localllm.cli.text import size
+from localllm.model import Model
+from localllm.prompt_cache import Kept, read, restore, save
+from localllm.session import Session
+
+if TYPE_CHECKING:
+    from localllm.chat import Conversation
+
+
+class PromptCache:
+    """The file of `--prompt-cache`: taken up at the start where it exists, written at the end where that is new."""
+
+    def __init__(self, keeping: Keeping, model: Model) -> None:
+        self._path = Path(keeping.prompt_cache) if keeping.prompt_cache else None
+        self._write = not keeping.prompt_cache_ro
+        self._model = model
+        self._tokens: list[int] = []  # as found
+        self._messages: list[dict[str, str]] = []
+
+    def take_up(self, session: Session) -> None:
+        """The cache alone, for a prompt that is given."""
+        if self._path is not None and self._there(self._path):
+            kept = read(self._path, self._model)
+            restore(kept, self._model, session)
+            self._tokens, self._messages = kept.tokens, kept.messages
+            _tell_problem(kept)
+
+    def keep(self, session: Session, messages: Sequence[dict[str, str]]) -> None:
+        """What a session holds, unless it was read so or a conversation is there already."""
+        if self._path is None or not self._write or session.tokens == self._tokens:
+            return
+        if self._messages:
+            say(f"note: {self._path} holds a conversation and is left as it is; give another name", YELLOW)
+            return
+        save(self._path, self._model, session, messages)
+
+    def go_on(self, conversation: Conversation) -> None:
+        """The whole conversation."""
+        if self._path is not None and self._there(self._path):
+            take_up(conversation, self._path)
+        self._tokens, self._messages = conversation.session.tokens, list(conversation.messages)
+
+    def keep_all(self, conversation: Conversation) -> None:
+        """The conversation, unless it is as it was found."""
+        if self._path is not None and self._write:
+            conversation.forget_rest()
+            if (conversation.session.tokens, conversation.messages) != (self._tokens, self._messages):
+                put_down(conversation, self._path)
+
+    def _there(self, path: Path) -> bool:
+        if not path.exists() and not self._write:
+            say(f"note: {path} is not there; nothing is taken up, and --prompt-cache-ro writes nothing", YELLOW)
+        return path.exists()
+
+
+def take_up(conversation: Conversation, path: Path) -> None:
+    """Go on with the conversation of a file."""
+    kept = conversation.load(path)
+    say(f"{path}: {_turns(kept.messages)}, {len(kept.tokens)} tokens")
+    _tell_problem(kept)
+
+
+def put_down(conversation: Conversation, path: Path) -> None:
+    """Keep a conversation in a file."""
+    written = conversation.save(path)
+    held = len(conversation.session.tokens)
+    say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
+
+
+def _tell_problem(kept: Kept) -> None:
+    if kept.problem:
+        say(f"note: {kept.path}: {kept.problem}; its text is evaluated again", YELLOW)
+
+
+def _turns(messages: Sequence[dict[str, str]]) -> str:
+    count = sum(message["role"] == "user" for message in messages)
+    return f"{count} turn{'s' * (count != 1)}"

@@ -1,0 +1,36 @@
+"""Which model a file holds, told without reading all of it: what is kept beside a model can be checked against it.
+
+The identity covers the size and the whole head of every part (metadata, vocabulary, template, and every tensor's name,
+shape, format and place) and the beginning, middle and end of every tensor's data. Training, merging and quantizing
+change nearly every byte of the tensors they touch, so two different models agree only where somebody edits single rows
+on purpose; a few megabytes are read where a hash of the file would read gigabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from localllm.gguf.file import GGUFFile
+from localllm.gguf.layout import printable
+
+SAMPLE = 1024  # bytes, three times a tensor
+_CHUNK = 1 << 20
+
+
+def identity(file: GGUFFile) -> str:
+    """Hexadecimal digest, 32 characters; equal for copies of a file under any name. GGUFError where reading fails."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in file._parts:
+        inside = [tensor for tensor in file.tensors.values() if tensor._part is part]
+        head = min((tensor._offset for tensor in inside), default=part.size)
+        pieces = [(at, min(at + _CHUNK, head)) for at in range(0, head, _CHUNK)]
+        for tensor in inside:
+            start, stop = tensor._offset, tensor._offset + tensor.nbytes
+            for at in (start, (start + stop - SAMPLE) // 2, stop - SAMPLE):
+                pieces.append((max(at, start), min(max(at, start) + SAMPLE, stop)))
+        digest.update(b"%d;%d;" % (part.size, len(pieces)))
+        for start, stop in pieces:
+            buffer = bytearray(stop - start)
+            part.read_into(memoryview(buffer), start, f"identity of {printable(part.path.name)}")
+            digest.update(buffer)
+    return digest.hexdigest()

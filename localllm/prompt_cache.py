@@ -1,0 +1,254 @@
+"""A conversation in a file: its messages, its tokens, and the cache blocks that hold their keys and values.
+
+The file is a magic, a version, a JSON header with its length, the tokens (int32), the whole cache blocks layer by layer
+as the backend gives them out, and a digest of all that. Tokens past the last whole block are evaluated again when the
+file is taken up. Nothing it says is believed: sizes are compared with the file's before anything is read, the digest
+before anything is changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from backends.base import BackendError
+from backends.plan import BLOCK
+from localllm import __version__
+from localllm.errors import LocalLLMError
+from localllm.gguf.identity import identity
+from localllm.model import Model
+from localllm.session import Session
+
+MAGIC = b"LOCALLLM"
+VERSION = 1
+_START = struct.Struct("<8sII")  # magic, version, bytes of the header
+_DIGEST = 32
+_MAX_HEADER = 16 << 20  # bytes; text of a conversation
+_MAX_TOKENS = 1 << 30
+_CHUNK = 8 << 20  # bytes that are in memory at a time
+_ROLES = ("system", "user", "assistant")
+
+Messages = Sequence[dict[str, str]]
+
+
+class CacheFileError(LocalLLMError):
+    """A file that cannot be written, or is not what it should be; nothing has been changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file that has been checked."""
+
+    path: Path
+    messages: list[dict[str, str]]
+    tokens: list[int]
+    problem: str  # why the cache cannot be used though the text can; "": it can
+    _offset: int  # of the first block
+
+
+def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
+    """Write what a session holds; bytes of the file. What was there before stays where this fails."""
+    if path.exists() and not _is_ours(path):
+        raise CacheFileError(f"{path}: exists and is no conversation of localllm; give another name")
+    executable, tokens = model.executable, session.tokens
+    blocks = len(tokens) // BLOCK
+    header = {
+        "program": __version__,
+        "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
+        "identity": identity(model.file),
+        "layout": executable.cache_layout,
+        "block_bytes": list(executable.block_bytes),
+        "tokens": len(tokens),
+        "messages": list(messages),
+    }
+    text = json.dumps(header, ensure_ascii=True).encode()
+    if len(text) > _MAX_HEADER:
+        raise CacheFileError(f"{path}: the conversation is too long to be saved: {len(text)} bytes of text")
+    with _new_file(path) as file:
+        digest = hashlib.blake2b(digest_size=_DIGEST)
+
+        def write(data: bytes | memoryview) -> None:
+            digest.update(data)
+            file.write(data)
+
+        write(_START.pack(MAGIC, VERSION, len(text)))
+        write(text)
+        write(np.array(tokens, "<i4").tobytes())
+        for layer, start, stop in _pieces(executable.block_bytes, blocks):
+            write(np.ascontiguousarray(session.read_blocks(layer, start, stop)).data)
+        file.write(digest.digest())
+        return file.tell()
+
+
+def read(path: Path, model: Model) -> Kept:
+    """Check a file against this model: CacheFileError for what cannot be taken up."""
+    try:
+        with path.open("rb") as file:
+            return _checked(path, file, model)
+    except OSError as error:
+        raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def restore(kept: Kept, model: Model, session: Session) -> None:
+    """Make `session` hold what was kept; it is empty afterwards where that fails. What has no block is evaluated."""
+    session.rewind(0)
+    if kept.problem:
+        return
+    executable = model.executable
+    blocks = len(kept.tokens) // BLOCK
+    try:
+        with kept.path.open("rb") as file:
+            file.seek(kept._offset)
+            with session.taking(kept.tokens[: blocks * BLOCK]) as numbers:
+                for layer, start, stop in _pieces(executable.block_bytes, blocks):
+                    size = executable.block_bytes[layer]
+                    content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
+                    executable.write_blocks(layer, numbers[start:stop], content.reshape(stop - start, size))
+    except OSError as error:
+        raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
+    except BackendError as error:
+        raise CacheFileError(f"{kept.path}: {error}") from None
+    if len(kept.tokens) % BLOCK:
+        session.evaluate(kept.tokens[blocks * BLOCK :], logits=False)
+
+
+def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
+    size = os.fstat(file.fileno()).st_size
+    digest = hashlib.blake2b(digest_size=_DIGEST)
+    if size < _START.size + _DIGEST:
+        raise CacheFileError(f"{path}: is no conversation of localllm, or cut short: it has {size} bytes")
+    start = _exactly(path, file, _START.size)
+    magic, version, length = _START.unpack(start)
+    if magic != MAGIC:
+        raise CacheFileError(f"{path}: is no conversation of localllm")
+    if version != VERSION:
+        raise CacheFileError(f"{path}: has format {version}, this program reads {VERSION}; save it anew")
+    if length > min(_MAX_HEADER, size - _START.size - _DIGEST):
+        raise CacheFileError(f"{path}: is damaged: a header of {length} bytes in a file of {size}")
+    text = _exactly(path, file, length)
+    header = _header(path, text)
+    count, block_bytes = header["tokens"], header["block_bytes"]
+    offset = _START.size + length + 4 * count
+    expected = offset + count // BLOCK * sum(block_bytes) + _DIGEST
+    if size != expected:
+        raise CacheFileError(f"{path}: is cut short or damaged: it has {size} bytes and should have {expected}")
+    if header["identity"] != identity(model.file):
+        named = json.dumps(header["model"], ensure_ascii=False)[:80]
+        raise CacheFileError(
+            f"{path}: was made with another model, or another edition of it ({named}); give another file"
+        )
+    if count > model.context:
+        raise CacheFileError(f"{path}: holds {count} tokens, the context {model.context}; raise -c")
+    digest.update(start)
+    digest.update(text)
+    raw = _exactly(path, file, 4 * count)
+    digest.update(raw)
+    left = expected - offset - _DIGEST
+    while left:
+        part = _exactly(path, file, min(left, _CHUNK))
+        digest.update(part)
+        left -= len(part)
+    if digest.digest() != _exactly(path, file, _DIGEST):
+        raise CacheFileError(f"{path}: is damaged: its content does not match its digest; save it anew")
+    tokens = np.frombuffer(raw, "<i4")
+    assert model.config is not None
+    if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
+        raise CacheFileError(f"{path}: is damaged: tokens outside the vocabulary")
+    return Kept(path, header["messages"], tokens.tolist(), _misfit(header, model), offset)
+
+
+def _misfit(header: dict[str, Any], model: Model) -> str:
+    """Why the cache in a file is of no use here, though its text is."""
+    executable = model.executable
+    if header["program"] != __version__:
+        return f"its cache was made by version {header['program'][:40]}"
+    if header["layout"] != executable.cache_layout or tuple(header["block_bytes"]) != executable.block_bytes:
+        return f"its cache is {header['layout'][:80]}, this one {executable.cache_layout}"
+    return ""
+
+
+def _header(path: Path, text: bytes) -> dict[str, Any]:
+    """The header, every field of the type it should have."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CacheFileError(f"{path}: is damaged: its header is no JSON") from None
+    for name, good in _FIELDS.items():
+        if not isinstance(header, dict) or not good(header.get(name)):
+            raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
+    return dict(header)
+
+
+def _count(value: Any, limit: int) -> bool:
+    return type(value) is int and 0 <= value <= limit
+
+
+def _message(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"role", "content"}
+        and value["role"] in _ROLES
+        and isinstance(value["content"], str)
+    )
+
+
+_FIELDS: dict[str, Any] = {
+    "program": lambda v: isinstance(v, str),
+    "model": lambda v: isinstance(v, str),
+    "identity": lambda v: isinstance(v, str),
+    "layout": lambda v: isinstance(v, str),
+    "tokens": lambda v: _count(v, _MAX_TOKENS),
+    "block_bytes": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, 1 << 40) for n in v),
+    "messages": lambda v: isinstance(v, list) and all(map(_message, v)),
+}
+
+
+def _pieces(block_bytes: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
+    """(layer, first block, end) in order of the file, a bounded number of bytes at a time."""
+    for layer, size in enumerate(block_bytes):
+        step = max(1, _CHUNK // max(size, 1))
+        for start in range(0, blocks, step):
+            yield layer, start, min(start + step, blocks)
+
+
+def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
+    data = file.read(count)
+    if len(data) != count:
+        raise CacheFileError(f"{path}: was cut while it was read")
+    return data
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file may be written over: one of these, or an empty one."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) in (MAGIC, b"")
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes the place of `path` when all went well; else nothing is left of it."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with beside.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise CacheFileError(f"{path}: cannot be written: {error.strerror or error}") from None
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
