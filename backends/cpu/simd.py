@@ -299,37 +299,30 @@ class Function:
             parts.append(self._call(name, type_, [entries.ir, part.ir]))
         return self.join(parts)
 
-    def table(self, name: str, numbers: Sequence[int]) -> Value:
-        """Address of constant int32 numbers that are part of the kernel."""
+    def table(self, name: str, numbers: Sequence[int], element: ir.Type = I32) -> Value:
+        """Address of constant integers that are part of the kernel."""
         found = self.module.globals.get(name)
         if found is None:
-            type_ = ir.ArrayType(I32, len(numbers))
+            type_ = ir.ArrayType(element, len(numbers))
             found = ir.GlobalVariable(self.module, type_, name=name)
             found.global_constant, found.linkage, found.align = True, "internal", 64
-            found.initializer = ir.Constant(type_, [I32(number) for number in numbers])
+            found.initializer = ir.Constant(type_, [element(number) for number in numbers])
         return Value(self, found)
 
-    def gather(self, table: Value, index: Value) -> Value:
-        """table[index] for int32 x 16 indices."""
-        pointer = self.builder.bitcast(table.ir, POINTER)
-        if self.isa.dot == "vnni512":
-            every = ir.Constant(ir.VectorType(I1, LANES), [I1(1)] * LANES)
-            arguments = [self.zeros(index.type).ir, pointer, index.ir, every, I32(4)]
-            return self._call("llvm.x86.avx512.mask.gather.dpi.512", index.type, arguments)
-        if self.isa.dot in ("vnni256", "maddubs"):
-            eight = vector(I32, 8)
-            every = ir.Constant(eight, [I32(-1)] * 8)
-            parts = [self.shuffle(index, index, range(first, first + 8)) for first in (0, 8)]
-            name = "llvm.x86.avx2.gather.d.d.256"
-            return self.join(
-                [self._call(name, eight, [self.zeros(eight).ir, pointer, part.ir, every, I8(4)]) for part in parts]
-            )
-        out = self.zeros(index.type)
-        for lane in range(LANES):
-            number = self.widen(self.lane(index, lane), I64)
-            entry = self.builder.load(self.builder.gep(table.ir, [number.ir], source_etype=I32), typ=I32, align=4)
-            out = Value(self, self.builder.insert_element(out.ir, entry, I32(lane)))
-        return out
+    def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
+        """table[index] for int64 scalars, a vector of as many lanes. One load each: gathers take twice as long."""
+        out = ir.Constant(vector(element, len(indices)), ir.Undefined)
+        for lane, index in enumerate(indices):
+            at = self.builder.gep(table.ir, [index.ir], source_etype=element)
+            entry = self.builder.load(at, typ=element, align=element.width // 8)
+            out = self.builder.insert_element(out, entry, I32(lane))
+        return Value(self, out)
+
+    def scalars(self, value: Value) -> list[Value]:
+        """The 16 lanes of a vector of unsigned int16, as int64 scalars."""
+        quarters = self.bits(value, vector(I64, 4))
+        words = [self.lane(quarters, i) for i in range(4)]
+        return [(words[lane // 4] >> (16 * (lane % 4))) & 0xFFFF for lane in range(LANES)]
 
     def _call(self, name: str, result: ir.Type, arguments: list[ir.Value]) -> Value:
         """Call an LLVM intrinsic by its full name."""

@@ -1,52 +1,77 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-A lane's point is fetched from a table in the kernel's own constants. Layouts are stated in quant.formats.
+The points of 16 rows are loaded one by one from a table in the kernel's own constants, as signed or shifted bytes.
+Layouts are stated in quant.formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 
 import numpy as np
 
 from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, i32x16, short, u8x64, word32
-from backends.cpu.simd import F32, I16, Function, Value, vector
+from backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
 from quant.formats.grids import grid
+
+u8x16, u16x16 = vector(I8), vector(I16)
 
 
 @cache
-def _points(name: str, factor: int, bias: int) -> tuple[tuple[int, ...], ...]:
-    """Per four coordinates: the table's int32, by point number; coordinates times `factor` plus `bias`, a byte each."""
-    points = (grid(name) * factor + bias).astype(np.uint8)  # (points, 4 or 8)
-    numbers = np.ascontiguousarray(points).view("<u4")
-    return tuple(tuple(int(n) for n in column) for column in numbers.T)
+def _points(name: str, factor: int) -> tuple[int, ...]:
+    """A number per point: its 4 or 8 coordinates times `factor` plus 128, a byte each."""
+    points = (grid(name) * factor + 128).astype(np.uint8)  # (points, 4 or 8)
+    return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
-def _fetch(f: Function, name: str, factor: int, bias: int, part: int, index: Value) -> Value:
-    """Coordinates 4 * part .. of the points that 16 lanes name: u8 x 64."""
-    table = f.table(f"{name}_{part}", _points(name, factor, bias)[part])
-    return f.bits(f.gather(table, index), u8x64)
+def _fours(f: Function, name: str, indices: list[Value]) -> Value:
+    """Points of 4 coordinates that 16 rows name: u8 x 64."""
+    return f.bits(f.fetch(f.table(name, _points(name, 1)), I32, indices), u8x64)
 
 
-def _spread(f: Function, bits: Value, first: int) -> Value:
-    """Bits first .. first + 3 of every int32 lane to the lowest bits of its four bytes: u8 x 64 of 0 and 1."""
-    four = ((bits >> first) & 15) * 0x00204081
-    return f.bits(four & 0x01010101, u8x64)
+def _eights(f: Function, name: str, factor: int, indices: list[Value]) -> list[Value]:
+    """Points of 8 coordinates that 16 rows name: the first four and the last four, u8 x 64 each."""
+    points = f.bits(f.fetch(f.table(name, _points(name, factor), I64), I64, indices), vector(I32, 2 * LANES))
+    return [f.bits(f.shuffle(points, points, range(part, 2 * LANES, 2)), u8x64) for part in range(2)]
 
 
-def _signed(f: Function, magnitude: Value, minus: Value) -> Value:
-    """128 + magnitude, or 128 - magnitude where the byte of `minus` is 1."""
-    mask = f.zeros(u8x64) - minus
-    return ((magnitude ^ mask) + minus) + 128
+def _byte_indices(f: Function, block: Block, offset: int) -> list[Value]:
+    """A byte of every row as an int64 scalar."""
+    at = block.at(offset, 1)
+    return [f.widen(f.load(at + lane, I8), I64) for lane in range(LANES)]
 
 
-def _signs_of_code(code: Value) -> Value:
-    """8 sign bits from 7: the eighth makes their number even."""
-    parity = code ^ (code >> 4)
+def _u16(f: Function, block: Block, offset: int) -> Value:
+    """An unsigned byte of every row as int16 x 16."""
+    return f.widen(f.load(block.at(offset, 1), u8x16), I16)
+
+
+def _four_times(f: Function, bytes_: Value) -> Value:
+    """Every row's byte (u8 x 16) in the four bytes of its lane: u8 x 64."""
+    return f.shuffle(bytes_, bytes_, [n // 4 for n in range(64)])
+
+
+def _byte_of_lane(f: Function, lanes: Value, number: int) -> Value:
+    """Byte `number` of every row's four (u8 x 64), four times."""
+    return f.shuffle(lanes, lanes, [n // 4 * 4 + number for n in range(64)])
+
+
+def _signed(f: Function, points: Value, signs: Value, first: int) -> Value:
+    """128 + q as 128 - q where bit first + i of the sign byte is set, for byte i of a lane."""
+    mask = f.bits(f.constant(i32x16, sum(1 << (8 * i + first + i) for i in range(4))), u8x64)
+    return f.select((signs & mask).differs(0), f.zeros(u8x64) - points, points)
+
+
+def _signs_of_codes(f: Function, codes: Value) -> Value:
+    """Four codes of 7 bits (the low 28 of int32 lanes) to four sign bytes: the eighth bit makes their number even."""
+    bytes_ = codes & 0x7F
+    for n in range(1, 4):
+        bytes_ = bytes_ | ((codes << n) & (0x7F << (8 * n)))
+    parity = bytes_ ^ (bytes_ >> 4)  # of a byte's lowest bit alone: what comes in from its neighbour is above
     parity = parity ^ (parity >> 2)
-    parity = (parity ^ (parity >> 1)) & 1
-    return code | (parity << 7)
+    parity = (parity ^ (parity >> 1)) & 0x01010101
+    return f.bits(bytes_ | (parity << 7), u8x64)
 
 
 def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
@@ -58,48 +83,54 @@ def _half_step_scale(f: Function, block: Block, s: Value, factor: float) -> Scal
     return half(f, block, 0) * ((f.to_float(s) + 0.5) * factor), None
 
 
-def _runs(name: str, group: int, run: object) -> object:
-    """Steps of an IQ2 format: `run(f, block, n)` gives point number and sign bits of run n of 8 values."""
-    assert callable(run)
-
-    def steps(f: Function, block: Block) -> Iterator[Step]:
-        for n in range(32):
-            index, signs = run(f, block, n)
-            for part in range(2):
-                word = (8 * n + 4 * part) % group // 4
-                magnitude = _fetch(f, name, 1, 0, part, index)
-                yield 8 * n // group, word, _signed(f, magnitude, _spread(f, signs, 4 * part))
-
-    return steps
+def _signed_eights(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
+    """Steps of run n of 8 values, whose sign bits stand in every byte of `signs`."""
+    for part in range(2):
+        yield 8 * n // group, (8 * n + 4 * part) % group // 4, _signed(f, points[part], signs, 4 * part)
 
 
-def _iq2_xxs_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
-    signs = word32(f, block, 2 + 8 * (n // 4) + 4)
-    return byte(f, block, 2 + 8 * (n // 4) + n % 4), _signs_of_code((signs >> (7 * (n % 4))) & 127)
+def _iq2_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
+    for group in range(8):
+        signs = _signs_of_codes(f, word32(f, block, 2 + 8 * group + 4))
+        for n in range(4):
+            points = _eights(f, "IQ2XXS", 1, _byte_indices(f, block, 2 + 8 * group + n))
+            yield from _signed_eights(f, 32, 4 * group + n, points, _byte_of_lane(f, signs, n))
 
 
-def _iq2_xs_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
-    word = short(f, block, 2 + 2 * n)
-    return word & 511, _signs_of_code(word >> 9)
+def _iq2_xs_steps(f: Function, block: Block) -> Iterator[Step]:
+    for n in range(32):
+        word = f.load(block.at(2 + 2 * n, 2), u16x16)
+        code = word >> 9
+        parity = code ^ (code >> 4)
+        parity = parity ^ (parity >> 2)
+        parity = (parity ^ (parity >> 1)) & 1
+        signs = _four_times(f, f.truncate(code | (parity << 7), I8))
+        yield from _signed_eights(f, 16, n, _eights(f, "IQ2XS", 1, f.scalars(word & 511)), signs)
 
 
-def _iq2_s_run(f: Function, block: Block, n: int) -> tuple[Value, Value]:
-    high = (byte(f, block, 66 + n // 4) >> (2 * (n % 4))) & 3
-    return byte(f, block, 2 + n) | (high << 8), byte(f, block, 34 + n)
+def _iq2_s_steps(f: Function, block: Block) -> Iterator[Step]:
+    for n in range(32):
+        high = (_u16(f, block, 66 + n // 4) << (8 - 2 * (n % 4))) & 0x300
+        signs = _four_times(f, f.load(block.at(34 + n, 1), u8x16))
+        points = _eights(f, "IQ2S", 1, f.scalars(_u16(f, block, 2 + n) | high))
+        yield from _signed_eights(f, 16, n, points, signs)
 
 
 def _iq3_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(64):
-        code = (word32(f, block, 66 + 4 * (n // 8)) >> (7 * (n % 8 // 2))) & 127
-        magnitude = _fetch(f, "IQ3XXS", 1, 0, 0, byte(f, block, 2 + n))
-        yield n // 8, n % 8, _signed(f, magnitude, _spread(f, _signs_of_code(code), 4 * (n % 2)))
+    for group in range(8):
+        signs = _signs_of_codes(f, word32(f, block, 66 + 4 * group))
+        for n in range(8):
+            points = _fours(f, "IQ3XXS", _byte_indices(f, block, 2 + 8 * group + n))
+            yield group, n, _signed(f, points, _byte_of_lane(f, signs, n // 2), 4 * (n % 2))
 
 
 def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(64):
-        ninth = (byte(f, block, 66 + n // 8) >> (n % 8)) & 1
-        magnitude = _fetch(f, "IQ3S", 1, 0, 0, byte(f, block, 2 + n) | (ninth << 8))
-        yield n // 8, n % 8, _signed(f, magnitude, _spread(f, byte(f, block, 74 + n // 2), 4 * (n % 2)))
+    for group in range(8):
+        ninth = _u16(f, block, 66 + group)
+        for n in range(8):
+            signs = _four_times(f, f.load(block.at(74 + 4 * group + n // 2, 1), u8x16))
+            index = _u16(f, block, 2 + 8 * group + n) | ((ninth << (8 - n)) & 0x100)
+            yield group, n, _signed(f, _fours(f, "IQ3S", f.scalars(index)), signs, 4 * (n % 2))
 
 
 def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
@@ -107,19 +138,21 @@ def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
     return half(f, block, 0) * (s * 2.0 + 1.0), None
 
 
-def _moved(f: Function, points: Value, shift: Value) -> Value:
-    """Eighths: 8 * coordinate + 1, or - 1 where the int32 lane `shift` is 1; 128 stands for zero."""
-    ones = f.bits(f.constant(i32x16, 0x01010101) + shift * 0xFEFEFEFE, u8x64)  # a byte of 1 or of 255, no carry
-    return points + ones
+def _moved(f: Function, points: Value, down: Value) -> Value:
+    """Eighths: 8 * coordinate + 1, or - 1 in the lanes of `down`; 128 stands for zero."""
+    up, less = f.constant(i32x16, 0x01010101), f.constant(i32x16, -1)
+    return points + f.bits(f.select(down, less, up), u8x64)
 
 
 def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(32):
-        word = short(f, block, 34 + 2 * (n // 4))
-        index = byte(f, block, 2 + n) | (((word >> (3 * (n % 4))) & 7) << 8)
-        for part in range(2):
-            points = _fetch(f, "IQ1S", 8, 128, part, index)
-            yield n // 4, (8 * n + 4 * part) % 32 // 4, _moved(f, points, word >> 15)
+    for group in range(8):
+        word = f.load(block.at(34 + 2 * group, 2), u16x16)
+        down = f.widen(word, I32) >= 0x8000
+        for n in range(4):
+            high = (word << (8 - 3 * n) if 3 * n < 8 else word >> (3 * n - 8)) & 0x700
+            points = _eights(f, "IQ1S", 8, f.scalars(_u16(f, block, 2 + 4 * group + n) | high))
+            for part in range(2):
+                yield group, 2 * n + part, _moved(f, points[part], down)
 
 
 def _odd_scale(f: Function, d: Value, s: Value) -> Scales:
@@ -133,11 +166,11 @@ def _iq1_s_scale(f: Function, block: Block, group: int) -> Scales:
 
 def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
     for n in range(32):
-        high = _nibble(f, block, 32, n)
-        index = byte(f, block, n) | ((high & 7) << 8)
+        high = _u16(f, block, 32 + n // 2) >> (4 * (n % 2))
+        points = _eights(f, "IQ1S", 8, f.scalars(_u16(f, block, n) | ((high & 7) << 8)))
+        down = (f.widen(high, I32) & 8).differs(0)
         for part in range(2):
-            points = _fetch(f, "IQ1S", 8, 128, part, index)
-            yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points, high >> 3)
+            yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points[part], down)
 
 
 def _iq1_m_scale(f: Function, block: Block, group: int) -> Scales:
@@ -148,20 +181,23 @@ def _iq1_m_scale(f: Function, block: Block, group: int) -> Scales:
     return _odd_scale(f, d, (short(f, block, 48 + 2 * (group // 4)) >> (3 * (group % 4))) & 7)
 
 
-def _panel(name: str, fields: tuple[tuple[int, int], ...], group: int, steps: object, scales: object) -> IntegerPanel:
-    return IntegerPanel(name, fields, 256, group, 128, False, steps, scales)  # type: ignore[arg-type]
+def _panel(
+    name: str, fields: tuple[tuple[int, int], ...], group: int,
+    steps: Callable[[Function, Block], Iterator[Step]], scales: Callable[[Function, Block, int], Scales],
+) -> IntegerPanel:  # fmt: skip
+    return IntegerPanel(name, fields, 256, group, 128, False, steps, scales)
 
 
 IQ2_XXS = _panel(
-    "IQ2_XXS", ((2, 1), *((1, 4), (4, 1)) * 8), 32, _runs("IQ2XXS", 32, _iq2_xxs_run),
+    "IQ2_XXS", ((2, 1), *((1, 4), (4, 1)) * 8), 32, _iq2_xxs_steps,
     lambda f, block, group: _half_step_scale(f, block, word32(f, block, 2 + 8 * group + 4) >> 28, 0.25),
 )  # fmt: skip
 IQ2_XS = _panel(
-    "IQ2_XS", ((2, 1), (2, 32), (1, 8)), 16, _runs("IQ2XS", 16, _iq2_xs_run),
+    "IQ2_XS", ((2, 1), (2, 32), (1, 8)), 16, _iq2_xs_steps,
     lambda f, block, group: _half_step_scale(f, block, _nibble(f, block, 66, group), 0.25),
 )  # fmt: skip
 IQ2_S = _panel(
-    "IQ2_S", ((2, 1), (1, 80)), 16, _runs("IQ2S", 16, _iq2_s_run),
+    "IQ2_S", ((2, 1), (1, 80)), 16, _iq2_s_steps,
     lambda f, block, group: _half_step_scale(f, block, _nibble(f, block, 74, group), 0.25),
 )  # fmt: skip
 IQ3_XXS = _panel(
@@ -171,5 +207,3 @@ IQ3_XXS = _panel(
 IQ3_S = _panel("IQ3_S", ((2, 1), (1, 108)), 32, _iq3_s_steps, _iq3_s_scale)
 IQ1_S = _panel("IQ1_S", ((2, 1), (1, 32), (2, 8)), 32, _iq1_s_steps, _iq1_s_scale)
 IQ1_M = _panel("IQ1_M", ((1, 48), (2, 4)), 16, _iq1_m_steps, _iq1_m_scale)
-
-assert vector(F32).element == F32
