@@ -30,6 +30,11 @@ class Isa:
     read_ahead: int = 0  # bytes that a decoding product asks for ahead of its reading, 0 for none
 
     @property
+    def byte_permute(self) -> bool:
+        """Whether bytes can be permuted across a 512-bit register, and their bits shifted one by one (VBMI)."""
+        return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","
+
+    @property
     def biased_needs_offset(self) -> bool:
         """Whether a dot product of bytes stored as q + 128 leaves 128 * sum(x) to be taken off."""
         return self.dot in ("vnni512", "vnni256")

@@ -299,6 +299,35 @@ class Function:
             parts.append(self._call(name, type_, [entries.ir, part.ir]))
         return self.join(parts)
 
+    def lookup_long(self, table: Sequence[int], low: Value, high: Value | None) -> Value:
+        """table[256 * high + low] for 256, 512, ... bytes `table` and u8 x 64 indices; needs `isa.byte_permute`."""
+        assert self.isa.byte_permute
+        type_ = vector(I8, 64)
+        parts = []
+        for first in range(0, len(table), 128):
+            halves = [
+                ir.Constant(type_, [I8(int(entry)) for entry in table[at : at + 64]]) for at in (first, first + 64)
+            ]
+            parts.append(self._call("llvm.x86.avx512.vpermi2var.qi.512", type_, [halves[0], low.ir, halves[1]]))
+        parts = [self.select(low < 0, b, a) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+        bit = 1
+        while len(parts) > 1:
+            assert high is not None
+            here = (high & bit).differs(0)
+            parts = [self.select(here, b, a) for a, b in zip(parts[::2], parts[1::2], strict=True)]
+            bit *= 2
+        return parts[0]
+
+    def shift_bytes(self, value: Value, shifts: Sequence[int]) -> Value:
+        """Byte i of every int32 lane becomes the 8 bits of the lane from bit shifts[i] on; needs `isa.byte_permute`.
+
+        A field that leaves the lane goes on in its neighbour: mask what is wanted.
+        """
+        assert self.isa.byte_permute
+        type_ = vector(I8, 64)
+        control = ir.Constant(type_, [I8(shifts[n % 4] + 32 * (n // 4 % 2)) for n in range(64)])
+        return self._call("llvm.x86.avx512.pmultishift.qb.512", type_, [control, value.ir])
+
     def table(self, name: str, numbers: Sequence[int], element: ir.Type = I32) -> Value:
         """Address of constant integers that are part of the kernel."""
         found = self.module.globals.get(name)

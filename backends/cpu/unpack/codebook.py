@@ -1,7 +1,8 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-The points of 16 rows are loaded one by one from a table in the kernel's own constants, as signed or shifted bytes.
-Layouts are stated in quant.formats.
+Point numbers are taken 64 at a time: four runs of the 16 rows. Where bytes can be permuted across a register, the
+coordinates come out of tables held in registers, packed to 2 or 4 bits; elsewhere each point is loaded by itself from
+a table in the kernel's own constants. Layouts are stated in quant.formats.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
 from quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
+PERMUTED = 1024  # points; more are loaded faster than looked up in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
+Index = tuple[Value, Value | None]  # bits 0..7 and the bits above of 64 point numbers, u8 x 64 each
 
 
 @cache
@@ -25,31 +28,74 @@ def _points(name: str, factor: int) -> tuple[int, ...]:
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
-def _fours(f: Function, name: str, indices: list[Value]) -> Value:
-    """Points of 4 coordinates that 16 rows name: u8 x 64."""
-    return f.bits(f.fetch(f.table(name, _points(name, 1)), I32, indices), u8x64)
+@cache
+def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
+    """Tables of bytes that each hold 8 / `bits` coordinates of every point as numbers of levels, and the levels."""
+    points = grid(name)
+    levels, codes = np.unique(points, return_inverse=True)
+    codes = codes.reshape(len(points), -1, 8 // bits)
+    tables = (codes << (bits * np.arange(8 // bits))).sum(-1).astype(np.uint8)  # (points, tables)
+    padded = np.resize(levels, 1 << bits) if bits == 2 else np.resize(levels, 16)
+    return [[int(n) for n in table] for table in tables.T], [int(level) for level in padded]
 
 
-def _eights(f: Function, name: str, factor: int, indices: list[Value]) -> list[Value]:
-    """Points of 8 coordinates that 16 rows name: the first four and the last four, u8 x 64 each."""
-    points = f.bits(f.fetch(f.table(name, _points(name, factor), I64), I64, indices), vector(I32, 2 * LANES))
-    return [f.bits(f.shuffle(points, points, range(part, 2 * LANES, 2)), u8x64) for part in range(2)]
+def _coordinates(f: Function, name: str, factor: int, index: Index) -> Iterator[list[Value]]:
+    """Per run of 16 rows: 128 + factor * coordinates, four at a time, u8 x 64 each."""
+    if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
+        yield from _permuted(f, name, factor, index)
+        return
+    table, width = _points(name, factor), 8 * grid(name).shape[1]
+    element = I64 if width == 64 else I32
+    for run in range(4):
+        low, high = (None if part is None else _run(f, part, run) for part in index)
+        assert low is not None
+        wide = f.widen(low, I16)
+        points = f.fetch(
+            f.table(name, table, element),
+            element,
+            f.scalars(wide if high is None else wide | (f.widen(high, I16) << 8)),
+        )
+        if width == 32:
+            yield [f.bits(points, u8x64)]
+        else:
+            halves = f.bits(points, vector(I32, 2 * LANES))
+            yield [f.bits(f.shuffle(halves, halves, range(part, 2 * LANES, 2)), u8x64) for part in range(2)]
 
 
-def _byte_indices(f: Function, block: Block, offset: int) -> list[Value]:
-    """A byte of every row as an int64 scalar."""
-    at = block.at(offset, 1)
-    return [f.widen(f.load(at + lane, I8), I64) for lane in range(LANES)]
+def _permuted(f: Function, name: str, factor: int, index: Index) -> Iterator[list[Value]]:
+    four = grid(name).shape[1] == 4
+    tables, levels = _packed(name, 4 if four else 2)
+    codes = [f.lookup_long(table, *index) for table in tables]
+    shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # from four bytes to their own coordinate
+    values = [level * factor + 128 for level in levels]
+    for run in range(4):
+        found = []
+        for part in range(1 if four else 2):
+            pair = (codes[0], codes[1]) if four else (codes[part], codes[part])
+            # Every lane gets its row's byte four times, or where it takes two bytes, each of them twice.
+            order = [16 * run + n // 4 + (64 if four and n % 4 > 1 else 0) for n in range(64)]
+            fields = f.shift_bytes(f.shuffle(*pair, order), shifts) & (15 if four else 3)
+            found.append(f.lookup([values[n % len(values)] for n in range(16)], fields))
+        yield found
 
 
-def _u16(f: Function, block: Block, offset: int) -> Value:
-    """An unsigned byte of every row as int16 x 16."""
-    return f.widen(f.load(block.at(offset, 1), u8x16), I16)
+def _run(f: Function, values: Value, run: int) -> Value:
+    """The 16 bytes of one run out of four."""
+    return f.shuffle(values, values, range(16 * run, 16 * run + 16))
 
 
-def _four_times(f: Function, bytes_: Value) -> Value:
-    """Every row's byte (u8 x 16) in the four bytes of its lane: u8 x 64."""
-    return f.shuffle(bytes_, bytes_, [n // 4 for n in range(64)])
+def _four_runs(f: Function, block: Block, offset: int) -> Value:
+    """Four neighbouring bytes of every row, one run after the other: u8 x 64."""
+    return f.load(block.at(offset, 1), u8x64)
+
+
+def _bytes(f: Function, block: Block, offset: int) -> Value:
+    return f.load(block.at(offset, 1), u8x16)
+
+
+def _four_times(f: Function, bytes_: Value, run: int = 0) -> Value:
+    """Every row's byte of a run in the four bytes of its lane: u8 x 64."""
+    return f.shuffle(bytes_, bytes_, [16 * run + n // 4 for n in range(64)])
 
 
 def _byte_of_lane(f: Function, lanes: Value, number: int) -> Value:
@@ -83,7 +129,7 @@ def _half_step_scale(f: Function, block: Block, s: Value, factor: float) -> Scal
     return half(f, block, 0) * ((f.to_float(s) + 0.5) * factor), None
 
 
-def _signed_eights(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
+def _signed_run(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
     """Steps of run n of 8 values, whose sign bits stand in every byte of `signs`."""
     for part in range(2):
         yield 8 * n // group, (8 * n + 4 * part) % group // 4, _signed(f, points[part], signs, 4 * part)
@@ -92,45 +138,52 @@ def _signed_eights(f: Function, group: int, n: int, points: list[Value], signs: 
 def _iq2_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
         signs = _signs_of_codes(f, word32(f, block, 2 + 8 * group + 4))
-        for n in range(4):
-            points = _eights(f, "IQ2XXS", 1, _byte_indices(f, block, 2 + 8 * group + n))
-            yield from _signed_eights(f, 32, 4 * group + n, points, _byte_of_lane(f, signs, n))
+        index = _four_runs(f, block, 2 + 8 * group), None
+        for n, points in enumerate(_coordinates(f, "IQ2XXS", 1, index)):
+            yield from _signed_run(f, 32, 4 * group + n, points, _byte_of_lane(f, signs, n))
 
 
 def _iq2_xs_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(32):
-        word = f.load(block.at(2 + 2 * n, 2), u16x16)
-        code = word >> 9
+    for four in range(8):
+        words = f.load(block.at(2 + 8 * four, 2), vector(I16, 64))
+        code = f.truncate(words >> 9, I8)
         parity = code ^ (code >> 4)
         parity = parity ^ (parity >> 2)
-        parity = (parity ^ (parity >> 1)) & 1
-        signs = _four_times(f, f.truncate(code | (parity << 7), I8))
-        yield from _signed_eights(f, 16, n, _eights(f, "IQ2XS", 1, f.scalars(word & 511)), signs)
+        signs = code | ((parity ^ (parity >> 1)) << 7)
+        index = f.truncate(words, I8), f.truncate((words >> 8) & 1, I8)
+        for n, points in enumerate(_coordinates(f, "IQ2XS", 1, index)):
+            yield from _signed_run(f, 16, 4 * four + n, points, _four_times(f, signs, n))
 
 
 def _iq2_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(32):
-        high = (_u16(f, block, 66 + n // 4) << (8 - 2 * (n % 4))) & 0x300
-        signs = _four_times(f, f.load(block.at(34 + n, 1), u8x16))
-        points = _eights(f, "IQ2S", 1, f.scalars(_u16(f, block, 2 + n) | high))
-        yield from _signed_eights(f, 16, n, points, signs)
+    for four in range(8):
+        bits = _bytes(f, block, 66 + four)
+        high = f.join([(bits >> (2 * n)) & 3 for n in range(4)])
+        signs = _four_runs(f, block, 34 + 4 * four)
+        for n, points in enumerate(_coordinates(f, "IQ2S", 1, (_four_runs(f, block, 2 + 4 * four), high))):
+            yield from _signed_run(f, 16, 4 * four + n, points, _four_times(f, signs, n))
 
 
 def _iq3_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
         signs = _signs_of_codes(f, word32(f, block, 66 + 4 * group))
-        for n in range(8):
-            points = _fours(f, "IQ3XXS", _byte_indices(f, block, 2 + 8 * group + n))
-            yield group, n, _signed(f, points, _byte_of_lane(f, signs, n // 2), 4 * (n % 2))
+        for four in range(2):
+            index = _four_runs(f, block, 2 + 8 * group + 4 * four), None
+            for run, [points] in enumerate(_coordinates(f, "IQ3XXS", 1, index)):
+                n = 4 * four + run
+                yield group, n, _signed(f, points, _byte_of_lane(f, signs, n // 2), 4 * (n % 2))
 
 
 def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
-        ninth = _u16(f, block, 66 + group)
-        for n in range(8):
-            signs = _four_times(f, f.load(block.at(74 + 4 * group + n // 2, 1), u8x16))
-            index = _u16(f, block, 2 + 8 * group + n) | ((ninth << (8 - n)) & 0x100)
-            yield group, n, _signed(f, _fours(f, "IQ3S", f.scalars(index)), signs, 4 * (n % 2))
+        ninth = _bytes(f, block, 66 + group)
+        signs = _four_runs(f, block, 74 + 4 * group)
+        for four in range(2):
+            high = f.join([(ninth >> (4 * four + run)) & 1 for run in range(4)])
+            index = _four_runs(f, block, 2 + 8 * group + 4 * four), high
+            for run, [points] in enumerate(_coordinates(f, "IQ3S", 1, index)):
+                n = 4 * four + run
+                yield group, n, _signed(f, points, _four_times(f, signs, n // 2), 4 * (n % 2))
 
 
 def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
@@ -148,9 +201,8 @@ def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
     for group in range(8):
         word = f.load(block.at(34 + 2 * group, 2), u16x16)
         down = f.widen(word, I32) >= 0x8000
-        for n in range(4):
-            high = (word << (8 - 3 * n) if 3 * n < 8 else word >> (3 * n - 8)) & 0x700
-            points = _eights(f, "IQ1S", 8, f.scalars(_u16(f, block, 2 + 4 * group + n) | high))
+        high = f.join([f.truncate((word >> (3 * n)) & 7, I8) for n in range(4)])
+        for n, points in enumerate(_coordinates(f, "IQ1S", 8, (_four_runs(f, block, 2 + 4 * group), high))):
             for part in range(2):
                 yield group, 2 * n + part, _moved(f, points[part], down)
 
@@ -165,12 +217,15 @@ def _iq1_s_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
-    for n in range(32):
-        high = _u16(f, block, 32 + n // 2) >> (4 * (n % 2))
-        points = _eights(f, "IQ1S", 8, f.scalars(_u16(f, block, n) | ((high & 7) << 8)))
-        down = (f.widen(high, I32) & 8).differs(0)
-        for part in range(2):
-            yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points[part], down)
+    for four in range(8):
+        pairs = [_bytes(f, block, 32 + 2 * four + i) for i in range(2)]
+        nibbles = [pairs[n // 2] >> (4 * (n % 2)) for n in range(4)]
+        index = _four_runs(f, block, 4 * four), f.join([nibble & 7 for nibble in nibbles])
+        for run, points in enumerate(_coordinates(f, "IQ1S", 8, index)):
+            down = (f.widen(nibbles[run], I32) & 8).differs(0)
+            n = 4 * four + run
+            for part in range(2):
+                yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points[part], down)
 
 
 def _iq1_m_scale(f: Function, block: Block, group: int) -> Scales:
