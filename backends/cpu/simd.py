@@ -340,12 +340,16 @@ class Function:
 
     def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
         """table[index] for int64 scalars, a vector of as many lanes. One load each: gathers take twice as long."""
-        out = ir.Constant(vector(element, len(indices)), ir.Undefined)
-        for lane, index in enumerate(indices):
-            at = self.builder.gep(table.ir, [index.ir], source_etype=element)
-            entry = self.builder.load(at, typ=element, align=element.width // 8)
-            out = self.builder.insert_element(out, entry, I32(lane))
-        return Value(self, out)
+        step = 128 // element.width  # lanes of the registers that single loads can fill
+        parts = []
+        for first in range(0, len(indices), step):
+            part = ir.Constant(vector(element, step), ir.Undefined)
+            for lane, index in enumerate(indices[first : first + step]):
+                at = self.builder.gep(table.ir, [index.ir], source_etype=element)
+                entry = self.builder.load(at, typ=element, align=element.width // 8)
+                part = self.builder.insert_element(part, entry, I32(lane))
+            parts.append(Value(self, part))
+        return self.join(parts)
 
     def scalars(self, value: Value) -> list[Value]:
         """The 16 lanes of a vector of unsigned int16, as int64 scalars."""
