@@ -27,3 +27,20 @@ def test_a_ratio_is_the_median_of_rounds_against_the_better_peer(monkeypatch) ->
     )
     assert row.ratio == 3.0  # 30/20, 40/10, 90/30
     sys.modules.pop("compare", None)
+
+
+def test_a_long_chat_evaluates_what_is_new_and_a_token_at_most(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import long_chat
+
+    import localllm
+
+    with localllm.load("demo", ctx=512) as model:
+        model.context = 200
+        rows = long_chat.chat(model, turns=20, answer=16)
+    assert any(row["shifted"] for row in rows)
+    for row in rows:
+        assert row["shifted"] or 0 <= row["evaluated"] - row["new"] <= 1
+        assert 0 < row["new"] < 40 or row["shifted"]
+    for name in ("long_chat", "compare"):
+        sys.modules.pop(name, None)
