@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends import open_backend
 from backends.base import CacheTypes, Executable, Limits, Progress
-from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value
+from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.paging import BlockPool
@@ -74,13 +74,14 @@ class Model:
         cache: CacheTypes,
         progress: Progress | None,
         observe: bool = False,
+        weights: Mapping[str, Weight] | None = None,
     ) -> None:
-        """Put the weights on a backend and allocate the cache."""
+        """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
         architecture = architecture_of(self.file.metadata)
         self.config = config = read_config(self.file.metadata, architecture.name)
         self.context = context_of(ctx, config)
         recorder = Recorder()
-        self.plan = plan = record(config, architecture, self.file.tensors, recorder, context=self.context)
+        self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
         opened = open_backend(backend, threads)
         try:
             limits = limits_of(self.context, plan.logits.width)

@@ -1,0 +1,86 @@
+"""Which format every tensor gets, from what each would cost: the best mix of a size, the smallest mix of a quality."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from localllm.errors import LocalLLMError
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One tensor stored in one format."""
+
+    format: str
+    bytes: int
+    error: float  # squared error of the outputs over their squares; of a table of embeddings, of its values
+    kld: float  # mean KL divergence that this tensor alone is expected to cost
+
+
+Effects = Mapping[str, Sequence[Effect]]
+
+
+def best(effects: Effects, max_bytes: int) -> dict[str, str]:
+    """Formats of the least expected divergence within `max_bytes`; LocalLLMError where the coarsest do not fit."""
+    chosen, steps = _ladder(effects)
+    size = sum(_of(effects, name, format_name).bytes for name, format_name in chosen.items())
+    if size > max_bytes:
+        raise LocalLLMError(
+            f"the tensors take {size} bytes in their coarsest formats, and {max_bytes} are allowed; allow more"
+        )
+    for _, name, effect in steps:
+        more = effect.bytes - _of(effects, name, chosen[name]).bytes
+        if size + more <= max_bytes:
+            size += more
+            chosen[name] = effect.format
+    return chosen
+
+
+def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
+    """Formats of the fewest bytes whose expected divergences add up to at most `max_kld`.
+
+    LocalLLMError where even the finest formats are expected to cost more.
+    """
+    chosen, steps = _ladder(effects)
+    cost = sum(_of(effects, name, format_name).kld for name, format_name in chosen.items())
+    for _, name, effect in steps:
+        if cost <= max_kld:
+            break
+        cost += effect.kld - _of(effects, name, chosen[name]).kld
+        chosen[name] = effect.format
+    if cost > max_kld:
+        raise LocalLLMError(f"even the finest formats cost a divergence of {cost:.2g}, and {max_kld:g} is allowed")
+    for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step was often more than was needed
+        at = _of(effects, name, chosen[name])
+        coarser = [e for e in effects[name] if e.bytes < at.bytes and cost - at.kld + e.kld <= max_kld]
+        if coarser:
+            least = min(coarser, key=lambda e: e.bytes)
+            cost += least.kld - at.kld
+            chosen[name] = least.format
+    return chosen
+
+
+def _of(effects: Effects, name: str, format_name: str) -> Effect:
+    return next(effect for effect in effects[name] if effect.format == format_name)
+
+
+def finest(effects: Effects) -> list[Effect]:
+    """Of every tensor the format that costs least."""
+    return [min(options, key=lambda e: e.kld) for options in effects.values()]
+
+
+def _ladder(effects: Effects) -> tuple[dict[str, str], list[tuple[float, str, Effect]]]:
+    """The coarsest formats, and the steps up from there, those that gain most divergence per byte first.
+
+    A tensor's steps lie on the lower convex hull of its effects, so each gains less per byte than the one before.
+    """
+    chosen, steps = {}, []
+    for name, options in effects.items():
+        at, *rest = sorted(options, key=lambda e: (e.bytes, e.kld))
+        chosen[name] = at.format
+        while finer := [e for e in rest if e.bytes > at.bytes and e.kld < at.kld]:
+            step = max(finer, key=lambda e: (at.kld - e.kld) / (e.bytes - at.bytes))
+            steps.append(((at.kld - step.kld) / (step.bytes - at.bytes), name, step))
+            at = step
+    return chosen, sorted(steps, key=lambda step: -step[0])
