@@ -54,6 +54,7 @@ class IntegerPanel:
     minimum: bool  # whether `scales` has a minimum
     steps: Callable[[Function, Block], Iterator[Step]]
     scales: Callable[[Function, Block, int], Scales]
+    direct_rows: int = 8  # up to so many rows multiply out of the packed bytes; more are worth unpacking for
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
     order: tuple[int, ...] = ()  # file offsets of the 4-byte elements as they are read, where that is not their order

@@ -33,9 +33,6 @@ from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 from backends.cpu.unpack import panel_of
 
 READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
-LEVEL = 2
-PANELS = 1
-DIRECT_ROWS = 3  # up to so many rows multiply out of the packed bytes
 
 
 class LinearArg(IntEnum):
@@ -117,8 +114,8 @@ def ways(
         scratch = a.pointer(LinearArg.SCRATCH) + thread * a.i64(LinearArg.SCRATCH_STRIDE)
         _tiled_rows(f, a, panel, place, scratch, count, first, last)
 
-    few = rows <= DIRECT_ROWS
-    return [(few, LinearArg.CHUNK, direct), (rows > DIRECT_ROWS, LinearArg.TILE_CHUNK, tiled)]
+    few = rows <= panel.direct_rows
+    return [(few, LinearArg.CHUNK, direct), (rows > panel.direct_rows, LinearArg.TILE_CHUNK, tiled)]
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
@@ -194,7 +191,7 @@ def _direct_rows(
                 _direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
             _finish(f, place, p, row, sums)
 
-    _for_rows(f, rows, (2, 1), tile)
+    _for_rows(f, rows, [n for n in (3, 2, 1) if n <= f.isa.int_tile[0]], tile)
 
 
 def read_ahead(f: Function, lines: Sequence[Value]) -> None:

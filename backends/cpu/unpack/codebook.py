@@ -240,7 +240,7 @@ def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int,
     steps: Callable[[Function, Block], Iterator[Step]], scales: Callable[[Function, Block, int], Scales],
 ) -> IntegerPanel:  # fmt: skip
-    return IntegerPanel(name, fields, 256, group, 128, False, steps, scales)
+    return IntegerPanel(name, fields, 256, group, 128, False, steps, scales, direct_rows=3)
 
 
 IQ2_XXS = _panel(

@@ -63,8 +63,9 @@ def _panel(
 ) -> IntegerPanel:
     scales = _scale_and_minimum if minimum else _scale
     return IntegerPanel(
-        name, fields, 32, 32, offset, minimum, steps, scales, _spread_bits if spread >= 0 else None, spread
-    )
+        name, fields, 32, 32, offset, minimum, steps, scales,
+        repack_word=_spread_bits if spread >= 0 else None, repack_field=spread,
+    )  # fmt: skip
 
 
 Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2))
