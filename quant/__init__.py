@@ -1,10 +1,13 @@
-"""How bytes mean numbers: the block formats of GGUF files and their exact conversions, in NumPy.
+"""How bytes mean numbers: the block formats of GGUF files and their exact conversions, in NumPy and, to search, Numba.
 
 `FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name, check what they are
 given and work in chunks, so temporary memory stays small whatever the size of the tensor.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
@@ -56,12 +59,12 @@ def dequantize(rows: U8, name: str) -> F32:
     return out.reshape(len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_values)
 
 
-def quantize(x: F32, name: str, importance: F32 | None = None) -> U8:
-    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's.
+def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1) -> U8:
+    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's, whatever `threads` is.
 
     `importance` float32 (values,) is the mean square of the activations that meet each column (a row of an importance
-    matrix). Q4_0, Q4_1, Q5_0 and Q5_1 then search for the scales that lose least, as ggml does; the other writable
-    formats have nothing to search and give the same bytes with and without it, as in ggml.
+    matrix). The formats that search for their scales weigh the errors with it, as ggml does; the others have nothing
+    to search and give the same bytes with and without it, as in ggml.
 
     QuantError for a format that cannot be written yet, another dtype or shape, values that do not fill whole blocks,
     importance that is negative or not finite, and, in block formats, for NaN, infinity and blocks whose scale is too
@@ -77,14 +80,29 @@ def quantize(x: F32, name: str, importance: F32 | None = None) -> U8:
     out = np.empty((n, row_bytes(name, values)), np.uint8)
     _check_importance(importance, values, name)
     step = max(1, _CHUNK_VALUES // max(1, values))
-    for start in range(0, n, step):
+    write = fmt.quantize
+
+    def convert(start: int) -> None:
         rows = np.ascontiguousarray(x[start : start + step])
         if fmt.block_values > 1 and not np.isfinite(rows).all():
             row = start + int(np.argmin(np.isfinite(rows).all(axis=1)))
             raise QuantError(f"{name}: row {row} holds NaN or infinity; only F32, F16 and BF16 can store them")
         with np.errstate(all="ignore"):  # zero and subnormal blocks divide by zero and are then set right
-            out[start : start + step] = fmt.quantize(rows, importance)
+            out[start : start + step] = write(rows, importance)
+
+    _for_each(convert, range(0, n, step), threads)
     return out
+
+
+def _for_each(convert: Callable[[int], None], starts: range, threads: int) -> None:
+    """Calls `convert` for every start; several threads take them as they come, the first error in order is raised."""
+    if threads <= 1 or len(starts) <= 1:
+        for start in starts:
+            convert(start)
+        return
+    with ThreadPoolExecutor(min(threads, len(starts))) as pool:
+        for _ in pool.map(convert, starts):
+            pass
 
 
 def _check_importance(importance: F32 | None, values: int, name: str) -> None:

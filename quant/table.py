@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quant.format import Format
 from quant.formats import fp4, iq1, iq2, iq3, iq4, plain, q1_q2, q2_k, q3_k, q4_k_q5_k, q4_q5, q6_k, q8_0, ternary
+from quant.kernel import search
 
 # fmt: off
 _ROWS = (
@@ -16,11 +17,11 @@ _ROWS = (
     Format("Q5_0",     6,  32,  22, q4_q5.dequantize_q5_0,     q4_q5.quantize_q5_0),
     Format("Q5_1",     7,  32,  24, q4_q5.dequantize_q5_1,     q4_q5.quantize_q5_1),
     Format("Q8_0",     8,  32,  34, q8_0.dequantize,           q8_0.quantize),
-    Format("Q2_K",    10, 256,  84, q2_k.dequantize,           None),
-    Format("Q3_K",    11, 256, 110, q3_k.dequantize,           None),
-    Format("Q4_K",    12, 256, 144, q4_k_q5_k.dequantize_q4_k, None),
-    Format("Q5_K",    13, 256, 176, q4_k_q5_k.dequantize_q5_k, None),
-    Format("Q6_K",    14, 256, 210, q6_k.dequantize,           None),
+    Format("Q2_K",    10, 256,  84, q2_k.dequantize,           search("k_quants", "q2_k", 256, 84)),
+    Format("Q3_K",    11, 256, 110, q3_k.dequantize,           search("k_quants", "q3_k", 256, 110)),
+    Format("Q4_K",    12, 256, 144, q4_k_q5_k.dequantize_q4_k, search("k_quants", "q4_k", 256, 144)),
+    Format("Q5_K",    13, 256, 176, q4_k_q5_k.dequantize_q5_k, search("k_quants", "q5_k", 256, 176)),
+    Format("Q6_K",    14, 256, 210, q6_k.dequantize,           search("k_quants", "q6_k", 256, 210)),
     Format("IQ1_S",   19, 256,  50, iq1.dequantize_iq1_s,      None),
     Format("IQ1_M",   29, 256,  56, iq1.dequantize_iq1_m,      None),
     Format("IQ2_XXS", 16, 256,  66, iq2.dequantize_iq2_xxs,    None),

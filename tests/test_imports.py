@@ -15,6 +15,7 @@ SCRIPTS = ROOT / "models" / "demo"  # programs that made the model in the box: n
 # What a file may import besides the standard library: the longest prefix of its path decides.
 ALLOWED: dict[str, set[str]] = {
     "quant": {"quant", "numpy"},
+    "quant/compiled": {"quant", "numpy", "numba", "llvmlite"},
     "models": {"models", "quant", "numpy"},
     "backends": {"backends", "quant", "numpy"},
     "backends/cpu": {"backends", "quant", "numpy", "llvmlite"},
@@ -75,9 +76,16 @@ def test_nothing_imports_the_scripts_of_the_model_in_the_box() -> None:
         assert not any(module.startswith("models.demo") for module in imports(path)), path
 
 
+def test_what_compiles_is_imported_when_it_is_called() -> None:
+    for path in FILES:
+        if not name(path).startswith("quant/compiled/"):
+            early = {m for m in imports(path, only_at_import=True) if m.startswith(("quant.compiled", "numba"))}
+            assert early == set(), path
+
+
 def test_a_backend_is_imported_when_it_is_opened() -> None:
     for path in FILES:
-        if not name(path).startswith("backends/"):
+        if not name(path).startswith(("backends/", "quant/compiled/")):
             early = {m for m in imports(path, only_at_import=True) if m.startswith(("backends.cpu", "llvmlite"))}
             assert early <= ({"backends.cpu.backend"} if name(path) == "localllm/cli/bench.py" else set()), path
 

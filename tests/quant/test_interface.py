@@ -125,3 +125,18 @@ def test_strange_arrays(name: str) -> None:
         np.testing.assert_array_equal(quant.quantize(np.asfortranarray(x)[::2], name), quant.quantize(x, name)[::2])
         assert quant.quantize(x[:0], name).shape == (0, quant.row_bytes(name, 512))
         assert quant.quantize(x[:, :0], name).shape == (300, 0)
+
+
+@pytest.mark.parametrize("name", WRITABLE)
+def test_threads_give_the_same_bytes(name: str) -> None:
+    rng = np.random.default_rng(5)
+    x, importance = rng.standard_normal((257, 1024), np.float32), rng.random(1024, np.float32)
+    one = quant.quantize(x, name, importance)
+    np.testing.assert_array_equal(quant.quantize(x, name, importance, threads=3), one)
+
+
+def test_an_error_in_a_thread_names_the_first_row() -> None:
+    x = np.zeros((2000, 256), np.float32)
+    x[1900, 3] = x[700, 5] = np.nan
+    with pytest.raises(quant.QuantError, match="row 700 holds NaN"):
+        quant.quantize(x, "Q4_K", threads=3)

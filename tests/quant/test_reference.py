@@ -30,7 +30,7 @@ def assert_same_bits(got: np.ndarray, expected: np.ndarray) -> None:
 
 def test_the_table_holds_every_format_of_the_reference() -> None:
     assert len(STORED) == 27
-    assert len(WRITABLE) == 13  # and F32
+    assert len(WRITABLE) == 18  # and F32
 
 
 @pytest.mark.parametrize("name", STORED)
@@ -61,7 +61,7 @@ def test_whole_reference(name: str) -> None:
 
 def test_importance_changes_the_searched_formats_only() -> None:
     changed = {name for name in WRITABLE if (BLOCKS[f"{name}.plain"] != BLOCKS[f"{name}.imatrix"]).any()}
-    assert changed == {"Q4_0", "Q4_1", "Q5_0", "Q5_1"}
+    assert changed == {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"}
 
 
 def test_type_ids_and_sizes_are_those_of_gguf() -> None:

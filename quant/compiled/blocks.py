@@ -1,0 +1,106 @@
+"""Sixteen blocks at a time, one to a lane: in, with their weights, and out again; half-precision numbers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quant.compiled.jit import compiled
+from quant.compiled.simd import LANES, Lanes, absolute, load, pick, root, splat, store
+from quant.format import F32, U8
+
+
+@compiled
+def take(x: F32, first: int, xt: F32) -> None:
+    """Blocks first ... of x (n, k) into the lanes of xt (k, 16); past the end, the last block again."""
+    n, k = x.shape
+    for lane in range(LANES):
+        block = min(first + lane, n - 1)
+        for i in range(k):
+            xt[i, lane] = x[block, i]
+
+
+@compiled
+def take_importance(importance: F32, first: int, n: int, wt: F32) -> None:
+    """The importance (blocks in a row, k) that blocks first ... of n meet, into the lanes of wt (k, 16)."""
+    columns, k = importance.shape
+    for lane in range(LANES):
+        block = min(first + lane, n - 1) % columns
+        for i in range(k):
+            wt[i, lane] = importance[block, i]
+
+
+@compiled
+def square_sum(xt: F32, at: int, size: int) -> Lanes:
+    total = splat(np.float32(0))
+    for i in range(at, at + size):
+        value = load(xt, i)
+        total = total + value * value
+    return total
+
+
+@compiled
+def weigh(xt: F32, wt: F32, mean: Lanes) -> None:
+    """wt (k, 16) *= sqrt(mean + x * x): a value weighs by its importance and by its size."""
+    for i in range(len(xt)):
+        value = load(xt, i)
+        store(wt, i, load(wt, i) * root(mean + value * value))
+
+
+@compiled
+def total(wt: F32, at: int, size: int) -> Lanes:
+    result = splat(np.float32(0))
+    for i in range(at, at + size):
+        result = result + load(wt, i)
+    return result
+
+
+@compiled
+def larger(a: Lanes, kept: Lanes) -> Lanes:
+    """`a` where its magnitude is above that of `kept`; NaN once one was NaN."""
+    return pick((absolute(a) > absolute(kept)) | ~(a == a), a, kept)
+
+
+@compiled
+def half_bits(x: np.float32) -> np.int64:
+    """The nearest half-precision number, ties to even, as its 16 bits."""
+    bits = np.int64(np.float32(x).view(np.uint32))
+    sign, magnitude = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+    if magnitude > 0x7F800000:
+        half = np.int64(0x7E00)
+    elif magnitude < 0x38800000:  # below 2**-14: a multiple of 2**-24
+        half = np.int64(np.rint(abs(x) * np.float32(2**24)))
+    elif magnitude >= 0x477FF000:
+        half = np.int64(0x7C00)
+    else:
+        half = (magnitude + 0xFFF + ((magnitude >> 13) & 1) - 0x38000000) >> 13
+    return sign | half
+
+
+@compiled
+def half_value(bits: np.int64) -> np.float32:
+    """The number that 16 bits of half precision mean; they are finite."""
+    exponent, mantissa = (bits >> 10) & 31, bits & 0x3FF
+    if exponent == 0:
+        value = np.float32(mantissa) * np.float32(2**-24)
+    else:
+        value = np.uint32((exponent + 112) << 23 | mantissa << 13).view(np.float32)
+    return -value if bits & 0x8000 else value
+
+
+@compiled
+def round_halves(d: F32) -> None:
+    """Row 0 of d (1, 16) as halves would hold it; what is too large for them, or NaN, stays."""
+    for lane in range(LANES):
+        bits = half_bits(d[0, lane])
+        if bits & 0x7C00 != 0x7C00:
+            d[0, lane] = half_value(bits)
+
+
+@compiled
+def put_half(d: np.float32, row: U8, at: int, worst: np.float32) -> np.float32:
+    """Writes d as a half to bytes at and at + 1. Returns the larger of `worst` and |d|; NaN once one was NaN."""
+    bits = half_bits(d)
+    row[at] = bits & 255
+    row[at + 1] = bits >> 8
+    magnitude = abs(d)
+    return worst if magnitude <= worst or worst != worst else magnitude

@@ -1,0 +1,225 @@
+"""Searches for the scale of a group of values that loses least, each squared error weighted; one group to a lane.
+
+They follow ggml's (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
+operation by operation in float32, so that the same numbers give the same bytes. Groups lie in rows at ... at + size of
+xt and wt (k, 16). What is returned finds the integers again: they are clamp(rint(inverse * (x - offset))); an inverse
+that is NaN stands for a group without any spread, whose integers are all the lowest.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quant.compiled.blocks import larger
+from quant.compiled.jit import compiled
+from quant.compiled.simd import Lanes, absolute, any_lane, least, load, most, nearest, pick, rint, splat, store
+from quant.format import F32
+
+TINY = np.float32(1e-15)  # a group whose largest magnitude is below this is stored as zero
+NAN = np.float32(np.nan)
+
+
+@compiled
+def peak(xt: F32, at: int, size: int) -> Lanes:
+    """The value of largest magnitude with its sign, the first of equals; 0 where all are 0, NaN where one is NaN."""
+    top = splat(np.float32(0))
+    for i in range(at, at + size):
+        top = larger(load(xt, i), top)
+    return top
+
+
+@compiled
+def clamp(q: Lanes, low: Lanes, high: Lanes) -> Lanes:
+    """q within low ... high; low where q is NaN."""
+    return least(most(q, low), high)
+
+
+@compiled
+def ratio(a: Lanes, b: Lanes) -> Lanes:
+    """a / b, and 0 where b is 0."""
+    zero = splat(np.float32(0))
+    return pick(b == zero, zero, a / b)
+
+
+@compiled
+def symmetric(xt: F32, wt: F32, at: int, size: int, zero: int) -> tuple[Lanes, Lanes]:
+    """Scale and inverse for integers -zero ... zero - 1.
+
+    Tries 19 scales around the one that maps the largest magnitude to -zero; for the integers of each, the best scale is
+    their weighted least-squares fit.
+    """
+    top = peak(xt, at, size)
+    low, high = splat(np.float32(-zero)), splat(np.float32(zero - 1))
+    nothing = splat(np.float32(0))
+    scale, best, kept = nothing, nothing, nothing
+    for attempt in range(19):
+        step = 0 if attempt == 0 else attempt - 10 if attempt < 10 else attempt - 9  # 0, -9 ... -1, 1 ... 9
+        inverse = splat(-(np.float32(zero) + np.float32(0.1) * np.float32(step))) / top
+        sum_xq = sum_qq = nothing
+        for i in range(at, at + size):
+            value, weight = load(xt, i), load(wt, i)
+            q = clamp(rint(inverse * value), low, high)
+            sum_xq = sum_xq + weight * value * q
+            sum_qq = sum_qq + weight * q * q
+        if attempt == 0:
+            scale, kept = ratio(sum_xq, sum_qq), inverse
+            best = scale * sum_xq
+        else:
+            better = (sum_qq > nothing) & (sum_xq * sum_xq > best * sum_qq)
+            new = ratio(sum_xq, sum_qq)
+            scale, kept = pick(better, new, scale), pick(better, inverse, kept)
+            best = pick(better, new * sum_xq, best)
+    empty = absolute(top) < splat(TINY)
+    return pick(empty, nothing, scale), pick(empty, splat(NAN), kept)
+
+
+@compiled
+def affine(
+    xt: F32,
+    wt: F32,
+    at: int,
+    size: int,
+    top: int,
+    start: np.float32,
+    step: np.float32,
+    steps: int,
+    squared: bool,
+    qt: F32,
+) -> tuple[Lanes, Lanes, Lanes, Lanes]:
+    """Scale and offset <= 0 for integers 0 ... top; then the inverse and the offset that found the integers.
+
+    Tries scales from a little coarser to a little finer than the one that spans the group from the best offset so far;
+    for the integers of each, scale and offset are their weighted least-squares fit. The error counts squared, or by its
+    magnitude. qt (size, 16) is scratch.
+    """
+    nothing, limit = splat(np.float32(0)), splat(np.float32(top))
+    low = high = load(xt, at)
+    sum_w = sum_x = nothing
+    for i in range(at, at + size):
+        value, weight = load(xt, i), load(wt, i)
+        low, high = pick(value < low, value, low), pick(value > high, value, high)
+        sum_w = sum_w + weight
+        sum_x = sum_x + weight * value
+    offset = pick(low > nothing, nothing, low)
+    flat = high == offset
+    kept, base = limit / (high - offset), offset
+    scale = splat(np.float32(1)) / kept
+    best = nothing
+    for i in range(at, at + size):
+        value = load(xt, i)
+        q = clamp(rint(kept * (value - offset)), nothing, limit)
+        miss = scale * q + offset - value
+        best = best + load(wt, i) * (miss * miss if squared else absolute(miss))
+    for attempt in range(steps):
+        inverse = splat(start + step * np.float32(attempt) + np.float32(top)) / (high - offset)
+        sum_q = sum_qq = sum_xq = nothing
+        for i in range(size):
+            value, weight = load(xt, at + i), load(wt, at + i)
+            q = clamp(rint(inverse * (value - offset)), nothing, limit)
+            store(qt, i, q)
+            wq = weight * q
+            sum_q, sum_qq, sum_xq = sum_q + wq, sum_qq + wq * q, sum_xq + wq * value
+        det = sum_w * sum_qq - sum_q * sum_q
+        new = (sum_w * sum_xq - sum_x * sum_q) / det
+        new_offset = (sum_qq * sum_x - sum_q * sum_xq) / det
+        above = new_offset > nothing
+        new, new_offset = pick(above, sum_xq / sum_qq, new), pick(above, nothing, new_offset)
+        error = nothing
+        for i in range(size):
+            miss = new * load(qt, i) + new_offset - load(xt, at + i)
+            error = error + load(wt, at + i) * (miss * miss if squared else absolute(miss))
+        better = (det > nothing) & (error < best)
+        kept, base = pick(better, inverse, kept), pick(better, offset, base)
+        scale, offset = pick(better, new, scale), pick(better, new_offset, offset)
+        best = pick(better, error, best)
+    return pick(flat, nothing, scale), offset, pick(flat, splat(NAN), kept), base
+
+
+@compiled
+def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
+    """Scale and, in qt (size, 16), integers up to top for values >= 0: how group scales are stored themselves.
+
+    Nine scales are tried, then the integers are moved one by one while that helps.
+    """
+    nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
+    high = nothing
+    for i in range(size):
+        value = load(xt, i)
+        high = pick(high > value, high, value)
+    kept, best = nothing, nothing
+    for attempt in range(9):
+        step = 0 if attempt == 0 else attempt - 5 if attempt < 5 else attempt - 4  # 0, -4 ... -1, 1 ... 4
+        inverse = splat(np.float32(0.1) * np.float32(step) + np.float32(top)) / high
+        scale, error = one / inverse, nothing
+        for i in range(size):
+            value = load(xt, i)
+            q = least(nearest(inverse * value), limit)
+            miss = value - scale * q
+            error = error + load(wt, i) * miss * miss
+        better = error < best
+        if attempt == 0:
+            kept, best = inverse, error
+        else:
+            kept, best = pick(better, inverse, kept), pick(better, error, best)
+    sum_xq = sum_qq = nothing
+    for i in range(size):
+        value, weight = load(xt, i), load(wt, i)
+        q = least(nearest(kept * value), limit)
+        store(qt, i, q)
+        sum_xq = sum_xq + weight * value * q
+        sum_qq = sum_qq + weight * q * q
+    for _ in range(5):
+        moved = nothing > nothing
+        for i in range(size):
+            value, weight, q = load(xt, i), load(wt, i), load(qt, i)
+            rest_xq, rest_qq = sum_xq - weight * value * q, sum_qq - weight * q * q
+            new = least(nearest(value * rest_qq / rest_xq), limit)
+            new_xq, new_qq = rest_xq + weight * value * new, rest_qq + weight * new * new
+            better = (rest_xq > nothing) & (rest_qq > nothing) & ~(new == q)
+            better = better & (new_xq * new_xq * sum_qq > sum_xq * sum_xq * new_qq)
+            store(qt, i, pick(better, new, q))
+            sum_xq, sum_qq = pick(better, new_xq, sum_xq), pick(better, new_qq, sum_qq)
+            moved = moved | better
+        if not any_lane(moved):
+            break
+    empty = high < splat(TINY)
+    for i in range(size):
+        store(qt, i, pick(empty, nothing, load(qt, i)))
+    return pick(empty, nothing, pick(sum_qq <= nothing, nothing, sum_xq / sum_qq))
+
+
+@compiled
+def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
+    """Scale and, in rows at ... of qt, integers -zero ... zero - 1: moved one by one from the plain rounding.
+
+    A value weighs by its square.
+    """
+    top = peak(xt, at, size)
+    low, high, nothing = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(0))
+    inverse = splat(np.float32(-zero)) / top
+    sum_xq = sum_qq = nothing
+    for i in range(at, at + size):
+        value = load(xt, i)
+        q = clamp(rint(inverse * value), low, high)
+        store(qt, i, q)
+        weight = value * value
+        sum_xq, sum_qq = sum_xq + weight * value * q, sum_qq + weight * q * q
+    for _ in range(5):
+        moved = nothing > nothing
+        for i in range(at, at + size):
+            value, q = load(xt, i), load(qt, i)
+            weight = value * value
+            rest_xq, rest_qq = sum_xq - weight * value * q, sum_qq - weight * q * q
+            new = clamp(nearest(value * rest_qq / rest_xq), low, high)
+            new_xq, new_qq = rest_xq + weight * value * new, rest_qq + weight * new * new
+            better = (rest_xq > nothing) & ~(new == q) & (new_qq > nothing)
+            better = better & (new_xq * new_xq * sum_qq > sum_xq * sum_xq * new_qq)
+            store(qt, i, pick(better, new, q))
+            sum_xq, sum_qq = pick(better, new_xq, sum_xq), pick(better, new_qq, sum_qq)
+            moved = moved | better
+        if not any_lane(moved):
+            break
+    empty = absolute(top) < splat(TINY)
+    for i in range(at, at + size):
+        store(qt, i, pick(empty, nothing, load(qt, i) + splat(np.float32(zero))))
+    return pick(empty, nothing, pick(sum_qq <= nothing, nothing, sum_xq / sum_qq))

@@ -1,0 +1,202 @@
+"""Sixteen float32 lanes as one value of Numba's: `Lanes`, and `Mask`, what comparing two of them gives.
+
+    + - * / and unary -     lane by lane, each rounded once; LLVM neither fuses nor reorders them
+    < > <= >= ==            a Mask; & | ~ combine masks
+    splat load store        from a number; from and to row i of a C-contiguous float32 (n, 16)
+    store_bytes             integers as bytes, modulo 256, to row i of a C-contiguous uint8 (n, 16)
+    pick least most absolute root rint nearest any_lane
+
+A block format is searched with one block to a lane, so sums run in the order of a plain loop over one block and the
+bits are those of scalar code. Instruction sets with shorter vectors take several for one Lanes.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.imputils import lower_builtin
+from numba.core.typing.templates import AbstractTemplate, infer_global, signature
+from numba.extending import intrinsic, models, register_model
+
+LANES = 16
+Lanes = Any  # the Python-side name of a value of `lanes`: it lives in compiled code only
+Mask = Any
+_FLOATS = ir.VectorType(ir.FloatType(), LANES)
+_BITS = ir.VectorType(ir.IntType(1), LANES)
+_INTS = ir.VectorType(ir.IntType(32), LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
+
+
+class _Vector(types.Type):
+    """A Numba type that is one LLVM vector."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name=name)
+
+
+class LanesType(_Vector):
+    pass
+
+
+class MaskType(_Vector):
+    pass
+
+
+@register_model(LanesType)
+class _LanesModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _FLOATS)
+
+
+@register_model(MaskType)
+class _MaskModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, _BITS)
+
+
+lanes, mask = LanesType("float32x16"), MaskType("boolx16")
+
+
+def _operator(function: Any, arguments: tuple[Any, ...], result: Any, emit: Callable[[Any, Any], Any]) -> None:
+    """Teach Numba an operator on vectors; `emit(builder, values)` writes the instruction."""
+
+    @infer_global(function)
+    class Template(AbstractTemplate):
+        key = function
+
+        def generic(self, args: Any, kws: Any) -> Any:
+            return signature(result, *arguments) if args == arguments else None
+
+    @lower_builtin(function, *arguments)
+    def lower(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        return emit(builder, values)
+
+
+_operator(operator.add, (lanes, lanes), lanes, lambda b, v: b.fadd(*v))
+_operator(operator.sub, (lanes, lanes), lanes, lambda b, v: b.fsub(*v))
+_operator(operator.mul, (lanes, lanes), lanes, lambda b, v: b.fmul(*v))
+_operator(operator.truediv, (lanes, lanes), lanes, lambda b, v: b.fdiv(*v))
+_operator(operator.neg, (lanes,), lanes, lambda b, v: b.fneg(v[0]))
+_operator(operator.lt, (lanes, lanes), mask, lambda b, v: b.fcmp_ordered("<", *v))
+_operator(operator.gt, (lanes, lanes), mask, lambda b, v: b.fcmp_ordered(">", *v))
+_operator(operator.le, (lanes, lanes), mask, lambda b, v: b.fcmp_ordered("<=", *v))
+_operator(operator.ge, (lanes, lanes), mask, lambda b, v: b.fcmp_ordered(">=", *v))
+_operator(operator.eq, (lanes, lanes), mask, lambda b, v: b.fcmp_ordered("==", *v))
+_operator(operator.and_, (mask, mask), mask, lambda b, v: b.and_(*v))
+_operator(operator.or_, (mask, mask), mask, lambda b, v: b.or_(*v))
+_operator(operator.invert, (mask,), mask, lambda b, v: b.not_(v[0]))
+
+
+def _splat(builder: Any, scalar: Any) -> Any:
+    undefined = ir.Constant(_FLOATS, ir.Undefined)
+    one = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(_INTS, [0] * LANES))
+
+
+def _row(context: Any, builder: Any, array_type: Any, array: Any, row: Any, vector: Any) -> Any:
+    """Pointer to row `row` of an array (n, 16), as a vector."""
+    data = context.make_array(array_type)(context, builder, array).data
+    first = builder.mul(row, ir.Constant(row.type, LANES))
+    return builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
+
+
+def _call(builder: Any, name: str, *values: Any) -> Any:
+    kind = ir.FunctionType(_FLOATS, [_FLOATS] * len(values))
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32"), values)
+
+
+@intrinsic
+def splat(typing: Any, x: Any) -> Any:
+    return lanes(types.float32), lambda c, b, s, v: _splat(b, v[0])
+
+
+@intrinsic
+def load(typing: Any, array: Any, row: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        vector = builder.load(_row(context, builder, sig.args[0], values[0], values[1], _FLOATS))
+        vector.align = 4
+        return vector
+
+    return lanes(array, types.intp), emit
+
+
+@intrinsic
+def store(typing: Any, array: Any, row: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        builder.store(values[2], _row(context, builder, sig.args[0], values[0], values[1], _FLOATS)).align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), emit
+
+
+@intrinsic
+def store_bytes(typing: Any, array: Any, row: Any, value: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        data = builder.trunc(builder.fptosi(values[2], _INTS), _BYTES)
+        builder.store(data, _row(context, builder, sig.args[0], values[0], values[1], _BYTES)).align = 1
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, lanes), emit
+
+
+@intrinsic
+def pick(typing: Any, which: Any, yes: Any, no: Any) -> Any:
+    """`yes` in the lanes where the mask is set, `no` in the others."""
+    return lanes(mask, lanes, lanes), lambda c, b, s, v: b.select(*v)
+
+
+@intrinsic
+def least(typing: Any, a: Any, bound: Any) -> Any:
+    """The smaller of two; `bound` where `a` is NaN."""
+    return lanes(lanes, lanes), lambda c, b, s, v: b.select(b.fcmp_ordered("<", *v), *v)
+
+
+@intrinsic
+def most(typing: Any, a: Any, bound: Any) -> Any:
+    """The larger of two; `bound` where `a` is NaN."""
+    return lanes(lanes, lanes), lambda c, b, s, v: b.select(b.fcmp_ordered(">", *v), *v)
+
+
+@intrinsic
+def absolute(typing: Any, a: Any) -> Any:
+    return lanes(lanes), lambda c, b, s, v: _call(b, "fabs", v[0])
+
+
+@intrinsic
+def root(typing: Any, a: Any) -> Any:
+    return lanes(lanes), lambda c, b, s, v: _call(b, "sqrt", v[0])
+
+
+@intrinsic
+def rint(typing: Any, a: Any) -> Any:
+    """The nearest integers, halves to even."""
+    return lanes(lanes), lambda c, b, s, v: _call(b, "nearbyint", v[0])
+
+
+@intrinsic
+def nearest(typing: Any, a: Any) -> Any:
+    """As `rint` below 2**22; beyond, the low mantissa bits that ggml's rounding trick leaves, as a signed integer.
+
+    The searches divide by sums that cancel: the quotient may be anything, and what ggml makes of it decides its bytes.
+    """
+
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        moved = builder.fadd(values[0], ir.Constant(_FLOATS, [12582912.0] * LANES))  # 1.5 * 2**23
+        low = builder.and_(builder.bitcast(moved, _INTS), ir.Constant(_INTS, [0x7FFFFF] * LANES))
+        return builder.sitofp(builder.sub(low, ir.Constant(_INTS, [0x400000] * LANES)), _FLOATS)
+
+    return lanes(lanes), emit
+
+
+@intrinsic
+def any_lane(typing: Any, which: Any) -> Any:
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        bits = builder.bitcast(values[0], ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
+    return types.boolean(mask), emit

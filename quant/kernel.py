@@ -1,0 +1,35 @@
+"""From a format's row in the table to its compiled search (`quant.compiled`), which is loaded when it is first called.
+
+Numba compiles a search in a few seconds on its first use ever and keeps it in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+import numpy as np
+
+from quant.format import F32, U8, QuantError
+
+
+def search(module: str, function: str, block_values: int, block_bytes: int) -> Callable[[F32, F32 | None], U8]:
+    """A format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks."""
+
+    def quantize(x: F32, importance: F32 | None) -> U8:
+        run = getattr(import_module(f"quant.compiled.{module}"), function)
+        out = np.empty((x.size // block_values, block_bytes), np.uint8)
+        weights = np.empty(0, np.float32) if importance is None else np.ascontiguousarray(importance)
+        if len(out):
+            check_scale(run(x.reshape(-1, block_values), weights.reshape(-1, block_values), out))
+        return out.reshape(len(x), -1)
+
+    return quantize
+
+
+def check_scale(largest: float) -> None:
+    """QuantError where the largest magnitude of a block scale, as a search returns it, does not fit a half."""
+    if not largest < 65520:  # from there on it would round to infinity
+        raise QuantError(
+            f"a block scale of {largest:.4g} is above the largest half, 65504: the weights or importance are too big"
+        )
