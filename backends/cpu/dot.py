@@ -29,15 +29,19 @@ def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
     if f.isa.dot == "plain":
         return _plain(f, acc, q, x, signed=True)
     # maddubs: |q| times x with q's sign; the pair sums stay within 128 * 127 * 2 < 2^15.
-    size = f.select(q < 0, f.zeros(q.type) - q, q)
-    signed_x = f.select(q < 0, f.zeros(x.type) - x, x)
-    return _maddubs(f, acc, size, signed_x)
+    return _maddubs(f, acc, _with_sign(f, q, q), _with_sign(f, x, q))
 
 
 def _x86(f: Function, name: str, result: ir.Type, *values: Value) -> Value:
     kind = ir.FunctionType(result, [v.type for v in values])
     function = f.module.globals.get(name) or ir.Function(f.module, kind, name=name)
     return Value(f, f.builder.call(function, [v.ir for v in values]))
+
+
+def _with_sign(f: Function, x: Value, sign: Value) -> Value:
+    """x, -x or 0 byte by byte, as `sign` is positive, negative or 0 (AVX2)."""
+    halves = [(_part(f, x, i, 2), _part(f, sign, i, 2)) for i in range(2)]
+    return f.join([_x86(f, "llvm.x86.avx2.psign.b", vector(I8, 32), a, b) for a, b in halves])
 
 
 def _part(f: Function, x: Value, part: int, parts: int) -> Value:

@@ -30,6 +30,11 @@ class Isa:
     read_ahead: int = 0  # bytes that a decoding product asks for ahead of its reading, 0 for none
 
     @property
+    def registers(self) -> int:
+        """Registers that hold vectors, of whatever width."""
+        return 32 if self.dot in ("vnni512", "sdot") else 16
+
+    @property
     def byte_permute(self) -> bool:
         """Whether bytes can be permuted across a 512-bit register, and their bits shifted one by one (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from backends.cpu.isa import Isa
 from backends.cpu.memory import LINE
 from backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
@@ -58,6 +59,7 @@ class IntegerPanel:
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
     order: tuple[int, ...] = ()  # file offsets of the 4-byte elements as they are read, where that is not their order
+    order_registers: int = 0  # and how many registers reading in that order takes; with fewer the file's order stays
 
     def _bytes(self, wide: bool) -> int:
         """Bytes of a panel's block in elements of 4 bytes, or in smaller ones."""
@@ -72,8 +74,8 @@ class IntegerPanel:
         """Blocks that stand together: 1, 2 or 4, as few as make whole cache lines."""
         return LINE // math.gcd(LINE, self._bytes(wide=False))
 
-    @property
-    def places(self) -> dict[int, int]:
+    def places(self, isa: Isa) -> dict[int, int]:
+        """Offsets in the file's block to offsets among the panel's wide or narrow elements, in bytes of one row."""
         found: dict[int, int] = {}
         offset, wide, narrow = 0, 0, 0
         for size, count in self.fields:
@@ -81,19 +83,20 @@ class IntegerPanel:
                 found[offset] = wide if size == 4 else narrow
                 wide, narrow = (wide + 4, narrow) if size == 4 else (wide, narrow + size)
                 offset += size
-        for number, at in enumerate(self.order):
-            found[at] = 4 * number
+        if isa.registers >= self.order_registers:
+            found |= {at: 4 * number for number, at in enumerate(self.order)}
         return found
 
     def block(self, panel: Value, number: Value, blocks: Value) -> Block:
         """Block `number` of the `blocks` that a panel has. The last ones may be fewer than stand together elsewhere."""
+        places = self.places(panel.f.isa)
         together, wide, narrow = self.together, self._bytes(wide=True), self._bytes(wide=False)
         within = number % together
         start = panel + (number - within) * self.block_bytes
         if together == 2:  # wide, narrow, narrow, wide
-            return Block(start + within * (wide + 2 * narrow), start + (within * narrow + wide), self.places)
+            return Block(start + within * (wide + 2 * narrow), start + (within * narrow + wide), places)
         here = panel.f.minimum(blocks - (number - within), together)
-        return Block(start + (here * narrow + within * wide), start + within * narrow, self.places)
+        return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
         """Addresses of the block's cache lines; neighbours that stand together may share one."""

@@ -17,14 +17,15 @@ from backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
 from quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
+CENTRE = 64  # what stands for zero: coordinates lie within +-62, so that bytes stay below 128
 PERMUTED = 1024  # points; more are loaded faster than looked up in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
 Index = tuple[Value, Value | None]  # bits 0..7 and the bits above of 64 point numbers, u8 x 64 each
 
 
 @cache
 def _points(name: str, factor: int) -> tuple[int, ...]:
-    """A number per point: its 4 or 8 coordinates times `factor` plus 128, a byte each."""
-    points = (grid(name) * factor + 128).astype(np.uint8)  # (points, 4 or 8)
+    """A number per point: its 4 or 8 coordinates times `factor` plus CENTRE, a byte each."""
+    points = (grid(name) * factor + CENTRE).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
@@ -40,7 +41,7 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
 
 
 def _coordinates(f: Function, name: str, factor: int, index: Index) -> Iterator[list[Value]]:
-    """Per run of 16 rows: 128 + factor * coordinates, four at a time, u8 x 64 each."""
+    """Per run of 16 rows: CENTRE + factor * coordinates, four at a time, u8 x 64 each."""
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
         yield from _permuted(f, name, factor, index)
         return
@@ -67,7 +68,7 @@ def _permuted(f: Function, name: str, factor: int, index: Index) -> Iterator[lis
     tables, levels = _packed(name, 4 if four else 2)
     codes = [f.lookup_long(table, *index) for table in tables]
     shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # from four bytes to their own coordinate
-    values = [level * factor + 128 for level in levels]
+    values = [level * factor + CENTRE for level in levels]
     for run in range(4):
         found = []
         for part in range(1 if four else 2):
@@ -104,9 +105,9 @@ def _byte_of_lane(f: Function, lanes: Value, number: int) -> Value:
 
 
 def _signed(f: Function, points: Value, signs: Value, first: int) -> Value:
-    """128 + q as 128 - q where bit first + i of the sign byte is set, for byte i of a lane."""
+    """CENTRE + q as CENTRE - q where bit first + i of the sign byte is set, for byte i of a lane."""
     mask = f.bits(f.constant(i32x16, sum(1 << (8 * i + first + i) for i in range(4))), u8x64)
-    return f.select((signs & mask).differs(0), f.zeros(u8x64) - points, points)
+    return f.select((signs & mask).differs(0), f.constant(u8x64, 2 * CENTRE) - points, points)
 
 
 def _signs_of_codes(f: Function, codes: Value) -> Value:
@@ -192,7 +193,7 @@ def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
-    """Eighths: 8 * coordinate + 1, or - 1 in the lanes of `down`; 128 stands for zero."""
+    """Eighths: 8 * coordinate + 1, or - 1 in the lanes of `down`."""
     up, less = f.constant(i32x16, 0x01010101), f.constant(i32x16, -1)
     return points + f.bits(f.select(down, less, up), u8x64)
 
@@ -240,7 +241,7 @@ def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int,
     steps: Callable[[Function, Block], Iterator[Step]], scales: Callable[[Function, Block, int], Scales],
 ) -> IntegerPanel:  # fmt: skip
-    return IntegerPanel(name, fields, 256, group, 128, False, steps, scales, direct_rows=3)
+    return IntegerPanel(name, fields, 256, group, CENTRE, False, steps, scales, direct_rows=3)
 
 
 IQ2_XXS = _panel(

@@ -33,13 +33,15 @@ def _q4_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _q5_steps(f: Function, block: Block) -> Iterator[Step]:
-    for word in range(8):
-        high = words(f, block, 16 + 4 * word)
-        for pair in range(4):
-            w = words(f, block, 48 + 32 * pair + 4 * word)
-            for group, nibbles in ((2 * pair, w & 15), (2 * pair + 1, w >> 4)):
-                bit = (high >> group) & 1
-                yield group, word, nibbles | (bit << 4)
+    pairs = range(4)
+    # All eight groups are summed at once, in the order of reading, where there are registers for them.
+    order = ((word, pair) for word in range(8) for pair in pairs)
+    if f.isa.registers < 32:
+        order = ((word, pair) for pair in pairs for word in range(8))
+    for word, pair in order:
+        w, high = words(f, block, 48 + 32 * pair + 4 * word), words(f, block, 16 + 4 * word)
+        for group, nibbles in ((2 * pair, w & 15), (2 * pair + 1, w >> 4)):
+            yield group, word, nibbles | (((high >> group) & 1) << 4)
 
 
 def _q6_steps(f: Function, block: Block) -> Iterator[Step]:
@@ -100,7 +102,7 @@ Q3_K = IntegerPanel(
 Q4_K = IntegerPanel("Q4_K", ((2, 2), (1, 12), (4, 32)), 256, 32, 0, True, _q4_steps, _scale_min)
 Q5_K = IntegerPanel(
     "Q5_K", ((2, 2), (1, 12), (4, 8), (4, 32)), 256, 32, 0, True, _q5_steps, _scale_min,
-    order=_as_read(8, 16, 48, 80, 112, 144),
+    order=_as_read(8, 16, 48, 80, 112, 144), order_registers=32,
 )  # fmt: skip
 Q6_K = IntegerPanel(
     "Q6_K", ((4, 32), (4, 16), (1, 16), (2, 1)), 256, 16, 32, False, _q6_steps, _q6_scale,

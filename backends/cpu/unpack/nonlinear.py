@@ -8,9 +8,10 @@ from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, s
 from backends.cpu.simd import F32, Function, vector
 from quant.formats import fp4, iq4
 
-# Levels plus 128, as the kernels' bytes are.
+# Levels plus what stands for zero: 64 where bytes then stay below 128, which some instruction sets multiply faster.
 IQ4_LEVELS = tuple(128 + int(level) for level in iq4.LEVELS)
-FP4_LEVELS = tuple(128 + int(level) for level in fp4.LEVELS)
+FP4_CENTRE = 64
+FP4_LEVELS = tuple(FP4_CENTRE + int(level) for level in fp4.LEVELS)
 
 
 def _nl_steps(f: Function, block: Block) -> Iterator[Step]:
@@ -55,4 +56,4 @@ def _fp4_scale(f: Function, block: Block, group: int) -> Scales:
 
 IQ4_NL = IntegerPanel("IQ4_NL", ((2, 1), (4, 4)), 32, 32, 128, False, _nl_steps, _nl_scale)
 IQ4_XS = IntegerPanel("IQ4_XS", ((2, 1), (2, 1), (1, 4), (4, 32)), 256, 32, 128, False, _xs_steps, _xs_scale)
-MXFP4 = IntegerPanel("MXFP4", ((1, 1), (4, 4)), 32, 32, 128, False, _fp4_steps, _fp4_scale)
+MXFP4 = IntegerPanel("MXFP4", ((1, 1), (4, 4)), 32, 32, FP4_CENTRE, False, _fp4_steps, _fp4_scale)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, f32x16, half, u8x64, words
 from backends.cpu.simd import I8, I16, Function, Value, vector
-from backends.cpu.unpack.nonlinear import FP4_LEVELS
+from backends.cpu.unpack.nonlinear import FP4_CENTRE, FP4_LEVELS
 
 
 def _digit(f: Function, w: Value, n: int) -> Value:
@@ -81,6 +81,6 @@ TQ1_0 = _panel("TQ1_0", ((4, 12), (4, 1), (2, 1)), 256, _tq1_steps, _scale_at(52
 TQ2_0 = _panel("TQ2_0", ((4, 16), (2, 1)), 256, _tq2_steps, _scale_at(64))
 Q1_0 = _panel("Q1_0", ((2, 1), (1, 16)), 128, _q1_steps, _scale_at(0))
 Q2_0 = _panel("Q2_0", ((2, 1), (1, 16)), 64, _q2_steps, _scale_at(0))
-NVFP4 = IntegerPanel("NVFP4", ((1, 4), (4, 8)), 64, 16, 128, False, _nvfp4_steps, _nvfp4_scale)
+NVFP4 = IntegerPanel("NVFP4", ((1, 4), (4, 8)), 64, 16, FP4_CENTRE, False, _nvfp4_steps, _nvfp4_scale)
 
 assert vector(I8, 64) == u8x64
