@@ -22,6 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "localllm": {"localllm", "models", "backends", "quant", "numpy"},
     "localllm/tokenizer": {"localllm", "numpy", "tokenizers"},
     "localllm/template": {"localllm", "jinja2"},
+    "localllm/convert": {"localllm", "models", "quant", "numpy", "tokenizers"},
     "localllm/cli": {"localllm", "models", "backends", "quant", "numpy", "rich"},
 }
 FILES = sorted(

@@ -5,10 +5,14 @@ other: `stored` and `metadata` (all keys but general.file_type and general.quant
 writer made of it), and `tensors`, a dict in file order of tensors with `name`, `format`, `shape`, `row_bytes`, `rows`,
 `nbytes` and `read(start, stop)` -> uint8 (stop - start, row_bytes). `format` is a key of `quant.FORMATS`: F32, F16 or
 BF16 as the folder stores it, MXFP4 for gpt-oss's experts; vectors, norms and routers, which llama.cpp wants in
-F32, are F32 already. Nothing is read before it is asked for.
+F32, are F32 already. Nothing is read before it is asked for. `notes` are lines for the user.
+
+    with open_checkpoint(folder) as model:
+        write_gguf(path, {**model.stored, "general.file_type": 0}, ...)
 """
 
+from localllm.convert.checkpoint import Checkpoint, open_checkpoint
 from localllm.convert.errors import ConvertError
 from localllm.convert.tensor import Tensor
 
-__all__ = ["ConvertError", "Tensor"]
+__all__ = ["Checkpoint", "ConvertError", "Tensor", "open_checkpoint"]

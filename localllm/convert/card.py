@@ -1,0 +1,96 @@
+"""What a folder says about its model besides the model: its name, the model card's head, how it likes to be sampled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.config import Config
+from localllm.convert.jsonfile import read_json
+
+_MAX_CARD = 1 << 16  # bytes of README.md looked at; its head is a few hundred
+_TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
+_LISTS = {"tags": "tags", "language": "languages"}
+_SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # a folder in the cache of huggingface_hub: models--OWNER--NAME/snapshots/HASH
+_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"))
+_SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty_repeat": "repetition_penalty"}
+
+
+def general_keys(folder: Path, parameters: int) -> dict[str, Any]:
+    """`general.*` of a model with so many parameters."""
+    keys: dict[str, Any] = {
+        "general.type": "model",
+        "general.name": _name(folder),
+        "general.size_label": size_label(parameters),
+    }
+    card = _card(folder / "README.md")
+    for name, key in _TEXTS.items():
+        if isinstance(value := card.get(name), str):
+            keys["general." + key] = value
+    for name, key in _LISTS.items():
+        if value := card.get(name):
+            keys["general." + key] = [value] if isinstance(value, str) else value
+    return keys
+
+
+def sampling_keys(folder: Path) -> dict[str, Any]:
+    """`general.sampling.*` from generation_config.json."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return {}
+    config = Config(path, read_json(path), {})
+    found = {f"general.sampling.{key}": config.real(name) for key, name in _SAMPLING.items()}
+    keys: dict[str, Any] = {key: np.float32(value) for key, value in found.items() if value is not None}
+    if (top_k := config.integer("top_k")) is not None:
+        keys["general.sampling.top_k"] = np.int32(top_k)
+    return keys
+
+
+def size_label(parameters: int) -> str:
+    """Two significant digits at least, with K, M, B or T: 1.2B, 134M."""
+    scale, unit = next((s, u) for s, u in _UNITS if parameters > s or u == "K")
+    number = parameters / scale
+    return f"{number:.{1 if round(number) < 10 else 0}f}{unit}"
+
+
+def _name(folder: Path) -> str:
+    """The folder's name; in the cache of huggingface_hub the model's."""
+    path = folder.resolve()
+    if _SNAPSHOT.fullmatch(path.name) and path.parent.name == "snapshots":
+        return path.parent.parent.name.split("--")[-1]
+    return path.name or "model"
+
+
+def _card(path: Path) -> dict[str, str | list[str]]:
+    """Texts and lists of texts at the top level of the card's head, which is YAML between two lines of `---`."""
+    try:
+        with path.open("rb") as file:
+            lines = file.read(_MAX_CARD).decode("utf-8", "replace").splitlines()
+    except OSError:
+        return {}
+    if not lines or lines[0].strip() != "---":
+        return {}
+    found: dict[str, str | list[str]] = {}
+    items: list[str] | None = None
+    for line in lines[1:]:
+        if line.strip() == "---":
+            return found
+        if (item := re.fullmatch(r"\s*- +([^:#]+|\S+)\s*", line)) and items is not None:
+            items.append(_scalar(item[1]))
+        elif pair := re.fullmatch(r"([A-Za-z_]+):\s*(.*?)\s*", line):
+            items = None
+            if pair[2].startswith("[") and pair[2].endswith("]"):
+                found[pair[1]] = [_scalar(part) for part in pair[2][1:-1].split(",") if part.strip()]
+            elif pair[2]:
+                found[pair[1]] = _scalar(pair[2])
+            else:
+                found[pair[1]] = items = []
+    return {}  # the head never ended
+
+
+def _scalar(text: str) -> str:
+    text = text.strip()
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

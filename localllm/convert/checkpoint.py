@@ -1,0 +1,195 @@
+"""An opened Hugging Face folder in the form of an opened GGUF file: keys, and tensors that are read when asked for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+import numpy as np
+
+from localllm.convert import tensor as t
+from localllm.convert.card import general_keys, sampling_keys
+from localllm.convert.config import Config, class_of, read_config
+from localllm.convert.errors import ConvertError
+from localllm.convert.keys import shape_keys, shape_notes
+from localllm.convert.recipes import BY_CLASS, From, Recipe, Sizes
+from localllm.convert.rope import rope_of
+from localllm.convert.safetensors import open_shards
+from localllm.convert.shelf import Shelf
+from localllm.convert.tensor import Tensor
+from localllm.convert.vocabulary import vocabulary_keys
+from localllm.errors import LocalLLMError
+from localllm.gguf.layout import printable
+from models import ARCHITECTURES, ModelError, summarize
+from models import read_config as read_gguf_config
+
+_TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
+_SUFFIXES = (".weight", ".bias")
+_QUANTIZED_AS = {"fp8": (), "mxfp4": ()}  # what config.json may say of weights that are read as they are
+
+
+class Checkpoint:
+    """`with open_checkpoint(folder) as model:` closes it. `notes` are lines for the user: what the file will lack."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        if not folder.is_dir():
+            raise ConvertError(f"{folder}: is not a folder; give a folder as transformers saves a model")
+        config = read_config(folder)
+        recipe = _recipe(config)
+        config = Config(config.path, config.values, recipe.defaults)
+        layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
+        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads)
+        self._shards = open_shards(folder)
+        try:
+            self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
+            shelf = Shelf(self._shards, layers)
+            head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
+            rope = rope_of(config, head_dim, recipe.rope_tensors)
+            self.tensors = {tensor.name: tensor for tensor in _tensors(shelf, recipe, sizes, rope.tensors)}
+            if rest := shelf.rest():
+                raise ConvertError(
+                    f"{folder}: tensor '{printable(rest[0])}' has no place in GGUF files of {recipe.name}"
+                    + (f", nor have {len(rest) - 1} others" if rest[1:] else "")
+                )
+            rows = self.tensors["token_embd.weight"].shape[0]
+            keys = shape_keys(config, recipe, rope, rows)
+            parameters = _verify(folder, keys, recipe, self.tensors)
+            vocabulary = vocabulary_keys(folder, config, rows)
+            stored = {
+                "general.architecture": recipe.name,
+                **general_keys(folder, parameters),
+                **sampling_keys(folder),
+                **keys,
+                **vocabulary.keys,
+            }
+        except LocalLLMError as error:
+            self.close()
+            text = str(error)
+            raise ConvertError(text if text.startswith(str(folder)) else f"{folder}: {text}") from None
+        except BaseException:
+            self.close()
+            raise
+        self.stored: Mapping[str, Any] = MappingProxyType(stored)
+        self.metadata: Mapping[str, Any] = MappingProxyType(
+            {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
+        )
+        self.notes = (*shelf.notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
+
+    def close(self) -> None:
+        """Give the descriptors back. Not while another thread reads."""
+        for shard in self._shards:
+            shard.close()
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Checkpoint {str(self.path)!r}: {len(self.stored)} keys, {len(self.tensors)} tensors>"
+
+
+def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
+    """Open a folder as `save_pretrained` writes it and check all but the numbers: keys, names and shapes of tensors
+    against the forward of their architecture, and the tokenizer. ConvertError, in one line, for one that is not whole
+    or not supported.
+    """
+    return Checkpoint(Path(folder))
+
+
+def _recipe(config: Config) -> Recipe:
+    name = class_of(config)
+    recipe = BY_CLASS.get(name)
+    if recipe is None:
+        raise ConvertError(
+            f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
+        )
+    method = config.below("quantization_config", config.table("quantization_config")).get("quant_method")
+    if method is not None and method not in _QUANTIZED_AS:
+        raise ConvertError(
+            f"{config.path}: the weights are quantized already ({printable(str(method))}); convert the model that "
+            "they were made of"
+        )
+    return recipe
+
+
+def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[Tensor, ...]) -> Iterator[Tensor]:
+    """All tensors of the file: the embedding, what was computed, layer by layer, the output."""
+    top = {key: list(_made(shelf, recipe, sizes, "", key, (source,))) for key, source in _TOP.items()}
+    if not top["token_embd"]:
+        raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
+    if top["output"] and _alike(top["output"][0], top["token_embd"][0]):
+        top["output"] = []  # tied, and stored all the same
+    yield from top["token_embd"]
+    yield from extra
+    for layer in range(sizes.layers):
+        for key, sources in recipe.layer.items():
+            yield from _made(shelf, recipe, sizes, f"model.layers.{layer}.", f"blk.{layer}.{key}", sources)
+    yield from top["output_norm"]
+    yield from top["output"]
+
+
+def _made(
+    shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
+) -> Iterator[Tensor]:
+    for suffix in ("",) if key.endswith(_SUFFIXES) else _SUFFIXES:
+        for source in sources:
+            parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
+            if parts is not None:
+                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), recipe.norm_offset)
+                break
+
+
+def _stored(tensor: Tensor, norm_offset: float) -> Tensor:
+    """In the format it is handed out in: F32 for vectors, norms and routers, which llama.cpp reads in no other."""
+    if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
+    name = tensor.name
+    if name.endswith("_norm.weight"):
+        return t.as_float32(tensor, norm_offset)
+    exact = len(tensor.shape) == 1 or not name.endswith(".weight") or "ffn_gate_inp" in name
+    return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    """The same bytes; looks at the whole of both only as long as they agree."""
+    if (one.shape, one.format) != (other.shape, other.format):
+        return False
+    step = max(1, (1 << 22) // one.row_bytes)
+    starts = range(0, one.rows, step)
+    return all(
+        np.array_equal(one.read(i, min(i + step, one.rows)), other.read(i, min(i + step, one.rows))) for i in starts
+    )
+
+
+def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor]) -> int:
+    """How many parameters the model has, after its forward was walked over these tensors: every one is there, of the
+    right shape, and used."""
+    metadata = {"general.architecture": recipe.name, **keys}
+    try:
+        summary = summarize(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
+    except ModelError as error:
+        raise ConvertError(f"{folder}: {error}{_origin(str(error), recipe)}") from None
+    return summary.parameters
+
+
+def _origin(error: str, recipe: Recipe) -> str:
+    """The names in the folder of the GGUF tensor that an error begins with."""
+    name = error.split(":")[0]
+    base, _, suffix = name.rpartition(".")
+    layer = base.split(".")[1] if base.startswith("blk.") else ""
+    key = base.split(".", 2)[-1]
+    sources = recipe.layer.get(f"{key}.{suffix}") or recipe.layer.get(key) or (_TOP.get(base),)
+    if sources[0] is None:
+        return ""
+    whole = f"{key}.{suffix}" in recipe.layer
+    prefix = f"model.layers.{layer}." if layer else ""
+    origins = [prefix + source.names[0] + ("" if whole else f".{suffix}") for source in sources if source]
+    return f" (it is made of {' or '.join(origins)})"

@@ -1,0 +1,73 @@
+r"""Which of GGUF's named pre-tokenizers a tokenizer.json cuts its text with: told by what it says, not by a vocabulary.
+
+Its `pre_tokenizer` is a list of steps that ends in the letters for bytes; two that are spelled differently but cut
+alike are one here. `localllm.tokenizer.pretokenize` says what each name means.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from localllm.convert.errors import ConvertError
+from localllm.gguf.layout import printable
+
+_ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+_DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps that are not a regular expression in the file
+
+# Steps, and the names: where a word that is a token is that token whatever merging gives, and where not.
+_NAMES: dict[tuple[str, ...], tuple[str, str]] = {
+    (rf"{_SHORT}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_ENDS}",): ("llama-bpe", "dbrx"),
+    (rf"{_SHORT}|{_WORD}|\p{{N}}|{_SIGNS}|{_ENDS}",): ("qwen2", "qwen2"),
+    (rf"{_SHORT}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_ENDS}",): ("seed-coder", "seed-coder"),
+    (rf"{_CAMEL.replace('{0}', _SHORT + '?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",): (
+        "gpt-4o",
+        "gpt-4o",
+    ),
+    (rf"{_CAMEL.replace('{0}', '')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",): ("tekken", "tekken"),
+    (_GPT2,): ("gpt-2", "gpt-2"),
+    (_DIGIT, _GPT2): ("starcoder", "starcoder"),
+    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT): ("deepseek-coder", "deepseek-coder"),
+}
+# Spellings that change nothing: possessive repetition where nothing could be given back; the order of exclusive
+# alternatives; one line end or more after white space that takes the others.
+_SPELLINGS = (
+    ("?+", "?"), ("++", "+"), ("{1}", ""), (r"\s*[\r\n]+", r"\s*[\r\n]"), ("'(?i:[sdmt]|ll|ve|re)", _SHORT),
+)  # fmt: skip
+_GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def pre_tokenizer_name(pre_tokenizer: Any, ignore_merges: bool) -> str:
+    """The name for `tokenizer.ggml.pre`; ConvertError where no name cuts so, because another gives wrong ids."""
+    steps = tuple(step for part in _parts(pre_tokenizer) for step in _steps(part))
+    if steps not in _NAMES:
+        shown = printable(" then ".join(steps) or "nothing", 200)
+        raise ConvertError(f"the pre-tokenizer of tokenizer.json is unknown: it cuts text by {shown}")
+    return _NAMES[steps][0 if ignore_merges else 1]
+
+
+def _parts(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, dict):
+        return []
+    parts = value.get("pretokenizers") if value.get("type") == "Sequence" else [value]
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def _steps(part: dict[str, Any]) -> tuple[str, ...]:
+    match part:
+        case {"type": "ByteLevel"} if not part.get("add_prefix_space"):
+            return (_GPT2,) if part.get("use_regex", True) else ()
+        case {"type": "Digits", "individual_digits": True}:
+            return (_DIGIT,)
+        case {"type": "Split", "pattern": {"Regex": str(regex)}, "behavior": behavior}:
+            inverted = bool(part.get("invert"))
+            if (behavior, inverted) in (("Isolated", False), ("Removed", True)):
+                for spelling, common in _SPELLINGS:
+                    regex = regex.replace(spelling, common)
+                return (_DIGIT if regex == r"\p{N}" else _GPT2 if regex == _GPT2_REGEX else regex,)
+    return (f"{part.get('type')} {part.get('behavior', '')}".strip(),)

@@ -1,0 +1,104 @@
+"""tokenizer.model, a SentencePiece model: pieces with scores and types, read from its protocol buffer.
+
+Only what GGUF holds is read (sentencepiece_model.proto: ModelProto.pieces = 1, trainer_spec = 2, normalizer_spec = 3).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.convert.errors import ConvertError
+
+_MAX_BYTES = 1 << 28  # the largest seen has 5 MB
+_KINDS = {1: "Unigram", 2: "BPE", 3: "word", 4: "char"}
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """One entry of each per token; types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4 user-defined,
+    5 unused, 6 byte."""
+
+    texts: list[str]
+    scores: list[float]
+    types: list[int]
+    space_prefix: bool  # a text begins as if a space stood before it
+
+
+def read_pieces(path: Path) -> Pieces:
+    """The pieces of a BPE model; ConvertError for another kind or a damaged file."""
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a SentencePiece model")
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        return _pieces(path, data)
+    except (ValueError, TypeError, IndexError, struct.error):
+        raise ConvertError(f"{path}: is not a SentencePiece model, or damaged; download it again") from None
+
+
+def _pieces(path: Path, data: bytes) -> Pieces:
+    texts: list[str] = []
+    scores: list[float] = []
+    types: list[int] = []
+    space_prefix, kind = True, 1
+    for number, value in _fields(data):
+        if number == 1:
+            piece = dict(_fields(_message(value)))
+            texts.append(_message(piece.get(1, b"")).decode())
+            scores.append(struct.unpack("<f", _message(piece.get(2, bytes(4))))[0])
+            types.append(int(piece.get(3, 1)))
+        elif number == 2:
+            kind = int(dict(_fields(_message(value))).get(3, 1))
+        elif number == 3:
+            space_prefix = bool(dict(_fields(_message(value))).get(3, 1))
+    if not texts or not all(1 <= t <= 6 for t in types):
+        raise ValueError
+    if kind != 2:
+        raise ConvertError(f"{path}: is a {_KINDS.get(kind, 'strange')} model; supported: BPE")
+    return Pieces(texts, scores, types, space_prefix)
+
+
+def _message(value: int | bytes) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError
+    return value
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of every field: an int, or the bytes of anything else."""
+    position = 0
+    while position < len(data):
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == _VARINT:
+            value, position = _varint(data, position)
+            yield tag >> 3, value
+            continue
+        if kind == _BYTES:
+            size, position = _varint(data, position)
+        elif kind in (_FIXED32, _FIXED64):
+            size = 4 if kind == _FIXED32 else 8
+        else:
+            raise ValueError
+        if position + size > len(data):
+            raise ValueError
+        yield tag >> 3, data[position : position + size]
+        position += size
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The number, seven bits a byte, low first, and where it ends."""
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, position
+    raise ValueError

@@ -1,0 +1,89 @@
+"""The tensors of a folder by the names that recipes use, taken one by one; what nobody took is an error in the end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.safetensors import Shard
+from localllm.convert.tensor import Tensor
+from localllm.gguf.layout import printable
+
+# Models that also see or hear keep their text model under these names.
+_PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
+_OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
+_BARE = ("embed_tokens.", "layers.", "norm.")  # a model that was saved without its head
+_COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias")
+_FP8_SCALES = ("weight_scale_inv", "weight_scale")
+_FP8_OTHERS = ("activation_scale", "input_scale")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_NUMBER = re.compile(r"\.\d+(?=\.)")
+
+
+class Shelf:
+    """`take` gives tensors by name; `rest` is what was not taken."""
+
+    def __init__(self, shards: Iterable[Shard], layers: int) -> None:
+        self.notes: list[str] = []
+        self._tensors = dict(self._named(shards, layers))
+        self._apply_fp8_scales()
+        self._counts: dict[tuple[str, str], int] = {}  # layer's name, name with {} for a number: 1 + the highest number
+        for name in self._tensors:
+            layer = _LAYER.match(name)
+            if layer and (number := _NUMBER.search(name, layer.end() - 1)):
+                key = (layer[0], name[layer.end() : number.start()] + ".{}" + name[number.end() :])
+                self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
+        self._taken: set[str] = set()
+
+    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, Tensor]]:
+        senses = beyond = 0
+        for shard in shards:
+            for stored, tensor in shard.tensors.items():
+                name = stored
+                for prefix, instead in _PREFIXES:
+                    if name.startswith(prefix):
+                        name = instead + name.removeprefix(prefix)
+                        break
+                name = "model." + name if name.startswith(_BARE) else name
+                layer = _LAYER.match(name)
+                if _OTHER_SENSES.match(name):
+                    senses += 1
+                elif layer and int(layer[1]) >= layers:
+                    beyond += 1
+                elif not name.endswith(_COMPUTED):
+                    yield name, tensor
+        if senses:
+            self.notes.append(f"{senses} tensors for pictures or sound are left out: the file is of the text model")
+        if beyond:
+            self.notes.append(f"{beyond} tensors of layers that guess further tokens are left out")
+
+    def _apply_fp8_scales(self) -> None:
+        for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
+            base = name.removesuffix("weight")
+            scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
+            if scale is None:
+                raise ConvertError(f"{printable(name)}: is in FP8, but its scale {base}{_FP8_SCALES[0]} is missing")
+            self._tensors[name] = t.scaled_fp8(self._tensors[name], t.as_float32(self._tensors.pop(scale)))
+            for other in _FP8_OTHERS:
+                self._tensors.pop(base + other, None)
+
+    def take(self, prefix: str, names: tuple[str, ...]) -> list[Tensor] | None:
+        """The tensors of these names, `{}` counting as far as the folder does; None where the first is not there."""
+        found: list[Tensor] = []
+        for name in names:
+            count = self._counts.get((prefix, name), 0)
+            numbered = [name.format(i) for i in range(count)] if "{}" in name else [name]
+            for one in numbered:
+                tensor = self._tensors.get(prefix + one)
+                if tensor is None and not found and "{}" not in name:
+                    return None
+                if tensor is None:
+                    raise ConvertError(f"tensor '{prefix}{one}' is missing; download the model again")
+                self._taken.add(prefix + one)
+                found.append(tensor)
+        return found or None
+
+    def rest(self) -> list[str]:
+        return [name for name in self._tensors if name not in self._taken]

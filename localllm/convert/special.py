@@ -1,0 +1,97 @@
+"""Which tokens are special and what is put around a text, from the several files of a folder that may say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.config import Config
+from localllm.convert.jsonfile import read_json
+from localllm.tokenizer.vocab import read_vocab
+
+_KEY = "tokenizer.ggml."
+_ROLES = {  # in the folder: in GGUF
+    "bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding", "mask": "mask",
+}  # fmt: skip
+
+
+def special_keys(
+    folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: Config, keys: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Ids, and add_bos_token and add_eos_token; `keys` hold the tokens already."""
+    tokens: list[str] = keys[_KEY + "tokens"]
+    ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
+    generation = _optional(folder / "generation_config.json")
+    table = _optional(folder / "special_tokens_map.json")
+    texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
+    first, last = _around(fast)
+    if first is not None and texts["bos"] is None:
+        texts["bos"] = first
+    found: dict[str, Any] = {}
+    for role, name in _ROLES.items():
+        by_text = ids.get(texts[role] or "")
+        by_number = next(_numbers(config.get(f"{role}_token_id"), len(tokens)), None)
+        token = by_text if by_text is not None else by_number
+        if token is not None:
+            found[f"{_KEY}{name}_token_id"] = token
+    for role, text in (("bos", first), ("eos", last)):
+        flag = _flag(role, text, texts[role], fast, settings)
+        if flag is not None:
+            found[f"{_KEY}add_{role}_token"] = flag
+    return found | _further_ends(generation, {**keys, **found})
+
+
+def _optional(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, dict):
+        value = value.get("content")
+    return value if isinstance(value, str) and value else None
+
+
+def _numbers(value: Any, count: int) -> Iterator[int]:
+    """Ids, of one or of a list, that there are."""
+    for number in value if isinstance(value, list) else [value]:
+        if type(number) is int and 0 <= number < count:
+            yield number
+
+
+def _around(fast: Mapping[str, Any]) -> tuple[str | None, str | None]:
+    """The special tokens that tokenizer.json puts first and last around one text."""
+    for processor in _processors(fast):
+        single = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
+        if isinstance(single, list) and single:
+            ends = [part.get("SpecialToken") if isinstance(part, dict) else None for part in (single[0], single[-1])]
+            first, last = (end.get("id") if isinstance(end, dict) else None for end in ends)
+            return _text(first), _text(last)
+    return None, None
+
+
+def _processors(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
+    whole = fast.get("post_processor")
+    if not isinstance(whole, dict):
+        return []
+    parts = whole.get("processors") if whole.get("type") == "Sequence" else [whole]
+    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+
+
+def _flag(
+    role: str, text: str | None, role_text: str | None, fast: Mapping[str, Any], settings: Mapping[str, Any]
+) -> bool | None:
+    """tokenizer.json decides, where it has an opinion; then tokenizer_config.json; None leaves it to the reader."""
+    if _processors(fast):
+        return text is not None and text == role_text
+    setting = settings.get(f"add_{role}_token")
+    if isinstance(setting, bool):
+        return setting
+    return False if fast else None
+
+
+def _further_ends(generation: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, int]:
+    """Tokens that end an answer by generation_config.json and would not by themselves: two have a key."""
+    known = read_vocab(keys).ends
+    further = [i for i in _numbers(generation.get("eos_token_id"), len(keys[_KEY + "tokens"])) if i not in known]
+    return {f"{_KEY}{name}_token_id": i for name, i in zip(("eot", "eom"), further, strict=False)}

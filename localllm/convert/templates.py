@@ -1,0 +1,49 @@
+"""Chat templates of a folder: one, or several by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.jsonfile import read_json
+
+_MAX_BYTES = 1 << 20  # the largest seen has 50 KB
+_KEY = "tokenizer.chat_template"
+
+
+def template_keys(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`tokenizer.chat_template`, and `.NAME` of each further one; files of their own count before the settings."""
+    templates: dict[str, str] = {}
+    stored = settings.get("chat_template")
+    if stored is None and (older := folder / "chat_template.json").is_file():
+        stored = read_json(older).get("chat_template")
+    if isinstance(stored, str):
+        templates["default"] = stored
+    elif isinstance(stored, list):
+        for entry in stored:
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                templates[str(entry.get("name"))] = entry["template"]
+    if (path := folder / "chat_template.jinja").is_file():
+        templates["default"] = _read(path)
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read(path)
+    named = {re.sub("[^A-Za-z0-9]", "_", name): text for name, text in templates.items() if name != "default"}
+    keys: dict[str, Any] = {f"{_KEY}.{name}": text for name, text in named.items()}
+    if named:
+        keys[_KEY + "s"] = list(named)
+    if "default" in templates:
+        keys[_KEY] = templates["default"]
+    return keys
+
+
+def _read(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ConvertError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > _MAX_BYTES:
+        raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a chat template")
+    return data.decode("utf-8", "replace")

@@ -1,0 +1,36 @@
+"""What tests of conversion share: the logits of an opened folder, and a GGUF file made of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+import quant
+from backends.plan import Recorder
+from localllm.convert import Checkpoint, Tensor
+from localllm.gguf.writer import NewTensor, write_gguf
+from models import architecture_of, read_config, record
+from tests.models.support import Driver, bind_reference
+
+HF = Path(__file__).parent / "data" / "hf"
+
+
+def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
+    """float32 (T, vocabulary) by the reference backend, straight from the folder."""
+    architecture = architecture_of(model.metadata)
+    config = read_config(model.metadata, architecture.name)
+    plan = record(config, architecture, model.tensors, Recorder(), context=len(ids))
+    return Driver(bind_reference(plan)).step([(0, ids)])
+
+
+def write_f32(model: Checkpoint, path: Path) -> None:
+    """The GGUF file with every number as F32."""
+    tensors = [NewTensor(x.name, "F32", x.shape, lambda x=x: values(x).view(np.uint8)) for x in model.tensors.values()]
+    write_gguf(path, {**model.stored, "general.file_type": 0, "general.quantization_version": 2}, tensors)
+
+
+def values(tensor: Tensor) -> np.ndarray:
+    """float32 of the tensor's shape."""
+    return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
