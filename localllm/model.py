@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,8 +23,12 @@ from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
 from localllm.session import Piece, Session
+from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
+
+if TYPE_CHECKING:
+    from localllm.speculation.setup import Speculation
 
 BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
@@ -63,6 +68,7 @@ class Model:
         self.config: Config | None = None
         self.plan: Plan | None = None
         self.device = ""
+        self.speculation: Speculation | None = None
         self._executable: Executable | None = None
         self._close = file.close
 
@@ -93,11 +99,32 @@ class Model:
         self.device = opened.describe()
         self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
 
+    def speculate(
+        self, options: SpeculationOptions, backend: str, threads: int | None, progress: Progress | None
+    ) -> None:
+        """Let sessions made from now on guess ahead: load the draft model if there is to be one, and time passes."""
+        from localllm.speculation.setup import Speculation
+
+        draft = load(options.draft, backend, threads, self.context, progress=progress) if options.draft else None
+        try:
+            self.speculation = Speculation(self, options, draft)
+        except BaseException:
+            if draft is not None:
+                draft.close()
+            raise
+
     @property
     def executable(self) -> Executable:
         if self._executable is None:
             raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
         return self._executable
+
+    @property
+    def vocabulary(self) -> int:
+        """Logits of a row."""
+        _ = self.executable
+        assert self.plan is not None
+        return self.plan.logits.width
 
     def _words(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -174,6 +201,8 @@ class Model:
             session.close()
 
     def close(self) -> None:
+        if self.speculation is not None:
+            self.speculation.close()
         self._close()
 
     def __enter__(self) -> Model:
@@ -194,21 +223,30 @@ def load(
     cache_type_v: str = "f16",
     progress: Progress | None = None,
     observe: bool = False,
+    draft: str | os.PathLike[str] = "",
+    speculate: str | None = None,
+    draft_max: int = MOST_DRAFTED,
 ) -> Model:
     """Open a GGUF file (or "demo", the model in the box) for use.
 
     `threads` defaults to the processors this process may use, `ctx` to the trained context but at most 4096 tokens.
     `progress(what, done, total)` hears of kernels compiled and weights read. A file without tensors loads for
     tokenizing only. With `observe` the inputs of every matrix can be read after a step (`localllm.calibration`).
-    Raises GGUFError, TokenizerError, ModelError or BackendError, each with one line that says what is wrong.
+    `draft` is a second model that guesses up to `draft_max` tokens ahead; `speculate` says who may guess: "off",
+    "ngram" (the text so far), "draft", or "auto", whichever pays; None: auto with a draft model, else off. Guesses
+    change the speed, not the distribution of the answers. Raises GGUFError, TokenizerError, ModelError, BackendError
+    or SpeculationError, each with one line that says what is wrong.
     """
-    file = open_gguf(resolve(path))
+    options = SpeculationOptions.of(speculate, os.fspath(draft), draft_max)
+    file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file)
         if file.tensors:
             model.bind(backend, threads, ctx, CacheTypes(cache_type_k, cache_type_v), progress, observe)
+            if options.kind != "off":
+                model.speculate(options, backend, threads, progress)
     except BaseException:
-        file.close()
+        model.close() if model is not None else file.close()
         raise
     return model
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,31 @@ class ContextFull(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
+class Speculated:
+    """What speculation did in one answer."""
+
+    drafted: int  # guesses that were checked
+    accepted: int  # of them
+    rounds: int  # passes that checked any
+    plain_seconds: float  # what decoding would have taken without, by the time of passes of one row in the same answer
+
+    @property
+    def mean_accepted(self) -> float:
+        """Guesses that stood, of a pass that checked any."""
+        return self.accepted / self.rounds if self.rounds else 0.0
+
+    def and_then(self, more: Speculated | None) -> Speculated:
+        if more is None:
+            return self
+        return Speculated(
+            self.drafted + more.drafted,
+            self.accepted + more.accepted,
+            self.rounds + more.rounds,
+            self.plain_seconds + more.plain_seconds,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Statistics:
     """What one answer cost. Times in seconds, rates per second."""
 
@@ -39,11 +64,13 @@ class Statistics:
     reused_tokens: int  # of them already in the cache
     prompt_seconds: float
     answer_tokens: int
-    decode_seconds: float  # of the passes that decode one token
-    decode_steps: int
+    decode_seconds: float  # of the passes that decode, and of drafting for them
+    decode_steps: int  # tokens they took in
     first_token_seconds: float  # from the call to the first token
     bytes_per_step: int  # weights and cache that one decode pass reads, at the end of the answer
     reason: StopReason
+    decode_passes: int = 0  # through the model; fewer than steps where guesses stood
+    speculation: Speculated | None = None
 
     @property
     def prompt_rate(self) -> float:
@@ -57,15 +84,24 @@ class Statistics:
     def and_then(self, more: Statistics) -> Statistics:
         """Of an answer in two parts: counts and times together, the rest as it ended."""
         together = {name: getattr(self, name) + getattr(more, name) for name in _ADDED}
-        return replace(more, first_token_seconds=self.first_token_seconds, **together)
+        speculation = self.speculation.and_then(more.speculation) if self.speculation else more.speculation
+        return replace(more, first_token_seconds=self.first_token_seconds, speculation=speculation, **together)
 
     @property
     def bandwidth(self) -> float:
         """Bytes a second that decoding read."""
-        return self.decode_rate * self.bytes_per_step
+        return self.decode_passes * self.bytes_per_step / self.decode_seconds if self.decode_seconds else 0.0
+
+    @property
+    def speedup(self) -> float:
+        """How many times as fast as without speculation decoding was, estimated; 1 where there was none."""
+        return self.speculation.plain_seconds / self.decode_seconds if self.speculation and self.decode_seconds else 1.0
 
 
-_ADDED = ("prompt_tokens", "reused_tokens", "prompt_seconds", "answer_tokens", "decode_seconds", "decode_steps")
+_ADDED = (
+    "prompt_tokens", "reused_tokens", "prompt_seconds", "answer_tokens", "decode_seconds", "decode_steps",
+    "decode_passes",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,20 +113,88 @@ class Piece:
     statistics: Statistics | None = None
 
 
+class Steps(Protocol):
+    """How an answer gets its tokens: `sample` says the next, `feed` takes it, in turn."""
+
+    passes: int  # through the model
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache that stand."""
+        ...
+
+    def start(self, logits: NDArray[np.float32]) -> None:
+        """The logits (1, V) after the prompt."""
+        ...
+
+    def sample(self) -> int: ...
+
+    def feed(self, token: int, wanted: int) -> None:
+        """Take the token, which the sampler has accepted; at most `wanted` more will be asked for."""
+        ...
+
+    def close(self) -> None:
+        """Leave in the cache what was fed, no more."""
+        ...
+
+    def speculated(self) -> Speculated | None: ...
+
+
+class PlainSteps:
+    """A pass for every token."""
+
+    def __init__(self, session: Session, sampler: Sampler) -> None:
+        self._session, self._sampler = session, sampler
+        self._logits: NDArray[np.float32] | None = None
+        self.passes = 0
+
+    @property
+    def held(self) -> int:
+        return self._session.length
+
+    def start(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+
+    def sample(self) -> int:
+        assert self._logits is not None
+        return self._sampler.sample(self._logits[-1])
+
+    def feed(self, token: int, wanted: int) -> None:
+        self._logits = self._session.evaluate((token,), logits=False)
+        self.passes += 1
+
+    def close(self) -> None: ...
+
+    def speculated(self) -> None: ...
+
+
 class Session:
     """A sequence in the model's cache. Close it to give its blocks back."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._sequence = model.pool.new_sequence()
+        self._speculator = model.speculation.speculator() if model.speculation is not None else None
 
     @property
     def tokens(self) -> list[int]:
         """Tokens in the cache, in order."""
         return list(self._sequence.tokens)
 
+    @property
+    def length(self) -> int:
+        """How many."""
+        return self._sequence.length
+
+    @property
+    def room(self) -> int:
+        """How many more fit as things stand."""
+        return min(self._model.context - self._sequence.length, self._sequence.room)
+
     def close(self) -> None:
         self._sequence.free()
+        if self._speculator is not None:
+            self._speculator.close()
 
     # -- evaluation ------------------------------------------------------------------------------------------------
 
@@ -177,12 +281,12 @@ class Session:
         began = perf_counter()
         reused = min(self._sequence.common_prefix(prompt), len(prompt) - 1)  # the last one's logits are needed
         self.rewind(reused)
-        logits: NDArray[np.float32] | None = None
+        steps = self._steps(sampler, prompt)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         for start in range(reused, len(prompt), model.batch_rows):
             if cancelled():
                 break
-            logits = self.evaluate(prompt[start : start + model.batch_rows], logits=False)
+            steps.start(self.evaluate(prompt[start : start + model.batch_rows], logits=False))
         prompt_seconds = perf_counter() - began
         for token in prompt:
             sampler.accept(token)
@@ -190,38 +294,40 @@ class Session:
         decoder = model.tokenizer.stream(drop_space=not resumed) if model.tokenizer is not None else None
         stops = StopStrings(stop) if stop else None
         ends = frozenset[int]() if ignore_end or model.tokenizer is None else model.tokenizer.eog
-        tokens, steps, decode_seconds, first = 0, 0, 0.0, 0.0
+        tokens, taken, decode_seconds, first = 0, 0, 0.0, 0.0
         reason: StopReason = "cancelled"
         tail = ""
-        while not cancelled():
-            if max_tokens is not None and tokens >= max_tokens:
-                reason = "length"
-                break
-            assert logits is not None
-            token = sampler.sample(logits[-1])
-            first = first or perf_counter() - began
-            if token in ends:
-                reason = "end"
-                break
-            sampler.accept(token)
-            tokens += 1
-            text = decoder.push(token) if decoder is not None else ""
-            if stops is not None:
-                text, stopped = stops.push(text)
-                if stopped:
-                    reason, tail = "stop", text
+        try:
+            while not cancelled():
+                if max_tokens is not None and tokens >= max_tokens:
+                    reason = "length"
                     break
-            yield Piece(text, token)
-            if self._sequence.length >= model.context:
-                reason = "context"
-                break
-            if max_tokens is not None and tokens >= max_tokens:
-                reason = "length"
-                break
-            before = perf_counter()
-            logits = self.evaluate((token,), logits=False)
-            decode_seconds += perf_counter() - before
-            steps += 1
+                token = steps.sample()
+                first = first or perf_counter() - began
+                if token in ends:
+                    reason = "end"
+                    break
+                sampler.accept(token)
+                tokens += 1
+                text = decoder.push(token) if decoder is not None else ""
+                if stops is not None:
+                    text, stopped = stops.push(text)
+                    if stopped:
+                        reason, tail = "stop", text
+                        break
+                yield Piece(text, token)
+                if steps.held >= model.context:
+                    reason = "context"
+                    break
+                if max_tokens is not None and tokens >= max_tokens:
+                    reason = "length"
+                    break
+                before = perf_counter()
+                steps.feed(token, model.context if max_tokens is None else max_tokens - tokens)
+                decode_seconds += perf_counter() - before
+                taken += 1
+        finally:
+            steps.close()
         if reason != "stop":
             tail = decoder.finish() if decoder is not None else ""
             if stops is not None:
@@ -237,9 +343,18 @@ class Session:
                 prompt_seconds=prompt_seconds,
                 answer_tokens=tokens,
                 decode_seconds=decode_seconds,
-                decode_steps=steps,
+                decode_steps=taken,
                 first_token_seconds=first,
                 bytes_per_step=memory.weights_per_token + memory.cache_per_token * self._sequence.length,
                 reason=reason,
+                decode_passes=steps.passes,
+                speculation=steps.speculated(),
             ),
         )
+
+    def _steps(self, sampler: Sampler, prompt: Sequence[int]) -> Steps:
+        if self._speculator is None:
+            return PlainSteps(self, sampler)
+        from localllm.speculation.steps import SpeculativeSteps
+
+        return SpeculativeSteps(self._speculator, self, sampler, prompt)

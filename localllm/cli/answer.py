@@ -129,7 +129,20 @@ def statistics_line(s: Statistics, roof: float) -> str:
     if s.decode_steps:
         share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f}" if roof else ""
         parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
+    if s.speculation is not None:
+        parts.append(speculation_part(s))
     return " | ".join(parts)
+
+
+def speculation_part(s: Statistics) -> str:
+    """What guessing ahead did: guesses that stood of those checked, how many a pass, and what that gained."""
+    done = s.speculation
+    if done is None or not done.rounds:
+        return "nothing guessed ahead"
+    return (
+        f"guessed {done.accepted} of {done.drafted} ({done.mean_accepted:.1f} a pass), "
+        f"x{s.speedup:.2f} of plain by estimate"
+    )
 
 
 def _rate(rate: float) -> str:

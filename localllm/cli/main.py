@@ -95,7 +95,7 @@ def _one_model(given: options.ModelName, default: str = "") -> str:
     return names[0] if names else default
 
 
-_ANSWERING = (options.Loading, options.Answering, options.Keeping, SamplerOptions)
+_ANSWERING = (options.Opening, options.Answering, options.Keeping, SamplerOptions)
 
 COMMANDS: dict[str, Command] = {
     "chat": Command(

@@ -13,6 +13,7 @@ from typing import Any
 from localllm.cli.declare import Declared, one_of, option, whole, wholes
 from localllm.cli.sampling import sampling
 from localllm.sampling.options import SamplerOptions
+from localllm.speculation.options import KINDS, MOST_DRAFTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,32 @@ class Loading:
             "backend": self.backend, "threads": self.threads, "ctx": self.ctx_size,
             "cache_type_k": self.cache_type_k, "cache_type_v": self.cache_type_v,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Opening(Loading):
+    """How a model is opened to write."""
+
+    model_draft: str = option(
+        "", "-md", "--model-draft", "--spec-draft-model", metavar="MODEL", help="a smaller model that guesses ahead"
+    )
+    spec: str = option(
+        "", "--spec", metavar="WHO", read=one_of(*KINDS), shown="off; auto with -md",
+        help="who guesses ahead: off, ngram (the text so far), draft, or auto, whichever pays",
+    )  # fmt: skip
+    draft_max: int = option(
+        MOST_DRAFTED,
+        "--draft-max",
+        "--draft",
+        "--draft-n",
+        metavar="N",
+        read=whole(1),
+        help="most tokens guessed ahead",
+    )
+
+    def of_load(self) -> dict[str, Any]:
+        speculation = {"draft": self.model_draft, "speculate": self.spec or None, "draft_max": self.draft_max}
+        return Loading.of_load(self) | speculation
 
 
 @dataclass(frozen=True, slots=True)

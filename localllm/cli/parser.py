@@ -68,7 +68,7 @@ def title(group: type[Any]) -> str:
 
 _TITLES = {
     "ModelName": "which model",
-    "Loading": "opening a model",
+    "Opening": "opening a model",
     "Measuring": "opening a model to measure it",
     "Answering": "the answer",
     "Keeping": "keeping a conversation",

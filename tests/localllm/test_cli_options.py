@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from localllm.cli.main import COMMANDS
-from localllm.cli.options import Answering, Loading, ModelName, Run, declared
+from localllm.cli.options import Answering, ModelName, Opening, Run, declared
 from localllm.cli.parser import UsageError, parse
 from localllm.sampling.options import SamplerOptions
 
 RUN = COMMANDS["run"].groups
 
 
-def run(*words: str) -> tuple[Run, Loading, Answering, SamplerOptions]:
+def run(*words: str) -> tuple[Run, Opening, Answering, SamplerOptions]:
     own, loading, answering, *_, sampling = parse("run", "", RUN, words)
     return own, loading, answering, SamplerOptions(**sampling)
 
@@ -28,7 +28,7 @@ def test_every_sampler_option_but_one_has_a_flag() -> None:
 
 def test_nothing_given_is_the_program_s_defaults() -> None:
     own, loading, answering, sampling = run()
-    assert (own, loading, answering, sampling) == (Run(), Loading(), Answering(), SamplerOptions())
+    assert (own, loading, answering, sampling) == (Run(), Opening(), Answering(), SamplerOptions())
 
 
 @pytest.mark.parametrize(
@@ -78,3 +78,10 @@ def test_options_are_not_guessed_from_their_beginnings() -> None:
     for word in ("--tem", "--ctx", "-sy"):
         with pytest.raises(UsageError):
             run("demo", word, "1")
+
+
+def test_who_guesses_ahead() -> None:
+    loading = run("m.gguf", "hi", "-md", "d.gguf", "--draft-max", "5")[1].of_load()
+    assert (loading["draft"], loading["speculate"], loading["draft_max"]) == ("d.gguf", None, 5)
+    assert run("m.gguf", "hi", "--spec", "ngram")[1].of_load()["speculate"] == "ngram"
+    assert run("m.gguf", "hi")[1].of_load()["speculate"] is None

@@ -1,0 +1,127 @@
+"""Guesses of a second, smaller model that reads along in a cache of its own."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.errors import LocalLLMError
+from localllm.sampling.sampler import Sampler
+from localllm.speculation.policy import Costs
+from localllm.speculation.rule import Guess
+from localllm.speculation.vocabulary import Mapping
+
+if TYPE_CHECKING:
+    from localllm.model import Model
+
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # between classes of the draft's own probability
+PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
+
+
+class ModelDrafter:
+    """One text as the draft model sees it; its cache is brought up to date only when a guess is wanted."""
+
+    name = "draft model"
+
+    def __init__(self, model: Model, mapping: Mapping, costs: Costs) -> None:
+        self._model, self._mapping, self._costs = model, mapping, costs
+        self._session = model.session()
+        self._text: list[int] = []  # the model's tokens
+        self._seen: list[int] = []  # those the draft has evaluated, and guesses after them
+        self._ends: list[int] = []  # draft tokens in its cache after each of `_seen`
+        self._good = 0  # leading `_seen` that are `_text`
+        self._row: NDArray[np.float32] | None = None  # logits after the last of `_seen`
+
+    @property
+    def step_seconds(self) -> float:
+        """What one guess costs."""
+        return self._costs.seconds(1)
+
+    def begin(self, text: Sequence[int]) -> None:
+        pairs = zip(self._seen, text, strict=False)
+        self._good = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._seen), len(text)))
+        self._text = list(text)
+
+    def accept(self, token: int) -> None:
+        at = len(self._text)
+        if self._good == at < len(self._seen) and self._seen[at] == token:
+            self._good += 1
+        self._text.append(token)
+
+    def delay(self) -> float:
+        """Seconds until the draft has read what it has missed, beyond the last few tokens that every guess follows."""
+        missing = len(self._text) - self._good - 2
+        return max(missing, 0) * self._costs.seconds(self._costs.most) / self._costs.most
+
+    def propose(self, sampler: Sampler) -> Iterator[Guess]:
+        """Guesses, each after a pass of the draft; the caller lets the sampler accept each before it asks for the next.
+
+        Ends where the draft's context is full or its logits are no numbers.
+        """
+        began, late = perf_counter(), self.delay() > 0
+        try:
+            if not self._catch_up():
+                return
+            while True:
+                assert self._row is not None
+                guess = self._guess(sampler, self._mapping.logits(self._row))
+                if not late:
+                    self._costs.observe(1, perf_counter() - began)
+                yield guess
+                began, late = perf_counter(), False
+                if not self._mapping.to_draft(guess.token):
+                    return
+                self._read([guess.token])
+        except LocalLLMError:
+            return
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _guess(self, sampler: Sampler, logits: NDArray[np.float32]) -> Guess:
+        if sampler.options.greedy:
+            token = sampler.sample(logits)
+            with np.errstate(over="ignore"):
+                return Guess(token, bisect_right(EDGES, 1 / float(np.exp(logits - logits[token]).sum())), None)
+        ids, q = sampler.distribution(logits)
+        token = sampler.draw(ids, q)
+        return Guess(token, bisect_right(EDGES, float(q[ids == token].sum())), (ids, q))
+
+    def _catch_up(self) -> bool:
+        """Read what is new, or the last token again for its logits; False where the draft sees nothing of the text."""
+        text, keep = self._text, min(self._good, len(self._text) - 1)
+        while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
+            keep -= 1
+        self._forget(keep)
+        self._read(text[keep:])
+        self._good = len(self._seen)
+        return self._row is not None
+
+    def _forget(self, keep: int) -> None:
+        """Keep the first `keep` tokens."""
+        del self._seen[keep:], self._ends[keep:]
+        self._session.rewind(self._ends[-1] if self._ends else 0)
+        self._row = None
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        """Evaluate tokens of the model."""
+        new: list[int] = [] if self._seen else list(self._mapping.begin)
+        ends = []
+        length = self._ends[-1] if self._ends else 0
+        for token in tokens:
+            new += self._mapping.to_draft(token)
+            ends.append(length + len(new))
+        try:
+            for start in range(0, len(new), self._model.batch_rows):
+                part = new[start : start + self._model.batch_rows]
+                self._row = self._session.evaluate(part, logits=False)[-1]
+        except BaseException:
+            self._session.rewind(length)
+            raise
+        self._seen += tokens
+        self._ends += ends

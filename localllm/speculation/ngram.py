@@ -1,0 +1,70 @@
+"""Guesses without a model: what followed, earlier in the text, the words that end it now (prompt lookup)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from localllm.sampling.sampler import Sampler
+from localllm.speculation.rule import Guess
+
+SHORTEST = 3  # tokens that must be alike before anything is guessed
+LONGEST = 16  # tokens compared at most
+PLACES = 8  # newest earlier places looked at
+
+# How often a guess is right after 3, 4, ... 16 tokens alike, before anything is known.
+PRIORS = tuple(min(0.9, 0.3 + 0.1 * n) for n in range(LONGEST - SHORTEST + 1))
+
+
+class NgramDrafter:
+    """Follows one text. Guesses cost nothing to make."""
+
+    name = "n-grams"
+    step_seconds = 0.0
+
+    def __init__(self) -> None:
+        self._text: list[int] = []
+        self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> where what follows them stands
+
+    def begin(self, text: Sequence[int]) -> None:
+        shared = next((i for i, pair in enumerate(zip(self._text, text, strict=False)) if pair[0] != pair[1]), None)
+        if shared is not None or len(text) < len(self._text):
+            self._text.clear()
+            self._places.clear()
+        for token in text[len(self._text) :]:
+            self.accept(token)
+
+    def accept(self, token: int) -> None:
+        self._text.append(token)
+        if len(self._text) > SHORTEST:  # what ends the text has nothing after it yet
+            before = tuple(self._text[-SHORTEST - 1 : -1])
+            self._places.setdefault(before, []).append(len(self._text) - 1)
+
+    def delay(self) -> float:
+        return 0.0
+
+    def propose(self, sampler: Sampler) -> Iterator[Guess]:
+        """The continuation of the longest repetition, of several the newest; it may run on into itself."""
+        text = self._text
+        alike, place = self._longest()
+        if alike < SHORTEST:
+            return
+        guessed: list[int] = []
+        while True:
+            token = text[place] if place < len(text) else guessed[place - len(text)]
+            guessed.append(token)
+            yield Guess(token, min(alike, LONGEST) - SHORTEST, None)
+            place, alike = place + 1, alike + 1
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _longest(self) -> tuple[int, int]:
+        """(tokens alike, where the token after them stands) of the best earlier place."""
+        text, best = self._text, (0, 0)
+        places = self._places.get(tuple(text[-SHORTEST:]), ())
+        for place in reversed(places[-PLACES:]):
+            alike = SHORTEST
+            while alike < LONGEST and alike < place and text[place - 1 - alike] == text[-1 - alike]:
+                alike += 1
+            best = max(best, (alike, place), key=lambda found: found[0])
+        return best
