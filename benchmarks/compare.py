@@ -4,8 +4,9 @@
     python benchmarks/compare.py MODEL.gguf ... --llama-bench PATH [-t 2] [--rounds 3] [--tests pp512,tg128]
 
 Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
-round is ours, then the peer as it comes (weights repacked), then the peer with --repack 0; a ratio is the median over
-rounds of ours / the better of the peer's two. One JSON line per model and test goes to benchmarks/results/.
+round is ours, then the peer as it comes (weights repacked), then in prompt tests the peer with --repack 0 (decoding is
+as fast or slower with it); a ratio is the median over rounds of ours / the better of the peer's two. One JSON line per
+model and test goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def measure(model: Path, tests: Sequence[Test], bench: Path, threads: int, round
             row.peer_repacked.append(result["avg_ts"])
             row.peer_peak_bytes = max(row.peer_peak_bytes, peak)
             row.peer = f"llama.cpp {result['build_commit']} (build {result['build_number']})"
-            if plain:
+            if plain and test.prompt:
                 [result], _ = run([*peer, "--repack", "0", *test.options()])
                 row.peer_plain.append(result["avg_ts"])
             print(
@@ -132,29 +133,44 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown: what the README shows."""
-    lines = [
-        "| model | test | localllm t/s | llama.cpp t/s (repacked / plain) | ratio | share of roof | peak memory |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for row in rows:
-        plain = f"{median(row.peer_plain):.1f}" if row.peer_plain else "-"
-        peer = f"{median(row.peer_repacked):.1f} / {plain}"
-        share = f"{row.roof_share:.0%}" if row.roof_share else ""
-        memory = f"{row.our_peak_bytes / 1e9:.2f} / {row.peer_peak_bytes / 1e9:.2f} GB"
-        lines.append(
-            f"| {row.model} | {row.test} | {median(row.ours):.1f} | {peer} | {row.ratio:.2f} | {share} | {memory} |"
-        )
-    return "\n".join(lines)
+    """Markdown, what the README shows: a table per device, a line per model."""
+    parts = []
+    for device in dict.fromkeys(row.device for row in rows):
+        here = [row for row in rows if row.device == device]
+        tests = list(dict.fromkeys(row.test for row in here))
+        names = [f"{test} {what}" for test in tests for what in _columns(test)]
+        lines = [f"**{device}**", "", f"| model | {' | '.join(names)} | memory, GB |"]
+        lines.append(f"|---|{'---:|' * (len(names) + 1)}")
+        for model in dict.fromkeys(row.model for row in here):
+            found = {row.test: row for row in here if row.model == model}
+            cells = [cell for test in tests for cell in _cells(test, found.get(test))]
+            ours = max(row.our_peak_bytes for row in found.values()) / 1e9
+            peer = max(row.peer_peak_bytes for row in found.values()) / 1e9
+            lines.append(f"| {model.removesuffix('.gguf')} | {' | '.join(cells)} | {ours:.2f} : {peer:.2f} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _columns(test: str) -> list[str]:
+    return ["t/s", "ratio"] + ["of roof"] * test.startswith("tg")
+
+
+def _cells(test: str, row: Row | None) -> list[str]:
+    """Ours : the better of the peer's ways, their ratio, and in decoding our share of the bandwidth."""
+    if row is None:
+        return [""] * len(_columns(test))
+    peer = max(median(rates) for rates in (row.peer_repacked, row.peer_plain) if rates)
+    share = [f"{row.roof_share:.0%}"] * test.startswith("tg")
+    return [f"{median(row.ours):.1f} : {peer:.1f}", f"{row.ratio:.2f}", *share]
 
 
 def stored(path: Path) -> list[Row]:
-    """The newest row of every model and test, in the order they were first measured."""
+    """The newest row of every device, model and test, in the order they were first measured."""
     names = {f.name for f in fields(Row)}
-    rows: dict[tuple[str, str], Row] = {}
+    rows: dict[tuple[str, str, str], Row] = {}
     for line in path.read_text().splitlines():
         values = json.loads(line)
-        rows[values["model"], values["test"]] = Row(**{k: v for k, v in values.items() if k in names})
+        rows[values["device"], values["model"], values["test"]] = Row(**{k: v for k, v in values.items() if k in names})
     return list(rows.values())
 
 

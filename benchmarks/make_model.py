@@ -2,8 +2,10 @@
 
     python benchmarks/make_model.py llama-1b Q4_0 /tmp/llama-1b-q4_0.gguf [--vocab ggml-vocab-llama-bpe.gguf]
 
-Speed does not depend on what the weights are, only on their sizes and types. `--vocab` takes the tokenizer of another
-GGUF file; without it the tokens are single bytes and fillers.
+Speed does not depend on what the weights are, only on their sizes and types: a thousand random rows are quantized and
+stand in random order, again and again. Q4_K_M is the mix of that name: Q6_K for the output and for half of the value
+and down matrices, Q4_K for the rest. `--vocab` takes the tokenizer of another GGUF file; without it the tokens are
+single bytes and fillers.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from quant import FORMATS, quantize
 
-CHUNK = 1 << 22  # weights made at a time
+PIECE = 1024  # random rows of a matrix
+CHUNK = 4096  # rows written at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,9 @@ class Geometry:
     rope_base: float = 500000.0
 
 
+MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}  # most matrices, and those that matter more
+NEED_IMPORTANCE = ("IQ1_S", "IQ2_XXS", "IQ2_XS")
+
 GEOMETRIES = {
     "llama-1b": Geometry(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
@@ -49,40 +55,57 @@ GEOMETRIES = {
 }
 
 
-def rows_of(rng: np.random.Generator, shape: tuple[int, int], format_name: str) -> Iterator[NDArray[np.uint8]]:
-    """Random rows (standard deviation 1 / sqrt(columns)), quantized, a chunk at a time."""
-    rows, columns = shape
-    step = max(CHUNK // columns, 1)
-    for start in range(0, rows, step):
-        n = min(step, rows - start)
-        x = rng.standard_normal((n, columns), np.float32) / np.float32(np.sqrt(columns))
-        yield quantize(x, format_name)
+class Rows:
+    """Random rows (standard deviation 1 / sqrt(columns)), quantized once per format and width."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._pieces: dict[tuple[str, int], NDArray[np.uint8]] = {}
+
+    def _piece(self, format_name: str, columns: int) -> NDArray[np.uint8]:
+        key = format_name, columns
+        if key not in self._pieces:
+            x = self._random.standard_normal((PIECE, columns), np.float32) / np.float32(np.sqrt(columns))
+            needs_importance = format_name in NEED_IMPORTANCE
+            self._pieces[key] = quantize(x, format_name, np.ones(columns, np.float32) if needs_importance else None)
+        return self._pieces[key]
+
+    def of(self, rows: int, columns: int, format_name: str) -> Iterator[NDArray[np.uint8]]:
+        piece = self._piece(format_name, columns)
+        for start in range(0, rows, CHUNK):
+            yield piece[self._random.integers(0, PIECE, min(CHUNK, rows - start))]
 
 
-def tensors(g: Geometry, format_name: str, seed: int) -> Iterator[NewTensor]:
-    rng = np.random.default_rng(seed)
+def more_bits(layer: int, layers: int) -> bool:
+    """Layers whose value and down matrices get Q6_K in a Q4_K_M file: the first and last eighth, and every third."""
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
-    def matrix(name: str, rows: int, columns: int) -> NewTensor:
-        return NewTensor(name, format_name, (rows, columns), lambda: rows_of(rng, (rows, columns), format_name))
+
+def tensors(g: Geometry, type_name: str, seed: int) -> Iterator[NewTensor]:
+    source = Rows(seed)
+    usual, better = MIXES.get(type_name, (type_name, type_name))
+
+    def matrix(name: str, rows: int, columns: int, format_name: str = usual) -> NewTensor:
+        return NewTensor(name, format_name, (rows, columns), lambda: source.of(rows, columns, format_name))
 
     def ones(name: str) -> NewTensor:
         return NewTensor(name, "F32", (g.width,), np.ones(g.width, np.float32).view(np.uint8))
 
-    yield matrix("token_embd.weight", g.vocabulary, g.width)
+    yield matrix("token_embd.weight", g.vocabulary, g.width, better if g.tied else usual)
     for layer in range(g.layers):
-        blk = f"blk.{layer}."
+        blk, here = f"blk.{layer}.", better if more_bits(layer, g.layers) else usual
         yield ones(blk + "attn_norm.weight")
         yield matrix(blk + "attn_q.weight", g.heads * g.head_dim, g.width)
         yield matrix(blk + "attn_k.weight", g.kv_heads * g.head_dim, g.width)
-        yield matrix(blk + "attn_v.weight", g.kv_heads * g.head_dim, g.width)
+        yield matrix(blk + "attn_v.weight", g.kv_heads * g.head_dim, g.width, here)
         yield matrix(blk + "attn_output.weight", g.width, g.heads * g.head_dim)
         yield ones(blk + "ffn_norm.weight")
         yield matrix(blk + "ffn_gate.weight", g.ffn, g.width)
         yield matrix(blk + "ffn_up.weight", g.ffn, g.width)
-        yield matrix(blk + "ffn_down.weight", g.width, g.ffn)
+        yield matrix(blk + "ffn_down.weight", g.width, g.ffn, here)
     yield ones("output_norm.weight")
     if not g.tied:
-        yield matrix("output.weight", g.vocabulary, g.width)
+        yield matrix("output.weight", g.vocabulary, g.width, better)
 
 
 def byte_vocabulary(size: int) -> dict[str, Any]:
@@ -138,7 +161,7 @@ def metadata(name: str, g: Geometry, vocab: Path | None) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("geometry", choices=GEOMETRIES)
-    parser.add_argument("format", choices=[name for name, f in FORMATS.items() if f.quantize is not None])
+    parser.add_argument("format", choices=[*(name for name, f in FORMATS.items() if f.quantize), *MIXES])
     parser.add_argument("out", type=Path)
     parser.add_argument("--vocab", type=Path, help="GGUF file whose tokenizer to take")
     parser.add_argument("--seed", type=int, default=0)
