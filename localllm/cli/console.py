@@ -6,10 +6,10 @@ import os
 import sys
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Self, TextIO
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, TaskID
 
 RED, YELLOW, DIM = "31", "33", "2"
 BAR_AFTER = 0.3  # seconds; what is over sooner needs no bar
@@ -60,14 +60,18 @@ class LoadProgress:
     def _open(self) -> Progress:
         if self._bars is None:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import Progress
 
-            columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._bars = Progress(*self._columns(), console=Console(stderr=True), transient=True)
             self._bars.start()
         return self._bars
 
-    def __enter__(self) -> LoadProgress:
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+
+        return TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -75,3 +79,18 @@ class LoadProgress:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+
+
+class RateProgress(LoadProgress):
+    """The same for long work on many weights: how fast it goes, and how long it will still take."""
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import ProgressColumn, Task, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                speed = task.speed or 0
+                return Text(f"{speed / 1e6:.0f} M/s" if speed >= 1e6 else f"{speed:.1f}/s" if speed else "")
+
+        return *super()._columns(), Rate(), TextColumn("left"), TimeRemainingColumn()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import field
@@ -60,5 +61,40 @@ def one_of(*names: str) -> Callable[[str], str]:
         if text not in names:
             raise ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
         return text
+
+    return read
+
+
+def above(least: float) -> Callable[[str], float]:
+    """Reads a number above `least`."""
+
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = least
+        if not least < number < float("inf"):
+            raise ArgumentTypeError(f"{text!r} is not a number above {least:g}")
+        return number
+
+    return read
+
+
+def size(text: str) -> int:
+    """Reads a number of bytes: 6GB, 700MiB, 1.5G; a single letter is a power of 1000, as on a disk's label."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)(b?)", text.strip(), re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise ArgumentTypeError(f"{text!r} is not a size like 6GB, 6GiB or 700MB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
+
+
+def pair(form: str) -> Callable[[str], tuple[str, str]]:
+    """Reads two texts with = between them, the last one there is; `form` shows how."""
+
+    def read(text: str) -> tuple[str, str]:
+        first, equals, second = text.rpartition("=")
+        if not (first and equals and second):
+            raise ArgumentTypeError(f"{text!r} is not of the form {form}")
+        return first, second
 
     return read

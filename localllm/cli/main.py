@@ -85,6 +85,12 @@ def _imatrix(model: options.ModelName, own: options.Imatrix, opening: options.Me
     imatrix(own, _one_model(model), opening)
 
 
+def _quantize(own: options.Quantize) -> None:
+    from localllm.cli.quantize import quantize
+
+    quantize(own)
+
+
 def _one_model(given: options.ModelName, default: str = "") -> str:
     """The one model that is named; UsageError for none or two."""
     names = [name for name in (*given.words, given.model) if name]
@@ -136,6 +142,14 @@ COMMANDS: dict[str, Command] = {
         "What goes into every matrix is squared and averaged over the text; the files are llama.cpp's, both ways.",
         (options.ModelName, options.Imatrix, options.Measuring),
         _imatrix,
+    ),
+    "quantize": Command(
+        "IN [OUT] TYPE",
+        "make a smaller file of a model",
+        "IN is a GGUF file or a Hugging Face folder; TYPE is a name that llama-quantize knows, such as Q4_K_M, and\n"
+        "chooses the same formats. Without OUT the file goes beside IN. --fit or --max-kld stand for TYPE.",
+        (options.Quantize,),
+        _quantize,
     ),
 }
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from localllm.cli.declare import Declared, one_of, option, whole, wholes
+from localllm.cli.declare import Declared, above, one_of, option, pair, size, whole, wholes
 from localllm.cli.sampling import sampling
 from localllm.sampling.options import SamplerOptions
 from localllm.speculation.options import KINDS, MOST_DRAFTED
@@ -187,6 +187,57 @@ class Imatrix:
     )
     process_output: bool = option(False, "--process-output", help="of the output matrix too")
     force: bool = option(False, "--force", help="overwrite FILE")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantize:
+    words: tuple[str, ...] = option((), help="from, to, and the type to write", metavar="IN [OUT] TYPE")
+    force: bool = option(False, "--force", help="overwrite OUT")
+    dry_run: bool = option(False, "--dry-run", help="only show what every tensor would become, and the size")
+    allow_requantize: bool = option(
+        False, "--allow-requantize", help="quantize what is quantized already, which loses more than from F16"
+    )
+    imatrix: str = option(
+        "", "--imatrix", metavar="FILE", help="importance matrix, ours or llama.cpp's; auto: measure one on -f"
+    )
+    method: str = option(
+        "",
+        "--method",
+        metavar="NAME",
+        read=one_of("awq", "gptq"),
+        help="awq or gptq: fit the weights to the text of -f",
+    )
+    fit: int = option(
+        0, "--fit", metavar="SIZE", read=size, help="instead of TYPE: the best mix in a file of this size (6GB, 700MiB)"
+    )
+    max_kld: float = option(
+        0.0, "--max-kld", metavar="X", read=above(0), help="instead of TYPE: the smallest file with this KL divergence"
+    )
+    pure: bool = option(False, "--pure", help="the same format for all matrices")
+    tensor_type: tuple[tuple[str, str], ...] = option(
+        (),
+        "--tensor-type",
+        metavar="REGEX=FORMAT",
+        read=pair("REGEX=FORMAT"),
+        repeat=True,
+        help="the format of tensors whose name matches; repeatable, the first that does counts",
+    )
+    output_tensor_type: str = option("", "--output-tensor-type", metavar="FORMAT", help="format of output.weight")
+    token_embedding_type: str = option("", "--token-embedding-type", metavar="FORMAT", help="format of the embeddings")
+    leave_output_tensor: bool = option(False, "--leave-output-tensor", help="keep output.weight as it is")
+    report: bool = option(
+        False, "--report", help="show the error of every tensor; with a text, perplexity before and after"
+    )
+    file: str = option("", "-f", "--file", metavar="FILE", help="the text to measure on")
+    test: str = option(
+        "", "--test", metavar="FILE", help="another text for perplexity and divergence", shown="that of -f"
+    )
+    chunks: int = option(
+        0, "--chunks", metavar="N", read=whole(0), help="most windows; 0: all of the text", shown="all"
+    )
+    threads: int | None = option(
+        None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
+    )
 
 
 def declared(group: type[Any]) -> Iterator[tuple[str, Any, Declared]]:

@@ -115,24 +115,24 @@ def _lines(
     lines = [
         ("model", f"{name} ({device})"),
         ("text", f"{len(windows.tokens)} windows of {windows.ctx} tokens, {result.tokens} predictions"),
-        ("perplexity", _mean(result.perplexity, 4, 5)),
+        ("perplexity", mean(result.perplexity, 4, 5)),
     ]
     if divergence is None:
         return lines
     shown = {p: f"{value:.6f}" for p, value in divergence.kld_percentiles.items()}
     return [
         *lines,
-        ("perplexity of the base", _mean(divergence.base.perplexity, 4, 5)),
-        ("ln(perplexity / base)", _mean(divergence.log_ratio, 6, 6)),
-        ("KL divergence", _mean(divergence.kld, 6, 6)),
+        ("perplexity of the base", mean(divergence.base.perplexity, 4, 5)),
+        ("ln(perplexity / base)", mean(divergence.log_ratio, 6, 6)),
+        ("KL divergence", mean(divergence.kld, 6, 6)),
         ("  maximum", f"{divergence.kld_maximum:.6f}"),
         *((f"  {p} %" if p != "50" else "  median", value) for p, value in shown.items()),
         ("  minimum", f"{divergence.kld_minimum:.6f}"),
-        ("same top token", _mean(divergence.same_top, 3, 3, 100, " %")),
-        ("change of p(token)", _mean(divergence.p_difference, 3, 3, 100, " %")),
+        ("same top token", mean(divergence.same_top, 3, 3, 100, " %")),
+        ("change of p(token)", mean(divergence.p_difference, 3, 3, 100, " %")),
         ("  root mean square", f"{100 * divergence.p_difference_rms:.3f} %"),
     ]
 
 
-def _mean(mean: Mean, digits: int, error_digits: int, factor: float = 1.0, unit: str = "") -> str:
-    return f"{factor * mean.value:.{digits}f} ± {factor * mean.error:.{error_digits}f}{unit}"
+def mean(value: Mean, digits: int, error_digits: int, factor: float = 1.0, unit: str = "") -> str:
+    return f"{factor * value.value:.{digits}f} ± {factor * value.error:.{error_digits}f}{unit}"

@@ -7,6 +7,6 @@ from __future__ import annotations
 from localllm.gguf.file import GGUFFile, Tensor, open_gguf
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
-from localllm.gguf.writer import NewTensor, write_gguf
+from localllm.gguf.writer import NewTensor, file_size, write_gguf
 
-__all__ = ["GGUFError", "GGUFFile", "NewTensor", "StringArray", "Tensor", "open_gguf", "write_gguf"]
+__all__ = ["GGUFError", "GGUFFile", "NewTensor", "StringArray", "Tensor", "file_size", "open_gguf", "write_gguf"]

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,12 @@ Metadata = Mapping[str, bool | int | float | str | np.generic | NDArray[Any] | S
 
 _TYPE_IDS = {dtype: kind for kind, dtype in layout.NUMBER_TYPES.items()}
 _VERSION = 3
+
+
+class Digest(Protocol):
+    """What `hashlib.sha256()` gives."""
+
+    def update(self, data: Any, /) -> None: ...
 
 
 class NewTensor(NamedTuple):
@@ -46,11 +52,13 @@ def write_gguf(
     *,
     alignment: int | None = None,
     overwrite: bool = False,
+    digest: Digest | None = None,
 ) -> None:
     """Write a model file, durable when this returns; on any error nothing is left and what was there stays.
 
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: what the metadata says, or 32).
+    `digest` hears every byte of the file.
     GGUFError for what cannot be stored, a tensor whose data has not the size of its shape, an existing file without
     `overwrite`, and a disk that refuses.
     """
@@ -61,12 +69,27 @@ def write_gguf(
     new = [NewTensor(*tensor) for tensor in tensors]
     head, sizes = _head(target, metadata, new, align)
     with _new_file(target, overwrite) as file:
-        _write(target, file, head)
+
+        def write(data: bytes | memoryview) -> None:
+            with _system_errors(target):
+                file.write(data)
+            if digest is not None:
+                digest.update(data)
+
+        write(head)
         if new:
-            _write(target, file, bytes(-len(head) % align))
+            write(bytes(-len(head) % align))
         for tensor, size in zip(new, sizes, strict=True):
-            _write_tensor(target, file, tensor, size)
-            _write(target, file, bytes(-size % align))
+            _write_tensor(target, write, tensor, size)
+            write(bytes(-size % align))
+
+
+def file_size(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterable[NewTensor]) -> int:
+    """Bytes of the file that `write_gguf` would make; the data of the tensors is not looked at."""
+    target = Path(path)
+    align = _alignment(target, metadata)
+    head, sizes = _head(target, metadata, list(tensors), align)
+    return (layout.padded(len(head), align) if sizes else len(head)) + sum(layout.padded(s, align) for s in sizes)
 
 
 def _alignment(path: Path, metadata: Metadata) -> int:
@@ -192,14 +215,14 @@ def _little(value: np.generic | NDArray[Any]) -> bytes:
     return value.astype(value.dtype.newbyteorder("<")).tobytes()
 
 
-def _write_tensor(path: Path, file: BinaryIO, tensor: NewTensor, size: int) -> None:
+def _write_tensor(path: Path, write: Callable[[memoryview], None], tensor: NewTensor, size: int) -> None:
     field = f"tensor '{printable(tensor.name)}'"
     written = 0
     for view in _chunks(path, field, tensor.data() if callable(tensor.data) else tensor.data):
         written += len(view)
         if written > size:
             break
-        _write(path, file, view)
+        write(view)
     if written != size:
         more = "at least " if written > size else ""
         raise GGUFError(
@@ -215,11 +238,6 @@ def _chunks(path: Path, field: str, data: Chunks) -> Iterator[memoryview]:
         if array.dtype != np.uint8:
             raise GGUFError(path, field, f"data of type {array.dtype}; supported: uint8 (use .view(np.uint8)) or bytes")
         yield np.ascontiguousarray(array).reshape(-1).data
-
-
-def _write(path: Path, file: BinaryIO, data: bytes | memoryview) -> None:
-    with _system_errors(path):
-        file.write(data)
 
 
 @contextmanager

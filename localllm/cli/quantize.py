@@ -1,0 +1,229 @@
+"""`localllm quantize`: from the words of the command line to a plan, and from the plan to a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple, NoReturn
+
+from localllm.calibration.imatrix import Imatrix, measure, read
+from localllm.calibration.method import METHODS, Method
+from localllm.cli.console import YELLOW, RateProgress, say
+from localllm.cli.options import Quantize
+from localllm.cli.parser import UsageError
+from localllm.cli.perplexity import read_text
+from localllm.cli.quantize_report import error_table, show, summary, text_report
+from localllm.convert import Checkpoint
+from localllm.errors import LocalLLMError
+from localllm.evaluation import cut
+from localllm.gguf import open_gguf, write_gguf
+from localllm.model import load
+from localllm.quantize.conversion import Error, How, conversion
+from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
+from localllm.quantize.source import Source, default_target, open_source
+from localllm.quantize.target import CONTEXT, WINDOWS, Goal, steps_for
+from quant import FORMATS, QuantError
+from quant.mixes import Mix, Options, find
+
+AUTO, COPY, MIXED = "auto", "COPY", "MIX"
+
+
+class _Asked(NamedTuple):
+    """The words of the command line. `mix` is None for COPY, and where a goal stands for the type."""
+
+    source: str
+    target: str
+    kind: str
+    mix: Mix | None
+
+
+def quantize(own: Quantize) -> None:
+    """Do it, or with --dry-run say what would be done."""
+    asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
+    with ExitStack() as stack:
+        stack.enter_context(_terminated())
+        progress = stack.enter_context(RateProgress())
+        source = stack.enter_context(open_source(asked.source))
+        for line in source.notes if isinstance(source, Checkpoint) else ():
+            say(f"note: {line}", YELLOW)
+        target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
+        if not own.dry_run:
+            _check_target(source, target, own.force)
+        imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
+        steps, begun = _steps(source, asked, options), perf_counter()
+        if steps and own.dry_run:
+            show(source, steps, imatrix, own)
+            return
+        known = [step.name for step in steps] if own.imatrix == AUTO else imatrix.entries if imatrix else ()
+        check(steps, known, own.allow_requantize)  # before hours of measuring
+        if _needs_model(own) and isinstance(source, Checkpoint):
+            source = stack.enter_context(_as_file(source, target, own))
+        if own.imatrix == AUTO:
+            imatrix = _measured(own, source, progress)
+        note = ""
+        if asked.kind == MIXED:
+            text, windows = _text(own, "--fit and --max-kld"), own.chunks or WINDOWS
+            steps, kld = steps_for(source, goal, options, text, imatrix, own.threads, windows, progress)
+            note = f", KL divergence {kld:.5f} on {own.file}"
+        if own.dry_run:
+            show(source, steps, imatrix, own)
+            return
+        check(steps, imatrix.entries if imatrix else (), own.allow_requantize)
+        # a method trades errors of weights for errors of outputs: there only the text tells
+        errors: dict[str, Error] | None = {} if own.report and not own.method else None
+        with _method(own, source, steps, progress) as method:
+            how = How(_threads(own), imatrix, method, errors, progress)
+            digest = _write(source, target, asked, steps, how, own)
+        seconds = perf_counter() - begun
+        said = [error_table(steps, errors)] if errors is not None else []
+        if own.report and own.test + own.file:
+            said.append(text_report(source.path, target, own, progress))
+    print(*said, f"{target}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n")
+
+
+def _needs_model(own: Quantize) -> bool:
+    """Whether the model itself will be run, for which it must be a file."""
+    return bool(own.imatrix == AUTO or own.method or own.fit or own.max_kld or (own.report and own.test + own.file))
+
+
+@contextmanager
+def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
+    """A folder as a file beside the target, for as long as it is needed."""
+    path = target.with_name(f".{secrets.token_hex(8)}.gguf")
+    try:
+        with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
+            write_gguf(path, metadata(source.stored, None, None, ""), tensors)
+        with open_gguf(path) as file:
+            yield file
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _threads(own: Quantize) -> int:
+    return own.threads or len(os.sched_getaffinity(0))
+
+
+# -- what is asked for ---------------------------------------------------------------------------------------------
+
+
+def _asked(own: Quantize) -> _Asked:
+    words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
+    if goals:
+        if len(goals) > 1 or own.pure:
+            raise UsageError(f"{goals[-1]}: cannot be had together with {goals[0] if len(goals) > 1 else '--pure'}")
+        if len(words) == 3 or (len(words) == 2 and _is_type(words[1])):
+            raise UsageError(f"{goals[0]}: stands for TYPE; leave {words[-1]} out")
+        if not words:
+            raise UsageError(f"{goals[0]}: give a model to make smaller")
+        return _Asked(words[0], words[1] if len(words) == 2 else "", MIXED, None)
+    if len(words) not in (2, 3):
+        raise UsageError("IN [OUT] TYPE: give a model, where the result goes if not beside it, and a type like Q4_K_M")
+    mix = None if words[-1].upper() == COPY else find(words[-1])
+    return _Asked(words[0], words[1] if len(words) == 3 else "", mix.name if mix else COPY, mix)
+
+
+def _is_type(word: str) -> bool:
+    try:
+        return bool(find(word))
+    except QuantError:
+        return word.upper() == COPY
+
+
+def _options(own: Quantize) -> Options:
+    return Options(
+        own.pure,
+        own.leave_output_tensor,
+        _format("--output-tensor-type", own.output_tensor_type) if own.output_tensor_type else None,
+        _format("--token-embedding-type", own.token_embedding_type) if own.token_embedding_type else None,
+        tuple((_pattern(regex), _format("--tensor-type", name)) for regex, name in own.tensor_type),
+        bool(own.imatrix),
+    )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as problem:
+        raise UsageError(f"--tensor-type: {text!r} is not a regular expression: {problem}") from None
+
+
+def _format(option: str, name: str) -> str:
+    known = [f.name for f in FORMATS.values() if f.quantize]
+    if name.upper() not in known:
+        raise UsageError(f"{option}: there is no format {name!r} to write; there are {', '.join(known)}")
+    return name.upper()
+
+
+def _check_target(source: Source, target: Path, force: bool) -> None:
+    if target.exists() and target.samefile(source.path):
+        raise LocalLLMError(f"{target}: is the file to quantize; give another name")
+    if not force and os.path.lexists(target):
+        raise LocalLLMError(f"{target}: exists; give another name, or --force")
+    if not target.parent.is_dir():
+        raise LocalLLMError(f"{target.parent}: is no folder; make it first")
+
+
+def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
+    """The plan of a type; none yet where there is a goal instead."""
+    if asked.kind == MIXED:
+        return []
+    return copy_plan(source) if asked.mix is None else plan(source, asked.mix, options)
+
+
+# -- doing it ------------------------------------------------------------------------------------------------------
+
+
+def _measured(own: Quantize, source: Source, progress: RateProgress) -> Imatrix:
+    text = _text(own, "--imatrix auto")
+    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+        return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
+
+
+@contextmanager
+def _method(own: Quantize, source: Source, steps: list[Step], progress: RateProgress) -> Iterator[Method | None]:
+    if not own.method:
+        yield None
+        return
+    text = _text(own, f"--method {own.method}")
+    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+        windows = cut(model, text, CONTEXT, own.chunks or None)
+        yield METHODS[own.method](model, windows, {step.name: step.after for step in steps}, progress)
+
+
+def _text(own: Quantize, option: str) -> str:
+    if not own.file:
+        raise UsageError(f"{option}: needs a text to measure on; give one with -f FILE")
+    return read_text(own.file)
+
+
+def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: How, own: Quantize) -> str:
+    """The SHA-256 of the file."""
+    digest = hashlib.sha256()
+    file_type = asked.mix.file_type if asked.mix else file_type_of(steps) if asked.kind == MIXED else None
+    name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
+    keys = metadata(source.stored, file_type, how.imatrix, name)
+    with conversion(steps, source.tensors, how) as tensors:
+        write_gguf(target, keys, tensors, overwrite=own.force, digest=digest)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _terminated() -> Iterator[None]:
+    """SIGTERM and SIGHUP leave like Ctrl-C does, so that what was begun is cleared away."""
+
+    def leave(number: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

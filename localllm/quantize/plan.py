@@ -1,0 +1,176 @@
+"""What quantizing a model will do, before anything is written: a step for every tensor, sizes, metadata, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from localllm.calibration.imatrix import Imatrix
+from localllm.errors import LocalLLMError
+from localllm.gguf import NewTensor, file_size
+from localllm.gguf.header import Stored
+from localllm.gguf.layout import shape_problem, tensor_bytes
+from localllm.quantize.source import Source, geometry_of
+from quant import FORMATS
+from quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
+
+QUANTIZATION_VERSION = 2  # of ggml's formats, in general.quantization_version
+_VERSION_KEY, _TYPE_KEY = "general.quantization_version", "general.file_type"
+IMPOSSIBLE_WITHOUT = ("IQ1_S", "IQ2_XXS", "IQ2_XS")  # formats whose search needs importance, in any tensor
+_IMATRIX_BYTES = 127  # llama-quantize stores no more of a name
+
+
+class QuantizeError(LocalLLMError):
+    """A model that cannot be quantized as asked; one line with the tensor, the reason and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One tensor: what it is, what it becomes, and its bytes before and after."""
+
+    name: str
+    shape: tuple[int, ...]  # row-major
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    wanted: str  # what the mix says where `after` is a fallback, else the same
+    needs_imatrix: bool = False
+
+    @property
+    def values(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def experts(self) -> int:
+        """Matrices that are stacked in it, each with an importance of its own."""
+        return prod(self.shape[:-2]) if len(self.shape) > 2 else 1
+
+    @property
+    def changes(self) -> bool:
+        return self.before != self.after
+
+
+def plan(source: Source, mix: Mix, options: Options) -> list[Step]:
+    """A step for every tensor, in the order they are written, which is llama-quantize's. Reads no tensor."""
+    tensors = _tensors(source)
+    return [
+        _step(tensor, choice)
+        for tensor, choice in zip(tensors, choose(mix, geometry_of(source.stored), tensors, options), strict=True)
+    ]
+
+
+def copy_plan(source: Source) -> list[Step]:
+    """Every tensor as it is."""
+    return [_step(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
+
+
+def given_plan(source: Source, formats: Mapping[str, str]) -> list[Step]:
+    """Every tensor in the format that is given for it, or as it is."""
+    found = []
+    for name, shape, now in _tensors(source):
+        format_name = formats.get(name, now)
+        found.append(_step((name, shape, now), Choice(name, format_name, format_name, False)))
+    return found
+
+
+def quantizable(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
+    """The tensors (name, shape, format) that formats may be chosen for."""
+    architecture = geometry_of(source.stored).architecture
+    return [tensor for tensor in _tensors(source) if allows(tensor[0], tensor[1], architecture)]
+
+
+def _tensors(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
+    if not source.tensors:
+        raise QuantizeError(f"{source.path}: holds a vocabulary but no weights; there is nothing to quantize")
+    found = source.tensors
+    return [(name, found[name].shape, found[name].format) for name in in_order(found)]
+
+
+def _step(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Step:
+    name, shape, now = tensor
+    problem = shape_problem(shape, FORMATS[choice.format])
+    if problem:
+        raise QuantizeError(f"{name}: cannot be {choice.format}: {problem}")
+    before, after = (tensor_bytes(shape, FORMATS[f])[1] for f in (now, choice.format))
+    return Step(name, shape, now, choice.format, before, after, choice.wanted, choice.needs_imatrix)
+
+
+def check(steps: Sequence[Step], important: Collection[str], allow_requantize: bool) -> None:
+    """QuantizeError for what must not or cannot be done: the first such tensor, the reason, the way out.
+
+    `important`: the tensors that an importance matrix has, or will have.
+    """
+    for step in steps:
+        if not step.changes:
+            continue
+        if step.before not in FLOATS and not allow_requantize:
+            raise QuantizeError(
+                f"{step.name}: is {step.before} already, and quantizing twice loses more; start from F16, BF16 or F32, "
+                "or add --allow-requantize"
+            )
+        if (step.needs_imatrix or step.after in IMPOSSIBLE_WITHOUT) and step.name not in important:
+            lacks = "the one given does not have it" if important else "there is none"
+            raise QuantizeError(
+                f"{step.name}: {step.after} without an importance matrix would be garbage, and {lacks}; "
+                "give --imatrix FILE, or --imatrix auto to measure one"
+            )
+        if FORMATS[step.after].quantize is None:
+            can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
+            raise QuantizeError(f"{step.name}: {step.after} cannot be written yet; can be: {can}")
+
+
+def metadata(
+    stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
+) -> dict[str, Stored]:
+    """The keys of the new file: those of the old one, and what llama-quantize adds to them, in its order.
+
+    `file_type` None keeps what the old file says of it, if anything.
+    """
+    found = dict(stored)
+    found.pop(_VERSION_KEY, None)
+    kept = found.pop(_TYPE_KEY, None)
+    found[_VERSION_KEY] = np.uint32(QUANTIZATION_VERSION)
+    if file_type is not None:
+        found[_TYPE_KEY] = np.uint32(file_type)
+    elif kept is not None:
+        found[_TYPE_KEY] = kept
+    if imatrix is None:
+        return found
+    about: dict[str, Stored] = {"file": _short(imatrix_file)}
+    if imatrix.datasets:
+        about["dataset"] = _short(imatrix.datasets[0])
+    about["entries_count"] = np.uint32(len(imatrix.entries))
+    if imatrix.chunks > 0:
+        about["chunks_count"] = np.uint32(imatrix.chunks)
+    for key, value in about.items():
+        found.pop(f"quantize.imatrix.{key}", None)
+        found[f"quantize.imatrix.{key}"] = value
+    return found
+
+
+def _short(text: str) -> str:
+    return text.encode("utf-8", "replace")[:_IMATRIX_BYTES].decode("utf-8", "ignore")
+
+
+def file_type_of(steps: Sequence[Step]) -> int:
+    """general.file_type of a free choice of formats: of the type whose main format holds the most weights."""
+    held: dict[str, int] = {}
+    for step in steps:
+        held[step.after] = held.get(step.after, 0) + step.values
+    most = max(held, key=lambda name: held[name])
+    rows = [mix for mix in MIXES.values() if mix.format == most]
+    return rows[-1].file_type if rows else MIXES["F16"].file_type
+
+
+def size_of(source: Source, steps: Sequence[Step]) -> int:
+    """Bytes of the file, but for keys about an importance matrix."""
+    new = [NewTensor(step.name, step.after, step.shape, b"") for step in steps]
+    return file_size(source.path, metadata(source.stored, 0, None, ""), new)

@@ -1,0 +1,73 @@
+"""What can be quantized: whatever has metadata and tensors read by rows, a GGUF file or a converted folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from backends.plan import Weight
+from localllm.convert import open_checkpoint
+from localllm.gguf import GGUFFile, open_gguf
+from localllm.gguf.header import Stored
+from localllm.model import resolve
+from quant.mixes import ALIASES, MIXES, Geometry
+
+_TYPE_SUFFIX = re.compile(rf"[-._]({'|'.join([*MIXES, *ALIASES])})$", re.IGNORECASE)
+_PART_SUFFIX = re.compile(r"-00001-of-\d{5}$")
+
+
+class Source(Protocol):
+    """An opened model. `localllm.gguf.GGUFFile` is one, and what `localllm.convert` makes of a folder."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def stored(self) -> Mapping[str, Stored]: ...  # as `write_gguf` takes it, every number of the type it is stored in
+    @property
+    def tensors(self) -> Mapping[str, Weight]: ...
+    def __enter__(self) -> Any: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+def open_source(name: str) -> Source:
+    """The model that IN means: a GGUF file (or the first part of one), a model in the box, or a Hugging Face folder."""
+    path = resolve(name)
+    if path.is_dir():
+        return open_checkpoint(path)
+    file: GGUFFile = open_gguf(path)
+    return file
+
+
+def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
+    """What the rules of a mix look at; of a number per layer, the first."""
+    architecture = str(stored.get("general.architecture", ""))
+
+    def first(key: str, default: int) -> int:
+        value = stored.get(f"{architecture}.{key}", default)
+        if isinstance(value, np.ndarray):
+            value = value[0] if value.size else default
+        return int(value) if isinstance(value, int | np.integer) else default
+
+    heads = first("attention.head_count", 0)
+    return Geometry(
+        architecture, first("block_count", 0), heads, first("attention.head_count_kv", heads), first("expert_count", 0)
+    )
+
+
+def default_target(path: Path, kind: str) -> Path:
+    """Where the file goes if nobody says: beside what it is made of, its name with the new type for the old one."""
+    stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")
+    stem = _TYPE_SUFFIX.sub("", _PART_SUFFIX.sub("", stem))
+    return path.with_name(f"{stem}-{kind}.gguf")
+
+
+def values_of(tensor: Weight) -> int:
+    """How many numbers a tensor holds."""
+    return int(np.prod(tensor.shape, dtype=np.int64))

@@ -1,0 +1,96 @@
+"""A mix of one's own instead of a type: formats chosen tensor by tensor for a size, or for a divergence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from localllm.calibration.imatrix import Imatrix
+from localllm.calibration.mix import best
+from localllm.calibration.sensitivity import Trial, fit_kld
+from localllm.quantize.plan import QuantizeError, Step, given_plan, quantizable, size_of
+from localllm.quantize.source import Source
+from quant import FORMATS
+from quant.mixes import Options, role
+
+# Formats to choose from, those that a good mix was ever seen to use; rows that are no multiple of 256 have the second.
+WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
+WIDE_WITH_IMATRIX = ("IQ2_XS", "IQ3_XXS", "IQ3_S", *WIDE)
+NARROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+CONTEXT, WINDOWS = 512, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One of the two is given; the other is 0."""
+
+    max_bytes: int = 0
+    max_kld: float = 0.0
+
+
+def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
+    """By tensor the formats it may get: smaller ones than it has and that one, or what the user says."""
+    found = {}
+    for name, shape, now in quantizable(source):
+        what = role(name)
+        named = next((to for pattern, to in options.overrides if pattern.search(name)), None)
+        given = {"output": options.output, "embedding": options.embedding}.get(what) or named
+        if options.leave_output and what == "output":
+            given = now
+        finest = "F16" if now in ("F32", "F64") else now
+        choice = NARROW if shape[-1] % 256 else WIDE_WITH_IMATRIX if imatrix else WIDE
+        limit = _bits(finest)
+        smaller = [
+            f for f in choice if _bits(f) < limit and FORMATS[f].quantize and not shape[-1] % FORMATS[f].block_values
+        ]
+        found[name] = (given,) if given else (*smaller, finest)
+    return found
+
+
+def _bits(format_name: str) -> float:
+    fmt = FORMATS[format_name]
+    return 8 * fmt.block_bytes / fmt.block_values
+
+
+def steps_for(
+    source: Source,
+    goal: Goal,
+    options: Options,
+    text: str,
+    imatrix: Imatrix | None,
+    threads: int | None,
+    windows: int = WINDOWS,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> tuple[list[Step], float]:
+    """The plan that reaches the goal, and the divergence measured with it on the text."""
+    choices = candidates(source, options, imatrix is not None)
+    coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
+    _check_possible(source, goal, coarsest)
+    with Trial(
+        source.path, text, ctx=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress
+    ) as trial:
+        known = set(trial.names)
+        effects = trial.effects({name: formats for name, formats in choices.items() if name in known})
+        if goal.max_bytes:
+            kept = {name: format_name for name, format_name in coarsest.items() if name not in known}
+            formats = best(effects, goal.max_bytes - _rest(source, kept, list(effects)))
+            kld = trial.kld(formats)
+        else:
+            formats, kld = fit_kld(trial, effects, goal.max_kld)
+    return given_plan(source, {**coarsest, **formats}), kld
+
+
+def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> None:
+    least = size_of(source, given_plan(source, coarsest))
+    if goal.max_bytes and least > goal.max_bytes:
+        raise QuantizeError(
+            f"{source.path}: takes {least / 1e6:.1f} MB with every tensor in its coarsest format, and "
+            f"{goal.max_bytes / 1e6:.1f} MB are allowed; allow more"
+        )
+
+
+def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
+    """Bytes of the file besides the tensors whose formats are chosen, every tensor's padding included."""
+    steps = given_plan(source, kept)
+    own = {step.name: step.bytes_after for step in steps}
+    return size_of(source, steps) - sum(own[name] for name in chosen) + 32 * len(chosen)

@@ -1,0 +1,390 @@
+"""Which format every tensor of a model gets: the types of llama-quantize as data, and one function that applies them.
+
+`MIXES` has a row for every name; `choose` gives the same formats, tensor by tensor, as llama-quantize does
+(src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules look at the role that a tensor's name tells, at how many of
+that role came before, and at a few sizes of the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from math import prod
+
+from quant.format import QuantError
+from quant.table import FORMATS
+
+FLOATS = ("F32", "F16", "BF16", "F64")  # not block formats: neither rules nor fallbacks apply to them
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What the rules look at besides the tensors; the numbers are of the first layer."""
+
+    architecture: str
+    layers: int  # all blocks of the file
+    heads: int = 0
+    kv_heads: int = 0
+    experts: int = 0
+
+    @property
+    def group(self) -> int:
+        """Query heads per key-value head; 0 where there is no attention."""
+        return self.heads // self.kv_heads if self.kv_heads else 0
+
+    @property
+    def is_70b(self) -> bool:
+        """llama.cpp knows the 70B models by their layers; their few key-value heads deserve more bits."""
+        layers = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
+        same_heads = self.architecture.startswith("llama") and self.heads == self.kv_heads
+        return self.layers == layers.get(self.architecture) and not same_heads
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user changes about a mix. `overrides`: (regular expression, format), the first that is found counts."""
+
+    pure: bool = False  # the mix's first format everywhere
+    leave_output: bool = False
+    output: str | None = None
+    embedding: str | None = None
+    overrides: tuple[tuple[re.Pattern[str], str], ...] = ()
+    imatrix: bool = False  # whether there is an importance matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What becomes of one tensor."""
+
+    name: str
+    format: str
+    wanted: str  # what the rules say; `format` differs where rows of the tensor do not fill whole blocks of it
+    needs_imatrix: bool  # llama-quantize refuses to write it without an importance matrix
+
+
+class Rule:
+    """`format` for tensors of a role where all of the conditions in `when` hold; earlier rules go first."""
+
+    __slots__ = ("format", "role", "when")
+
+    def __init__(self, role: str, when: str, format: str) -> None:
+        self.role, self.when, self.format = role, tuple(when.split()), format
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """A type that llama-quantize knows; `file_type` is its number in general.file_type."""
+
+    name: str
+    file_type: int
+    format: str
+    rules: tuple[Rule, ...] = ()
+    output: str = "Q6_K"  # of the output matrix, and of token embeddings that serve as one
+    embedding: str = ""  # of other token embeddings; empty: `format`
+    low: bool = False  # of the family below three bits, where the rules for wide models differ
+    experts: str = ""  # of stacked matrices, all else being Q8_0
+
+
+# -- the table -----------------------------------------------------------------------------------------------------
+
+_MOE_OUT = Rule("attn_output", "8-experts not-falcon", "Q5_K")
+_MORE_BITS = (Rule("attn_v", "more-bits", "Q6_K"), Rule("ffn_down", "not-falcon more-bits", "Q6_K"))
+_IQ4 = (Rule("attn_v", "wide", "Q5_K"), Rule("ffn_down", "first-8th plain", "Q5_K"), _MOE_OUT)
+
+
+def _low(better: str, attention_output: str) -> tuple[Rule, ...]:
+    return (
+        Rule("attn_v", "wide", "Q4_K"),
+        Rule("attn_v", "4-experts", "Q4_K"),
+        Rule("attn_v", "", better),
+        Rule("attn_k", "8-experts", "Q4_K"),
+        Rule("ffn_down", "first-8th", better),
+        Rule("attn_output", "8-experts", "Q5_K"),
+        *([Rule("attn_output", "", attention_output)] if attention_output else []),
+    )
+
+
+# fmt: off
+_ROWS = (
+    Mix("F32",   0, "F32"),
+    Mix("F16",   1, "F16"),
+    Mix("BF16", 32, "BF16"),
+    Mix("Q1_0", 40, "Q1_0"),
+    Mix("Q2_0", 41, "Q2_0", embedding="Q4_K"),
+    Mix("Q4_0",  2, "Q4_0", (Rule("ffn_down", "first-8th imatrix", "Q4_1"),)),
+    Mix("Q4_1",  3, "Q4_1"),
+    Mix("Q5_0",  8, "Q5_0", (Rule("ffn_down", "first-8th imatrix", "Q5_1"),)),
+    Mix("Q5_1",  9, "Q5_1"),
+    Mix("Q8_0",  7, "Q8_0", output="Q8_0"),
+    Mix("Q2_K", 10, "Q2_K", (
+        Rule("attn_v", "wide", "Q4_K"), Rule("attn_v", "", "Q3_K"), Rule("ffn_down", "", "Q3_K"),
+        _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q3_K"))),
+    Mix("Q2_K_S", 21, "Q2_K", (Rule("attn_v", "wide", "Q4_K"), Rule("ffn_down", "first-8th", "Q4_K"))),
+    Mix("Q3_K_S", 11, "Q3_K", (_MOE_OUT,)),
+    Mix("Q3_K_M", 12, "Q3_K", (
+        Rule("attn_v", "first-2", "Q5_K"), Rule("attn_v", "", "Q4_K"),
+        Rule("ffn_down", "first-16th", "Q5_K"), Rule("ffn_down", "not-falcon", "Q4_K"),
+        Rule("ffn_down", "more-bits", "Q4_K"),
+        _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q4_K"))),
+    Mix("Q3_K_L", 13, "Q3_K", (
+        Rule("attn_v", "", "Q5_K"), Rule("ffn_down", "falcon", "Q4_K"), Rule("ffn_down", "", "Q5_K"),
+        Rule("attn_output", "falcon", "Q4_K"), Rule("attn_output", "not-8-experts", "Q5_K"))),
+    Mix("Q4_K_S", 14, "Q4_K", (
+        Rule("attn_v", "first-4", "Q5_K"), Rule("ffn_down", "not-falcon first-8th", "Q5_K"), _MOE_OUT)),
+    Mix("Q4_K_M", 15, "Q4_K", (
+        *_MORE_BITS, Rule("ffn_down", "falcon first-16th", "Q6_K"), Rule("ffn_down", "falcon more-bits", "Q5_K"),
+        _MOE_OUT)),
+    Mix("Q5_K_S", 16, "Q5_K"),
+    Mix("Q5_K_M", 17, "Q5_K", (Rule("attn_v", "more-bits", "Q6_K"), Rule("ffn_down", "more-bits", "Q6_K"))),
+    Mix("Q6_K", 18, "Q6_K"),
+    Mix("IQ1_S",   24, "IQ1_S",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
+    Mix("IQ1_M",   31, "IQ1_M",   _low("Q2_K", "IQ2_XXS"), "Q5_K", "Q2_K", low=True),
+    Mix("IQ2_XXS", 19, "IQ2_XXS", _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
+    Mix("IQ2_XS",  20, "IQ2_XS",  _low("Q2_K", ""),        "Q5_K", "Q2_K", low=True),
+    Mix("IQ2_S",   28, "IQ2_XS",  _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
+    Mix("IQ2_M",   29, "IQ2_S",   _low("IQ3_S", "IQ3_S"),  "Q5_K", "IQ3_S", low=True),
+    Mix("IQ3_XXS", 23, "IQ3_XXS", (
+        Rule("attn_v", "wide", "Q4_K"), Rule("attn_v", "plain", "IQ3_S"),
+        Rule("attn_k", "", "IQ2_S"), Rule("attn_q", "", "IQ2_S"),
+        Rule("ffn_down", "plain first-8th", "Q4_K"), Rule("ffn_down", "plain", "Q3_K"),
+        _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "IQ3_S")), "Q5_K", "IQ3_S"),
+    Mix("IQ3_XS", 22, "IQ3_S", (
+        Rule("attn_v", "wide", "Q4_K"), Rule("attn_k", "", "IQ3_XXS"), Rule("attn_q", "", "IQ3_XXS"),
+        Rule("ffn_gate", "middle", "IQ3_XXS"), Rule("ffn_up", "middle", "IQ3_XXS"), _MOE_OUT)),
+    Mix("IQ3_S", 26, "IQ3_S", (Rule("attn_v", "wide", "Q4_K"), _MOE_OUT)),
+    Mix("IQ3_M", 27, "IQ3_S", (
+        Rule("attn_v", "", "Q4_K"), Rule("ffn_down", "first-8th", "Q4_K"),
+        Rule("ffn_down", "8-experts more-bits", "Q4_K"),
+        _MOE_OUT, Rule("attn_output", "not-8-experts not-falcon", "Q4_K"))),
+    Mix("IQ4_NL", 25, "IQ4_NL", _IQ4),
+    Mix("IQ4_XS", 30, "IQ4_XS", _IQ4),
+    Mix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
+    Mix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
+    Mix("MXFP4", 38, "MXFP4"),  # not a name of llama-quantize: all matrices, not only those of experts
+    Mix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
+)
+# fmt: on
+MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
+ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+
+_FALLBACK = {
+    **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
+    **dict.fromkeys(("Q2_0", "Q2_K", "Q3_K", "TQ1_0", "TQ2_0"), "Q4_0"),
+    "Q4_K": "Q5_0",
+    "Q5_K": "Q5_1",
+    "Q6_K": "Q8_0",
+}
+_NEED_IMATRIX = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
+
+# Matrices that are kept as they are: small ones, tables, and what is not multiplied with a vector of activations.
+_KEPT_NAMES = ("position_embd.weight", "token_types.weight")
+_KEPT_PARTS = re.compile(
+    r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
+    r"|shortconv\.conv\.weight|indexer\.[kq]_proj\.weight"
+    r"|time_mix_(first|w[012]|v[012]|a[012]|g[12]|decay_w[12]|lerp_fused)\.weight|attn_rel_b\.weight"
+    r"|\.position_embd|sam\.pos_embd|sam\.neck\.|sam\.net_|\.rel_pos|\.patch_embd|\.patch_merger"
+    r"|a\.rvq\.codebook|mm\.a\.code_embd"
+)
+_KEPT_PARTS_OF = {
+    "glm5-next": re.compile(
+        r"hc_|indexer\.(attn_q_b|attn_k|proj)|indexer_compressor_(gate|ape)|ssm_(f_a|f_b|g_a|g_b|beta)\.weight"
+        r"|attn_kv_a_mqa\.weight|attn_[kv]_b\.weight"
+    )
+}
+_EIGHT_BITS_OF = {"glm5-next": re.compile(r"attn_q_a|attn_q_b|nextn\.eh_proj")}
+
+_ROLES = (  # the first whose pattern is found
+    ("output", re.compile(r"^output\.weight$")),
+    ("embedding", re.compile(r"^(per_layer_)?token_embd\.weight$")),
+    ("attn_v", re.compile(r"attn_(qkv|kv_b|v)\.weight")),
+    ("attn_k", re.compile(r"attn_k\.weight")),
+    ("attn_q", re.compile(r"attn_q\.weight")),
+    ("attn_output", re.compile(r"attn_output\.weight")),
+    ("ffn_up", re.compile(r"ffn_up")),
+    ("ffn_gate", re.compile(r"ffn_gate")),
+    ("ffn_down", re.compile(r"ffn_down")),
+)
+_COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
+
+
+def find(name: str) -> Mix:
+    """The mix of this name in any case; QuantError where there is none."""
+    upper = name.upper()
+    mix = MIXES.get(ALIASES.get(upper, upper))
+    if mix is None:
+        raise QuantError(f"there is no type {name!r}; known: {', '.join([*MIXES, *ALIASES])}")
+    return mix
+
+
+def role(name: str) -> str:
+    """What a tensor is to the rules, by its name; "" for what no rule speaks of."""
+    return next((what for what, pattern in _ROLES if pattern.search(name)), "")
+
+
+def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
+    """Whether a tensor is one to quantize at all: a matrix of weights, and not one of those kept as they are."""
+    own = _KEPT_PARTS_OF.get(architecture)
+    return (
+        prod(shape[:-1]) > 1
+        and name.endswith("weight")
+        and name not in _KEPT_NAMES
+        and not _KEPT_PARTS.search(name)
+        and not (own and own.search(name))
+    )
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names in llama-quantize's order: what is in no layer first, then layer by layer, each sorted."""
+    return sorted(names, key=lambda name: (_layer(name), name.encode()))
+
+
+def _layer(name: str) -> int:
+    found = re.match(r"blk\.(\d{1,9})", name)
+    return int(found[1]) if found else -1
+
+
+# -- choosing ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor stands: number `i` of `n` of its role."""
+
+    i: int
+    n: int
+    geometry: Geometry
+    imatrix: bool
+
+
+def _more_bits(at: _Place) -> bool:
+    """The first and last eighth, and every third between."""
+    return at.i < at.n // 8 or at.i >= 7 * at.n // 8 or (at.i - at.n // 8) % 3 == 2
+
+
+_CONDITIONS: dict[str, Callable[[_Place], bool]] = {
+    "wide": lambda at: at.geometry.group >= 4,  # attn_v is small against attn_q
+    "4-experts": lambda at: at.geometry.experts >= 4,
+    "8-experts": lambda at: at.geometry.experts == 8,
+    "not-8-experts": lambda at: at.geometry.experts != 8,
+    "falcon": lambda at: at.geometry.architecture == "falcon",
+    "not-falcon": lambda at: at.geometry.architecture != "falcon",
+    "imatrix": lambda at: at.imatrix,
+    "plain": lambda at: not at.imatrix,
+    "first-2": lambda at: at.i < 2,
+    "first-4": lambda at: at.i < 4,
+    "first-8th": lambda at: at.i < at.n // 8,
+    "first-16th": lambda at: at.i < at.n // 16,
+    "middle": lambda at: at.n // 8 <= at.i < 7 * at.n // 8,
+    "more-bits": _more_bits,
+}
+
+
+@dataclass(slots=True)
+class _State:
+    """How far the walk over the tensors has come."""
+
+    values: int  # matrices of attn_v's role in the model
+    tied: bool
+    seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
+
+
+def choose(
+    mix: Mix, geometry: Geometry, tensors: Sequence[tuple[str, tuple[int, ...], str]], options: Options
+) -> list[Choice]:
+    """A format for every tensor (name, row-major shape, format now), which are in the order of `in_order`.
+
+    QuantError where a rule needs a layer that a name does not tell, or no format fits the rows of a tensor.
+    """
+    roles = [role(name) for name, _, _ in tensors]
+    state = _State(roles.count("attn_v"), "output" not in roles)
+    chosen = []
+    for (name, shape, now), what in zip(tensors, roles, strict=True):
+        kept = not allows(name, shape, geometry.architecture) or (options.leave_output and what == "output")
+        wanted = now if kept else _wanted(mix, geometry, state, name, shape, what, options)
+        given = _given(options, name, what)
+        format_name = wanted if kept or given in ("output", "embedding") else _fitting(name, shape[-1], wanted)
+        low = format_name in _NEED_IMATRIX or (format_name == "Q2_K" and mix.name == "Q2_K_S")
+        exempt = name in ("token_embd.weight", "per_layer_token_embd.weight", "output.weight")
+        chosen.append(Choice(name, format_name, wanted, low and not exempt and not kept))
+    return chosen
+
+
+def _given(options: Options, name: str, what: str) -> str:
+    """Which of the user's wishes decides about a tensor: "embedding", "output", "override" or none of them."""
+    named = any(pattern.search(name) for pattern, _ in options.overrides)
+    if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
+        return "embedding"
+    if options.output and what == "output":
+        return "output"
+    return "override" if named else ""
+
+
+def _wanted(
+    mix: Mix, geometry: Geometry, state: _State, name: str, shape: tuple[int, ...], what: str, options: Options
+) -> str:
+    match _given(options, name, what):
+        case "embedding":
+            return options.embedding or ""
+        case "output":
+            return options.output or ""
+        case "override":
+            return next(to for pattern, to in options.overrides if pattern.search(name))
+    if options.pure or mix.format in FLOATS:
+        return mix.format
+    eight = _EIGHT_BITS_OF.get(geometry.architecture)
+    if eight and eight.search(name):
+        return "Q8_0"
+    if what == "output" or (what == "embedding" and state.tied):
+        return _output(mix, geometry, shape[-1], options)
+    if mix.experts:
+        stacked = len(shape) > 2 and prod(shape[:-2]) > 1
+        expert = stacked and (geometry.architecture != "bailingmoe3" or what in ("ffn_up", "ffn_gate", "ffn_down"))
+        return mix.experts if expert else "Q8_0"
+    if what == "embedding":
+        return mix.embedding or mix.format
+    return _by_rules(mix, geometry, state, name, what, options.imatrix)
+
+
+def _output(mix: Mix, geometry: Geometry, columns: int, options: Options) -> str:
+    if options.output:  # of token embeddings that serve as the output matrix
+        return options.output
+    fits = columns % FORMATS[mix.format].block_values == 0
+    return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"
+
+
+def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str, imatrix: bool) -> str:
+    i = state.seen.get(what, 0)
+    if what in _COUNTED:
+        state.seen[what] += 1
+    layered = what in ("ffn_down", "ffn_gate", "ffn_up") and not mix.low
+    if layered and geometry.experts > 1:  # experts in files of one tensor each do not come layer by layer
+        i = _layer(name)
+        if not 0 <= i < geometry.layers:
+            raise QuantError(f"{name}: its name tells no layer from 0 to {geometry.layers - 1}, which {mix.name} needs")
+    at = _Place(i, state.values if what == "attn_v" else geometry.layers, geometry, imatrix)
+    holds = partial(_holds, at)
+    found = next((rule.format for rule in mix.rules if rule.role == what and all(map(holds, rule.when))), mix.format)
+    if mix.low:
+        return found
+    if what == "attn_v" and geometry.is_70b and found in ("Q3_K", "Q4_K"):
+        found = "Q5_K"
+    return "Q8_0" if what in ("attn_v", "attn_k") and geometry.experts == 8 else found
+
+
+def _holds(at: _Place, condition: str) -> bool:
+    return _CONDITIONS[condition](at)
+
+
+def _fitting(name: str, columns: int, wanted: str) -> str:
+    """`wanted`, or what comes closest where rows of `columns` values do not fill its blocks."""
+    block = FORMATS[wanted].block_values
+    if columns % block == 0:
+        return wanted
+    fallback = _FALLBACK.get(wanted, wanted if block <= 32 else "")
+    if not fallback:
+        raise QuantError(
+            f"{name}: rows of {columns} values do not fill blocks of {block}, and {wanted} has no fallback"
+        )
+    return fallback if columns % FORMATS[fallback].block_values == 0 else "F16"
