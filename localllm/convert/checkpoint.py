@@ -28,7 +28,7 @@ from models import read_config as read_gguf_config
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_QUANTIZED_AS = {"fp8": (), "mxfp4": ()}  # what config.json may say of weights that are read as they are
+_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # what config.json may say of quantized weights
 
 
 class Checkpoint:
@@ -111,11 +111,12 @@ def _recipe(config: Config) -> Recipe:
         raise ConvertError(
             f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
         )
-    method = config.below("quantization_config", config.table("quantization_config")).get("quant_method")
-    if method is not None and method not in _QUANTIZED_AS:
+    packing = config.table("quantization_config")
+    method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
+    if method and method not in _READABLE:
         raise ConvertError(
-            f"{config.path}: the weights are quantized already ({printable(str(method))}); convert the model that "
-            "they were made of"
+            f"{config.path}: the weights are quantized already ({printable(method)}); convert the model that they were "
+            "made of"
         )
     return recipe
 

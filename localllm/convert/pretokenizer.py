@@ -38,6 +38,7 @@ _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
 # alternatives; one line end or more after white space that takes the others.
 _SPELLINGS = (
     ("?+", "?"), ("++", "+"), ("{1}", ""), (r"\s*[\r\n]+", r"\s*[\r\n]"), ("'(?i:[sdmt]|ll|ve|re)", _SHORT),
+    ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _SHORT),
 )  # fmt: skip
 _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,8 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
 def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]]:
     """(text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single characters."""
     words = [text.replace(" ", "▁") for text in texts]
-    characters = sorted({c for word in words for c in word if c.isascii() or c == "▁"})[: vocabulary - 275]
+    frequency = Counter(c for word in words for c in word if c.isascii() or c == "▁")
+    characters = sorted(c for c, _ in frequency.most_common(vocabulary - 275))
     known = set(characters)
     counts: dict[str, int] = {}
     for word in words:

@@ -241,6 +241,10 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
         "long_factor is a list of 1; expected a list of 4 numbers",
     ),
     "eps": ({"rms_norm_eps": None}, "rms_norm_eps is missing; expected a small number"),
+    "packed eight": (
+        {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized"}},
+        r"quantized already \(compressed-tensors int-quantized\)",
+    ),
     "packed": ({"quantization_config": {"quant_method": "gptq"}}, r"quantized already \(gptq\); convert the model"),
     "more layers": ({"num_hidden_layers": 3}, r"blk.2.attn_norm.weight: the file does not hold this tensor; .* "
                     r"\(it is made of model.layers.2.input_layernorm.weight\)"),

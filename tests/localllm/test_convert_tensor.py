@@ -8,6 +8,7 @@ import pytest
 import quant
 from localllm.convert import ConvertError, Tensor
 from localllm.convert import tensor as t
+from localllm.convert.recipes import RECIPES, Sizes
 
 RANDOM = np.random.default_rng(5)
 
@@ -92,3 +93,13 @@ def test_fp8() -> None:
 def test_what_is_stacked_must_be_alike() -> None:
     with pytest.raises(ConvertError, match="they must be alike"):
         t.stacked([of(X[0]), of(X[0, :4])])
+
+
+def test_experts_that_are_one_tensor_already() -> None:
+    """mlp.experts.gate_up_proj (experts, 2 f, width): the gates' rows first, as transformers 5 has them."""
+    halves = {}
+    for part in ("gate", "up"):
+        names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
+        halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], Sizes(1, 1, 1)))
+    np.testing.assert_array_equal(halves["gate"], X[:, :4])
+    np.testing.assert_array_equal(halves["up"], X[:, 4:])

@@ -1,0 +1,91 @@
+"""Conversion against transformers and llama.cpp: every model of tests/localllm/hf_models.py, made on the spot.
+
+    python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
+
+Each is saved as a folder, converted and written with all numbers as F32. Stored are the largest normalized mean squared
+errors over positions against transformers' logits, of our reference backend and of llama.cpp, and in how many of the
+texts llama.cpp's ids differ from those of the folder's own tokenizer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from localllm.convert import open_checkpoint
+from tests.localllm.convert_support import logits_of, write_f32
+from tests.localllm.hf_models import MODELS, ids, make
+from tests.localllm.hf_tokenizers import TEXT
+from tests.models.support import nmse
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def build(llama: Path, target: Path) -> None:
+    libraries = llama / "build" / "bin"
+    source = Path(__file__).with_name("llama_logits.cpp")
+    include = [f"-I{llama / 'include'}", f"-I{llama / 'ggml' / 'include'}"]
+    link = [f"-L{libraries}", "-lllama", "-lggml", "-lggml-base", f"-Wl,-rpath,{libraries}"]
+    subprocess.run(["g++", "-O1", *include, str(source), "-o", str(target), *link], check=True)
+
+
+def texts() -> list[str]:
+    folder = ROOT.parent / "shared" / "data" / "text"
+    files = sorted(folder.glob("*")) if folder.is_dir() else []
+    return [TEXT, *(path.read_text(encoding="utf-8", errors="replace")[20_000:60_000] for path in files)]
+
+
+def one(name: str, peer: Path, work: Path) -> dict[str, object]:
+    """A line of the table."""
+    import tokenizers
+
+    folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # no name: llama.cpp looks for phi-3 in it
+    theirs = make(name, folder)
+    with open_checkpoint(folder) as model:
+        ours, notes = logits_of(model, ids()), model.notes
+        write_f32(model, gguf)
+    subprocess.run([peer, gguf, out, "ids", *map(str, ids())], check=True)
+    peers = np.fromfile(out, np.float32).reshape(theirs.shape)
+    own = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    differing = 0
+    for text in texts():
+        (work / "text").write_text(text, encoding="utf-8", newline="")
+        subprocess.run([peer, gguf, out, "text", work / "text"], check=True)
+        differing += np.fromfile(out, np.int32).tolist() != own.encode(text).ids
+    return {
+        "model": name,
+        "architecture": model.metadata["general.architecture"],
+        "nmse_reference": float(nmse(ours, theirs).max()),
+        "nmse_llama_cpp": float(nmse(peers, theirs).max()),
+        "texts": len(texts()),
+        "texts_with_other_ids": differing,
+        "notes": list(notes),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--llama", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "convert.jsonl")
+    arguments = parser.parse_args()
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    with tempfile.TemporaryDirectory() as folder:
+        peer = Path(folder) / "logits"
+        build(arguments.llama.resolve(), peer)
+        rows = []
+        for name in MODELS:
+            work = Path(folder) / name
+            work.mkdir()
+            rows.append({"when": when, **one(name, peer, work)})
+            print("{model:18} {nmse_reference:8.1e} {nmse_llama_cpp:8.1e} {texts_with_other_ids}".format(**rows[-1]))
+    arguments.out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main()
