@@ -68,6 +68,11 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
     for op in mixtures:
         for stack in (op.gate, op.up, op.down):
             assert theirs.entries[stack.weight.name].counts.sum() == op.used * 40
+        layer = op.gate.weight.name.split("ffn_")[0]
+        seen_by_all = theirs.entries[layer + "ffn_gate_inp.weight"].sums  # the router reads the same rows, each once
+        np.testing.assert_allclose(
+            theirs.entries[op.gate.weight.name].sums.sum(axis=0), op.used * seen_by_all[0], rtol=1e-4
+        )
 
 
 def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
@@ -96,7 +101,7 @@ def test_windows_begin_with_bos(tmp_path: Path) -> None:
 # -- files ---------------------------------------------------------------------------------------------------------
 
 DENSE = Entry(np.array([[2.0, 4.0, 8.0, 0.0]], np.float32), np.array([4]))
-MIXED = Entry(np.array([[3.0, 6.0], [0.0, 0.0]], np.float32), np.array([3, 0]))
+MIXED = Entry(np.array([[1.0, 2.0], [0.0, 0.0]], np.float32), np.array([1, 0]))
 BOTH = Imatrix({"blk.0.a.weight": DENSE, "blk.0.b.weight": MIXED}, 2, 2, ("wiki.txt",))
 
 

@@ -102,6 +102,8 @@ def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
             cut(model, "a" * 98, 64)
         assert len(cut(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the space before, and no newline at the end
+        with pytest.raises(TextTooShort, match="has 127 tokens"):
+            cut(model, "a" * 125 + "\n", 64)
         assert len(cut(model, "a" * 500, 64, limit=3).tokens) == 3
 
 
@@ -184,6 +186,17 @@ def test_a_base_of_another_text_is_refused(tmp_path: Path, capsys: pytest.Captur
     (other := tmp_path / "other.txt").write_text("Once upon a time there was a small model. " * 20)
     assert main(["perplexity", "demo", "-f", str(other), "--kld", str(saved)]) == 1
     assert "made from another text" in capsys.readouterr().err
+
+
+def test_rows_are_found_wherever_they_stand(tmp_path: Path) -> None:
+    log_p = log_softmax(RANDOM.standard_normal((6, 5)).astype(np.float32))
+    with save_base(tmp_path / "base", Windows(np.ones((2, 8), np.int32)), 5) as keep:
+        keep(log_p)
+    file = LogitsFile(tmp_path / "base")
+    for window, start, stop in ((0, 0, 3), (1, 0, 3), (1, 1, 2), (0, 2, 3)):
+        expected = log_p[3 * window + start : 3 * window + stop]
+        np.testing.assert_allclose(file.log_probabilities(window, start, stop), expected, atol=1e-3)
+    file.close()
 
 
 @pytest.mark.parametrize(
