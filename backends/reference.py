@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 import quant
 from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing
+from backends.cache import CACHE_TYPES, EXACT, load
 from backends.checks import (
     check_batch,
     check_blocks,
@@ -25,10 +26,10 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.plan import BLOCK, F32, Batch, Embed, Experts, Operation, Plan, Value, Weight
+from backends.plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Value, Weight
 from backends.reference_operations import OPERATIONS, State
 
-CACHE_TYPES: dict[str, type[np.floating[Any]]] = {"f16": np.float16, "f32": np.float32}
+HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
 
 class ReferenceBackend:
@@ -63,30 +64,34 @@ class ReferenceBackend:
 
 
 class ReferenceExecutable:
-    """A plan with its weights (float32) and its paged cache: per layer, keys and values (slots, kv_heads, head_dim)."""
+    """A plan with its weights (float32) and its paged cache: per layer, keys and values as they are stored, uint8
+    (slots, kv_heads, bytes of a head)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress) -> None:
         check_limits(limits)
-        check_cache(cache, CACHE_TYPES)
-        keys, values = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
-        shapes = [(limits.blocks * BLOCK, layer.kv_heads, layer.head_dim) for layer in plan.layers]
+        check_cache(cache, HELD)
+        self._types = HELD[cache.keys], HELD[cache.values]
         self.limits = limits
         self._plan = plan
         self._weights = _dequantize(plan, progress)
-        self._keys = [np.zeros(shape, keys) for shape in shapes]
-        self._values = [np.zeros(shape, values) for shape in shapes]
+        self._keys, self._values = (
+            [self._empty(layer, type_.head_bytes(layer.head_dim)) for layer in plan.layers] for type_ in self._types
+        )
         self.memory = self._memory()
         self.cache_layout = f"reference {cache.keys} {cache.values}"
         pairs = zip(self._keys, self._values, strict=True)
         self.block_bytes = tuple((k.nbytes + v.nbytes) // limits.blocks for k, v in pairs)
         self._last: State | None = None
 
+    def _empty(self, layer: CacheLayer, head_bytes: int) -> NDArray[np.uint8]:
+        return np.zeros((self.limits.blocks * BLOCK, layer.kv_heads, head_bytes), np.uint8)
+
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary) of the batch."""
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
         check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0])
-        state = self._last = State(batch, {}, self._weights, self._keys, self._values)
+        state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
             for operation in self._plan.operations:
                 OPERATIONS[type(operation)](state, operation)
@@ -115,18 +120,18 @@ class ReferenceExecutable:
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         check_blocks("read_blocks: numbers", numbers, self.limits)
         both = [_blocks(part[layer])[numbers].reshape(len(numbers), -1) for part in (self._keys, self._values)]
-        return np.concatenate([part.view(np.uint8) for part in both], axis=1)
+        return np.concatenate(both, axis=1)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
         check_blocks("write_blocks: numbers", numbers, self.limits)
         check_content(content, len(numbers), self.block_bytes[layer])
         keys, values = _blocks(self._keys[layer]), _blocks(self._values[layer])
         size = keys[0].nbytes
-        new = [
-            np.ascontiguousarray(part).view(to.dtype).reshape(len(numbers), *to.shape[1:])
-            for part, to in ((content[:, :size], keys), (content[:, size:], values))
-        ]
-        if not all(np.isfinite(part).all() for part in new):
+        new = [content[:, :size].reshape(-1, *keys.shape[1:]), content[:, size:].reshape(-1, *values.shape[1:])]
+        head_dim = self._plan.layers[layer].head_dim
+        if not all(
+            np.isfinite(load(part, head_dim, type_)).all() for part, type_ in zip(new, self._types, strict=True)
+        ):
             raise not_finite()
         keys[numbers], values[numbers] = new
 
@@ -159,7 +164,7 @@ class ReferenceExecutable:
 
 
 def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
-    """A cache (slots, kv_heads, head_dim) by blocks: (blocks, BLOCK, kv_heads, head_dim)."""
+    """A cache (slots, kv_heads, bytes) by blocks: (blocks, BLOCK, kv_heads, bytes)."""
     return layer.reshape(-1, BLOCK, *layer.shape[1:])
 
 

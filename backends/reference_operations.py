@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from backends import cache
 from backends.base import Routing
 from backends.plan import (
     BLOCK,
@@ -48,8 +49,10 @@ class State:
     batch: Batch
     values: dict[int, F32]
     weights: dict[str, F32]
-    cache_keys: list[NDArray[Any]]  # each (slots, kv_heads, head_dim)
-    cache_values: list[NDArray[Any]]
+    cache_keys: list[NDArray[np.uint8]]  # each (slots, kv_heads, bytes of a head)
+    cache_values: list[NDArray[np.uint8]]
+    key_type: cache.CacheType
+    value_type: cache.CacheType
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of what the experts make
 
     def read(self, value: Value) -> F64:
@@ -103,29 +106,34 @@ def _rotate(state: State, op: Rotate) -> None:
 
 
 def _append(state: State, op: Append) -> None:
-    for cache, value in ((state.cache_keys, op.k), (state.cache_values, op.v)):
-        rows = state.values[value.index]
-        cache[op.layer][state.batch.slots] = rows.reshape(len(rows), *cache[op.layer].shape[1:])
+    for caches, value, type_ in (
+        (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
+    ):  # fmt: skip
+        rows, stored = state.values[value.index], caches[op.layer]
+        stored[state.batch.slots] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
 
 
 def _attention(state: State, op: Attention) -> None:
-    batch, q = state.batch, state.read(op.q)
-    out = np.empty_like(q)
-    kv_heads, head_dim = state.cache_keys[op.layer].shape[1:]
+    batch, head_dim = state.batch, op.q.width // op.heads
+    kv_heads = state.cache_keys[op.layer].shape[1]
+    heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
+    q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
+    out = np.empty((len(q), op.out.width))
     sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
     for row in range(len(q)):
         own = batch.positions[row]
         seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,) its own is the last
         slots = batch.tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
-        keys = state.cache_keys[op.layer][slots].astype(np.float64).transpose(1, 2, 0)  # (kv_heads, D, P)
-        values = state.cache_values[op.layer][slots].astype(np.float64).transpose(1, 0, 2)  # (kv_heads, P, D)
-        queries = q[row].reshape(kv_heads, op.heads // kv_heads, head_dim)  # (kv_heads, heads that share, D)
-        scores = queries @ keys * op.scale
+        keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
+        values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
+        scores = q[row] @ keys.transpose(1, 2, 0) * op.scale
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
         highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
         weights = np.exp(scores - highest)
-        mixed = weights @ values / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
+        mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
+        if state.value_type.rotated:
+            mixed = cache.rotate(mixed, head_dim)
         out[row] = mixed.reshape(-1)
     state.write(op.out, out)
 

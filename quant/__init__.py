@@ -12,9 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from quant.format import F32, U8, Format, QuantError
-from quant.table import BY_TYPE_ID, FORMATS
+from quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
 
-__all__ = ["FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
+__all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
 
 _CHUNK_VALUES = 1 << 17  # values converted at a time: temporaries of half a megabyte each stay in the L2 cache
 

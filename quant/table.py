@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quant.format import Format
-from quant.formats import fp4, iq1, iq2, iq3, iq4, plain, q1_q2, q2_k, q3_k, q4_k_q5_k, q4_q5, q6_k, q8_0, ternary
+from quant.formats import fp4, fp8, iq1, iq2, iq3, iq4, plain, q1_q2, q2_k, q3_k, q4_k_q5_k, q4_q5, q6_k, q8_0, ternary
 from quant.kernel import search
 
 # fmt: off
@@ -47,3 +47,16 @@ _ROWS = (
 
 FORMATS: dict[str, Format] = {row.name: row for row in _ROWS}
 BY_TYPE_ID: dict[int, Format] = {row.type_id: row for row in _ROWS}
+
+# What a key-value cache may hold, by llama.cpp's names; FP8 is no type of GGUF files and has no number there.
+FP8 = Format("FP8", -1, 1, 1, fp8.dequantize, fp8.quantize)
+CACHE_FORMATS: dict[str, Format] = {
+    "f16": FORMATS["F16"],
+    "bf16": FORMATS["BF16"],
+    "q8_0": FORMATS["Q8_0"],
+    "q5_1": FORMATS["Q5_1"],
+    "q5_0": FORMATS["Q5_0"],
+    "q4_1": FORMATS["Q4_1"],
+    "q4_0": FORMATS["Q4_0"],
+    "fp8": FP8,
+}

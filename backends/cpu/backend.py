@@ -25,6 +25,7 @@ from backends.checks import (
 )
 from backends.cpu import bind, rope, weights
 from backends.cpu.buffers import Buffer
+from backends.cpu.cache import CACHE, CacheRow
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
 from backends.cpu.kernels import attention, bandwidth, matrix
@@ -34,10 +35,10 @@ from backends.cpu.memory import Arena, address, aligned, int_block
 from backends.cpu.panels import panel_count
 from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
+from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
 from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Value, Weight
 
-CACHE_TYPES = ("f16",)
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
 
@@ -73,8 +74,8 @@ class CpuBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> CpuExecutable:
-        check_cache(cache, CACHE_TYPES)
-        return CpuExecutable(self, plan, limits, progress, keep)
+        check_cache(cache, CACHE)
+        return CpuExecutable(self, plan, limits, cache, progress, keep)
 
     def close(self) -> None:
         self._stop()
@@ -84,7 +85,13 @@ class CpuExecutable:
     """A plan bound to memory. One step at a time."""
 
     def __init__(
-        self, backend: CpuBackend, plan: Plan, limits: Limits, progress: Progress | None, keep: Collection[Value]
+        self,
+        backend: CpuBackend,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes,
+        progress: Progress | None,
+        keep: Collection[Value],
     ) -> None:
         self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
         self._backend = backend  # its threads live as long as this
@@ -93,7 +100,7 @@ class CpuExecutable:
         matrices = _matrices(plan)
         for weight in matrices:
             weights.check(weight)
-        program = bind.program(plan, limits, backend.pool.threads, keep)
+        program = bind.program(plan, limits, backend.pool.threads, cache, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
@@ -101,17 +108,22 @@ class CpuExecutable:
             matrices, backend.library, backend.pool.threads, lambda done, total: report("loading weights", done, total)
         )
         self._scratch = program.buffers.commit()
-        self._cache, cache_addresses, cache_bytes = _cache(plan, limits)
-        self.cache_layout = f"cpu f16 {LANES}"  # keys in panels of LANES positions, values padded to LANES
+        self._types = CACHE[cache.keys], CACHE[cache.values]
+        self._cache, cache_addresses, cache_bytes = _cache(plan, limits, self._types)
+        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}"  # as backends.cpu.cache has it
         sizes = [part.shape[1] for part in self._cache]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._ropes: dict[Rope, tuple[Arena, int]] = {}
         self._rope_filled = 0
-        self._tiles = {n: (np.zeros(2, np.int64), np.zeros((limits.rows, 2), np.int32)) for n in _tile_sizes(plan)}
+        uses = {
+            (bind.attention_shape(plan, op, cache), op.window) for op in plan.operations if isinstance(op, Attention)
+        }
+        self._sharing = {use: Sharing(*use, limits, backend.pool.threads) for use in uses}
+        self._partials = Arena(max((s.partial_bytes for s in self._sharing.values()), default=0), "attention")
         self._step = np.zeros(Step.SIZE, np.int64)
         self._inputs = _Inputs(limits)
-        stride = max((attention.scratch_bytes(shape) for shape in _attention_shapes(plan)), default=64)
+        stride = max((attention.scratch_bytes(shape) for shape, _ in uses), default=64)
         self._attention_scratch = Arena(aligned(stride) * backend.pool.threads, "attention")
 
         unpacked = max((p.tile_chunk(backend.pool.threads) * p.tile_bytes for p in panels.values()), default=0)
@@ -125,6 +137,7 @@ class CpuExecutable:
             "rows:logits": address(self._step) + 8 * Step.LOGIT_ROWS,
             "scratch": self._attention_scratch.address,
             "scratch_stride": aligned(stride),
+            "partials": self._partials.address,
             **cache_addresses,
         }
         for name, p in panels.items():
@@ -170,7 +183,7 @@ class CpuExecutable:
         self.memory = Memory(
             weights=sum(p.bytes for p in panels.values()) + sum(v.nbytes for v in self._vectors.values()),
             cache=cache_bytes,
-            scratch=self._scratch.size + self._attention_scratch.size + self._tile_scratch.size,
+            scratch=self._scratch.size + self._attention_scratch.size + self._partials.size + self._tile_scratch.size,
             weights_per_token=_weights_per_token(plan, panels),
             cache_per_token=cache_bytes // (limits.blocks * BLOCK),
         )
@@ -198,8 +211,8 @@ class CpuExecutable:
                 return program.buffers.address(value)
             case ("rope", Rope() as what):
                 return self._rope_table(what).address
-            case ("tiles", int(size)):
-                return address(self._tiles[size][0])
+            case ("work", attention.Shape() as shape, int(window)):
+                return address(self._sharing[shape, window].work)
             case (str(name), int(offset)):
                 return names[name] + offset
         return value
@@ -213,9 +226,8 @@ class CpuExecutable:
         last = int(batch.positions.max())
         if last >= self._rope_filled:
             self._grow_ropes(last + 1)
-        for size, (header, tiles) in self._tiles.items():
-            count = _fill_tiles(tiles, batch, size)
-            header[:] = address(tiles), count
+        for sharing in self._sharing.values():
+            sharing.fill(batch)
         self._pool.run(self.entries, self._counters)
         return self._logits[: len(batch.logit_rows)]
 
@@ -255,17 +267,20 @@ class CpuExecutable:
         self._must_be_open()
         check_blocks("write_blocks: numbers", numbers, self.limits)
         check_content(content, len(numbers), self.block_bytes[layer])
-        halves = np.ascontiguousarray(content).view(np.uint16)
-        if ((halves & 0x7C00) == 0x7C00).any():  # infinity or NaN: weighed by zero it would still spoil a sum
-            raise not_finite()
         keys, values = self._cache[2 * layer : 2 * layer + 2]
-        keys[numbers], values[numbers] = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
+        new = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
+        # Infinity or NaN weighed by zero would still spoil a sum.
+        if not (self._types[0].finite_keys(new[0]) and self._types[1].finite_values(new[1])):
+            raise not_finite()
+        keys[numbers], values[numbers] = new
 
     def close(self) -> None:
         """Give the memory back. Logits that were returned stay readable."""
         self._closed = True
         self._cache = []
-        self._weights = self._scratch = self._attention_scratch = self._tile_scratch = Arena(0, "nothing")
+        self._weights = self._scratch = self._attention_scratch = self._partials = self._tile_scratch = Arena(
+            0, "nothing"
+        )
         self._ropes.clear()
         self._kept, self._routings = {}, {}
 
@@ -337,20 +352,6 @@ class _Inputs:
         step[Step.TABLES], step[Step.TABLE_STRIDE] = address(self.tables), self.tables.shape[1] * 4
 
 
-def _fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
-    """Runs of neighbouring rows of one sequence at following positions, cut where the position is a multiple of `size`,
-    so that all rows of a tile see the same cache blocks. Returns how many."""
-    count = len(batch.tokens)
-    if count == 1 or size == 1:
-        tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1
-        return count
-    follows = (np.diff(batch.positions) == 1) & (np.diff(batch.sequence) == 0) & (batch.positions[1:] % size != 0)
-    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
-    tiles[: len(starts), 0] = starts
-    tiles[: len(starts), 1] = np.diff(np.append(starts, count))
-    return len(starts)
-
-
 def _matrices(plan: Plan) -> list[Weight]:
     found: dict[str, Weight] = {}
     for op in plan.operations:
@@ -410,20 +411,14 @@ def _embedding_rows(plan: Plan) -> int:
     return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1)
 
 
-def _attention_shapes(plan: Plan) -> set[attention.Shape]:
-    return {bind.attention_shape(plan, op) for op in plan.operations if isinstance(op, Attention)}
-
-
-def _tile_sizes(plan: Plan) -> set[int]:
-    return {attention.tile_tokens(shape.group) for shape in _attention_shapes(plan)}
-
-
-def _cache(plan: Plan, limits: Limits) -> tuple[list[NDArray[np.uint8]], dict[str, int], int]:
+def _cache(
+    plan: Plan, limits: Limits, types: tuple[CacheRow, CacheRow]
+) -> tuple[list[NDArray[np.uint8]], dict[str, int], int]:
     """Per layer keys, then values: uint8 (blocks, bytes of a block), their addresses by name, bytes in all."""
     sizes = []
     for layer in plan.layers:
-        padded = -(-layer.head_dim // LANES) * LANES
-        sizes.append((layer.kv_heads * BLOCK * layer.head_dim * 2, layer.kv_heads * BLOCK * padded * 2))
+        heads, width = layer.kv_heads, layer.head_dim
+        sizes.append((heads * types[0].key_bytes(width), heads * types[1].value_bytes(width)))
     total = sum(aligned(k * limits.blocks) + aligned(v * limits.blocks) for k, v in sizes)
     arena = Arena(total, "the cache")
     arrays, addresses = [], {}

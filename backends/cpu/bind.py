@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from backends.base import BackendError, Limits
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits
 from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels import attention, experts, linear, matrix, rowwise
+from backends.cpu.kernels import append, attention, experts, linear, matrix, rowwise
 from backends.cpu.kernels.common import X_VALUES
 from backends.cpu.panels import panel_count
 from backends.cpu.program import (
@@ -27,7 +27,6 @@ from backends.cpu.program import (
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import (
-    BLOCK,
     Activate,
     Add,
     Append,
@@ -49,8 +48,8 @@ from backends.plan import (
 
 
 class _Binder:
-    def __init__(self, plan: Plan, limits: Limits, threads: int, keep: Collection[Value]) -> None:
-        self.plan, self.threads = plan, threads
+    def __init__(self, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, keep: Collection[Value]) -> None:
+        self.plan, self.threads, self.cache = plan, threads, cache
         self.buffers = Buffers(limits)
         self.calls: list[Call] = []
         self.kernels: dict[str, Kernel] = {}
@@ -203,29 +202,31 @@ class _Binder:
         self.call(kernel, a.SIZE, slots, "batch", "rotate", {x.number}, {y.number})
 
     def append(self, op: Append) -> None:
-        k, v, a = self.where[op.k.index], self.where[op.v.index], rowwise.AppendArg
+        k, v, a = self.where[op.k.index], self.where[op.v.index], append.AppendArg
         layer = self.plan.layers[op.layer]
         slots: dict[int, Slot] = {
             a.STEP: "step", a.K: k, a.K_STRIDE: k.stride, a.V: v, a.V_STRIDE: v.stride,
             a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.HEADS: layer.kv_heads,
         }  # fmt: skip
-        kernel = rowwise.append(layer.head_dim, BLOCK)
+        kernel = append.append(layer.head_dim, self.cache.keys, self.cache.values)
         self.call(kernel, a.SIZE, slots, "batch", "append", {k.number, v.number}, {f"cache.{op.layer}"})
         self.used(op.k, op.v)
 
     def attention(self, op: Attention) -> None:
         q, y, a = self.where[op.q.index], self.take(op.out), attention.AttentionArg
         layer = self.plan.layers[op.layer]
-        shape = attention_shape(self.plan, op)
+        shape = attention_shape(self.plan, op, self.cache)
         slots: dict[int, Slot] = {
             a.STEP: "step", a.Q: q, a.Q_STRIDE: q.stride, a.Y: y, a.Y_STRIDE: y.stride,
             a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.KV_HEADS: layer.kv_heads,
             a.SCALE: float(op.scale), a.COUNTER: "counter", a.SCRATCH: "scratch", a.SCRATCH_STRIDE: "scratch_stride",
-            a.TILES: ("tiles", attention.tile_tokens(shape.group)), a.WINDOW: op.window, a.SOFTCAP: float(op.softcap),
-            a.SINKS: f"vector:{op.sinks.name}" if op.sinks else 0,
+            a.WORK: ("work", shape, op.window), a.WINDOW: op.window, a.SOFTCAP: float(op.softcap),
+            a.SINKS: f"vector:{op.sinks.name}" if op.sinks else 0, a.PARTIALS: "partials",
         }  # fmt: skip
-        kernel = attention.attention(shape)
-        self.call(kernel, a.SIZE, slots, "tasks", "attention", {q.number, f"cache.{op.layer}"}, {y.number, "scratch"})
+        own: set[Resource] = {y.number, "scratch", "partials"}
+        reads: set[Resource] = {q.number, f"cache.{op.layer}"}
+        self.call(attention.attention(shape), a.SIZE, slots, "tasks", "attention", reads, own)
+        self.call(attention.merge(shape), a.SIZE, slots, "tasks", "attention", {"partials"}, {y.number, "scratch"})
         self.used(op.q)
 
     def glu(self, op: Glu) -> None:
@@ -356,14 +357,17 @@ class _Binder:
         self.used(op.x)
 
 
-def attention_shape(plan: Plan, op: Attention) -> attention.Shape:
+def attention_shape(plan: Plan, op: Attention, cache: CacheTypes) -> attention.Shape:
     """What this attention's kernel is compiled for."""
     layer = plan.layers[op.layer]
     return attention.Shape(
-        layer.head_dim, op.heads // layer.kv_heads, BLOCK, op.window > 0, op.softcap > 0.0, op.sinks is not None
-    )
+        layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
+        op.window > 0, op.softcap > 0.0, op.sinks is not None,
+    )  # fmt: skip
 
 
-def program(plan: Plan, limits: Limits, threads: int, keep: Collection[Value] = ()) -> Program:
+def program(
+    plan: Plan, limits: Limits, threads: int, cache: CacheTypes = F16_CACHE, keep: Collection[Value] = ()
+) -> Program:
     """Calls, buffers and kernels of a plan."""
-    return _Binder(plan, limits, threads, keep).run()
+    return _Binder(plan, limits, threads, cache, keep).run()

@@ -8,6 +8,7 @@ from typing import Literal
 
 from backends.cpu.buffers import Buffer, Buffers
 from backends.cpu.jit import Kernel
+from backends.cpu.kernels.attention import Shape
 from backends.plan import (
     Add,
     Append,
@@ -24,7 +25,7 @@ from backends.plan import (
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
-Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["tiles"], int]
+Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["work"], Shape, int]
 Resource = int | str  # a buffer's number, or a name such as "cache.3"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import quant
-from backends.base import Backend, Executable, Limits
+from backends.base import F16_CACHE, Backend, CacheTypes, Executable, Limits
 from backends.plan import BLOCK, Plan, Recorder, Value
 from tests.models.support import Driver, MemoryWeight, plan_of
 
@@ -47,8 +47,8 @@ def record(table: MemoryWeight, build: Build) -> Plan:
     return r.finish(build(r, r.embed(table)))
 
 
-def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8) -> Executable:
-    return backend.bind(plan, Limits(rows, rows, blocks, blocks * BLOCK))
+def bind(backend: Backend, plan: Plan, rows: int = 80, blocks: int = 8, cache: CacheTypes = F16_CACHE) -> Executable:
+    return backend.bind(plan, Limits(rows, rows, blocks, blocks * BLOCK), cache)
 
 
 def chunks(total: int, sizes: Iterable[int]) -> list[tuple[int, int]]:

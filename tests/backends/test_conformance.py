@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 import quant
+from backends.base import F16_CACHE, CacheTypes
+from backends.cache import CACHE_TYPES
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import FORMATS
 from backends.plan import BLOCK, Experts, Operation, Recorder, Value
@@ -285,13 +287,23 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int) -> float:
     return float((2 * score + 4e-7 + 2 * seen * UNIT) * v.max())
 
 
-@pytest.mark.parametrize("h", HEADS, ids=str)
-def test_attention(cpu: CpuBackend, h: Heads) -> None:
+CACHES = (  # every type of keys and of values; heads that fill no block, one block, several; one and many rotated
+    *((Heads(4, 2, width), CacheTypes(name, name)) for width in (20, 64) for name in CACHE_TYPES if name != "f16"),
+    (Heads(7, 1, 96), CacheTypes("q8_0", "q4_0")),
+    (Heads(8, 1, 80), CacheTypes("q5_1", "f16")),
+    (Heads(4, 2, 128), CacheTypes("f16", "q5_0")),
+    (Heads(8, 2, 24, window=33, softcap=2.0, sinks=True), CacheTypes("q4_1", "fp8")),
+    (Heads(4, 2, 256, window=70), CacheTypes("bf16", "q8_0")),
+)
+
+
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS), *CACHES], ids=str)
+def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
-    ours, theirs = (Driver(bind(b, plan, rows=128), sequences=2) for b in (cpu, ReferenceBackend()))
+    ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
     slack = attention_slack(values, h, 3 * BLOCK)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
     steps = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 70), (1, 40)], [(0, 1), (1, 1)], [(1, 17), (0, 50)]]

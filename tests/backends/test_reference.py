@@ -316,8 +316,8 @@ def test_what_cannot_be_bound_is_said() -> None:
     r = Recorder()
     plan: Plan = r.finish(r.embed(weight(TABLE, "table")))
     backend, limits = ReferenceBackend(), Limits(1, 1, 1, 1)
-    with pytest.raises(BackendError, match="cache type 'q3' is not supported; supported: f16, f32"):
-        backend.bind(plan, limits, "q3")
+    with pytest.raises(BackendError, match="cache type 'q3' is not supported; there are: "):
+        backend.bind(plan, limits, CacheTypes("q3", "f16"))
     with pytest.raises(BackendError, match="limits: blocks must be at least 1, found 0"):
         backend.bind(plan, replace(limits, blocks=0))
     r = Recorder()

@@ -1,20 +1,29 @@
-"""Attention over the paged cache: softmax block by block in order of position, for decode and prefill alike.
+"""Attention over the paged cache: online softmax block by block in order of position, for decode and prefill alike.
 
-A task is a tile of neighbouring rows of one sequence and one key-value head with all its query heads. A cache block
-of 64 positions is always taken whole: scores of all 64, positions that a row may not see weigh exactly 0, then one
-update of the running maximum, sum and output. So a row's result does not depend on the tile, the batch or the
-threads.
+Positions are cut into partitions of a fixed number of cache blocks. Of every partition a row has a maximum, a sum and
+an output of its own, and these are merged in order of position: that order is part of what a result is. So a long
+sequence can be shared out between threads (`attention`, then `merge`) or be gone through by one, with the same bits.
+A cache block of 64 positions is always taken whole: scores of all 64, those that a row may not see weigh exactly 0.
+So a row's result does not depend on the tile, the batch or the threads either.
+
+A task is a tile of neighbouring rows of one sequence with some key-value heads and all their query heads, over one
+partition ("split") or over all of them. Split tasks take as many heads as they can: the heads of a block stand one
+after the other, and memory that is read straight on comes two to three times as fast as pieces of 8 KiB.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
+from backends.cpu.cache import CACHE, CacheRow, rotate
 from backends.cpu.jit import Kernel
+from backends.cpu.kernels.attend import SCALED, Reach, prepare, query_bytes, scores, weigh
 from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tanh, tasks
-from backends.cpu.memory import LINE
+from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value
+from backends.plan import BLOCK
 
 
 class AttentionArg(IntEnum):
@@ -30,11 +39,26 @@ class AttentionArg(IntEnum):
     COUNTER = 9
     SCRATCH = 10
     SCRATCH_STRIDE = 11  # bytes of one thread
-    TILES = 12  # address of {int64 address of int32 (first row, rows), int64 count}
+    WORK = 12  # address of a block of `Work`
     WINDOW = 13  # positions that a row sees, itself included
     SOFTCAP = 14  # float32
     SINKS = 15  # float32 (heads,)
-    SIZE = 16
+    PARTIALS = 16  # what split tasks leave for `merge`
+    SIZE = 20
+
+
+class Work(IntEnum):
+    """How a step's attention is shared out, int64; `backends.cpu.sharing` fills it."""
+
+    TILES = 0  # how many
+    LIST = 1  # address of int32 (first row, rows) by tile
+    SPLIT = 2  # 0: a task goes over all partitions
+    HEADS = 3  # key-value heads of a task
+    PARTITIONS = 4  # of the longest row, from position 0 on
+    SIZE = 8
+
+
+PARTITION = 4  # cache blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +67,9 @@ class Shape:
 
     head_dim: int
     group: int  # query heads that read one key-value head
-    block: int  # positions of a cache block
+    kv_heads: int
+    key_type: str = "f16"
+    value_type: str = "f16"
     window: bool = False
     softcap: bool = False
     sinks: bool = False
@@ -51,166 +77,286 @@ class Shape:
     @property
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks") if getattr(self, n))
-        return f"attention_{self.head_dim}_{self.group}_{self.block}{extras}"
+        return f"{self.head_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
+
+    @property
+    def keys(self) -> CacheRow:
+        return CACHE[self.key_type]
+
+    @property
+    def values(self) -> CacheRow:
+        return CACHE[self.value_type]
+
+    @property
+    def width(self) -> int:
+        return self.values.width(self.head_dim)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
+        tokens = 1
+        while tokens * 2 * self.group <= MAX_QUERY_ROWS:
+            tokens *= 2
+        return tokens
+
+    def state_bytes(self, rows: int) -> int:
+        """Outputs, maxima and sums of query rows."""
+        return aligned(rows * (self.width + 2) * 4)
 
 
 MAX_QUERY_ROWS = 16
 LOWEST = -1.0e30  # below any score, and finite: the first maximum
 
 
-def tile_tokens(group: int) -> int:
-    """Tokens of a tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
-    tokens = 1
-    while tokens * 2 * group <= MAX_QUERY_ROWS:
-        tokens *= 2
-    return tokens
+@dataclass(frozen=True, slots=True)
+class _Scratch:
+    """Offsets in a thread's scratch."""
+
+    queries: int
+    head: int  # one head of whole groups
+    scores: int
+    scaled: int
+    shrink: int
+    state: int
+    final: int
+    size: int
 
 
-def _padded(head_dim: int) -> int:
-    return -(-head_dim // LANES) * LANES
+def _scratch(shape: Shape) -> _Scratch:
+    rows = shape.group * shape.tokens
+    sizes = (
+        shape.kv_heads * rows * query_bytes(shape.keys, shape.head_dim),
+        4 * aligned(shape.head_dim + 32),
+        rows * BLOCK * 4,
+        SCALED * BLOCK * 4,
+        rows * 4,
+        shape.state_bytes(rows),
+        shape.state_bytes(rows),
+    )
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + aligned(size))
+    return _Scratch(*offsets)
 
 
 def scratch_bytes(shape: Shape) -> int:
-    """Bytes of one thread's scratch: scaled queries, scores, outputs, and per row maximum, sum, correction."""
-    rows = max(shape.group, tile_tokens(shape.group) * shape.group)
-    return rows * 4 * (2 * _padded(shape.head_dim) + shape.block + 3) + 64
+    """Bytes of one thread's scratch."""
+    return _scratch(shape).size
 
 
-def _divisor(n: int, limit: int) -> int:
-    return max(d for d in range(1, limit + 1) if n % d == 0)
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Where the outputs (rows, width), maxima and sums of some query rows stand."""
+
+    outputs: Value
+    rows: int
+    width: int
+
+    @property
+    def maxima(self) -> Value:
+        return self.outputs + 4 * self.rows * self.width
+
+    @property
+    def sums(self) -> Value:
+        return self.outputs + 4 * self.rows * (self.width + 1)
+
+    def clear(self, f: Function) -> None:
+        with f.loop(0, self.rows * self.width, LANES) as i:
+            f.store(self.outputs + i * 4, f.zeros(f32x16))
+        for row in range(self.rows):
+            f.store(self.maxima + 4 * row, f.constant(F32, LOWEST))
+            f.store(self.sums + 4 * row, f.zeros(F32))
+
+    def merge(self, f: Function, other: _State) -> None:
+        """This and then `other`, as one."""
+        with f.loop(0, self.rows) as row:
+            maximum, total = self.maxima + row * 4, self.sums + row * 4
+            before, coming = f.load(maximum, F32), f.load(other.maxima + row * 4, F32)
+            now = f.fmax(before, coming)
+            old, new = (f.lane(exp(f, f.splat(m - now, 4)), 0) for m in (before, coming))
+            f.store(maximum, now)
+            f.store(total, f.fma(f.load(other.sums + row * 4, F32), new, f.load(total, F32) * old))
+            with f.loop(0, self.width, LANES) as d:
+                at = (row * self.width + d) * 4
+                more = f.load(other.outputs + at, f32x16) * f.splat(new)
+                f.store(self.outputs + at, f.fma(f.load(self.outputs + at, f32x16), f.splat(old), more))
+
+
+class _Rows:
+    """The query rows of `tokens` rows of the batch from `first`, while the kernel for them is written."""
+
+    def __init__(
+        self, f: Function, a: Arguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Value
+    ) -> None:
+        self.f, self.a, self.shape, self.first, self.tokens = f, a, shape, first, tokens
+        self.rows = tokens * shape.group
+        self.step = a.pointer(AttentionArg.STEP)
+        positions = f.pointer(f.load_int(self.step, Step.POSITIONS))
+        self.limits = [f.load_i32(positions, first + token) for token in range(tokens)]
+        self.window = a.i64(AttentionArg.WINDOW) if shape.window else None
+        self.start = f.i64(0)  # the first block that is seen
+        if self.window is not None:
+            # A block that only other rows of the tile see weighs 0 in the end: its maximum is the lowest.
+            oldest = self.limits[0] - self.window + 1
+            self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
+        self.stop = self.limits[-1] // BLOCK + 1
+        self.partitions = (self.start // PARTITION, (self.stop + (PARTITION - 1)) // PARTITION)
+        at = a.pointer(AttentionArg.SCRATCH) + thread * a.i64(AttentionArg.SCRATCH_STRIDE)
+        offsets = _scratch(shape)
+        self.queries, self.head, self.scores, self.scaled, self.shrink = (
+            at + offset for offset in (offsets.queries, offsets.head, offsets.scores, offsets.scaled, offsets.shrink)
+        )
+        self.own, self.final = self.state(at + offsets.state), self.state(at + offsets.final)
+        of_row = f.load_int(work, Work.PARTITIONS) * (shape.kv_heads * shape.state_bytes(shape.group))
+        self.partials = a.pointer(AttentionArg.PARTIALS) + first * of_row
+
+    def state(self, at: Value) -> _State:
+        return _State(at, self.rows, self.shape.width)
+
+    def partial(self, partition: Value, head: Value) -> _State:
+        """What a split task leaves of a partition and a head."""
+        return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
+
+    def head_row(self, slot: int, head: Value, row: Value) -> Value:
+        """Address of a query row of a key-value head in q or y."""
+        group = self.shape.group
+        base = self.a.pointer(slot) + (self.first + row // group) * self.a.i64(slot + 1)
+        return base + (head * group + row % group) * (4 * self.shape.head_dim)
+
+    def prepare(self, head: Value, heads: Value) -> None:
+        f, shape = self.f, self.shape
+        size = query_bytes(shape.keys, shape.head_dim)
+        with f.loop(0, heads) as number, f.loop(0, self.rows) as row:
+            out = self.queries + (number * self.rows + row) * size
+            x, scale = self.head_row(AttentionArg.Q, head + number, row), self.a.f32(AttentionArg.SCALE)
+            prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
+
+    def block(self, number: Value, head: Value, queries: Value, state: _State) -> None:
+        """One cache block more into the state of a head."""
+        f, a, shape, D = self.f, self.a, self.shape, self.shape.head_dim
+        softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
+        key_bytes, value_bytes = shape.keys.key_bytes(D), shape.values.value_bytes(D)
+        at = self.physical(number) * shape.kv_heads + head
+        keys = a.pointer(AttentionArg.K_CACHE) + at * key_bytes
+        values = a.pointer(AttentionArg.V_CACHE) + at * value_bytes
+
+        def seen(score: Value, panel: Value, row: int) -> Value:
+            if softcap is not None:
+                score = softcap * tanh(f, score / softcap)
+            return _visible(f, score, number * BLOCK + panel * LANES, self.limits[row // shape.group], self.window)
+
+        one = self.tokens == 1  # memory is what it waits for
+        scores(
+            f, shape.keys, queries, keys, self.scores, self.rows, D, seen, Reach(values, value_bytes) if one else None
+        )
+        with f.loop(0, self.rows) as row:
+            _softmax(f, self.scores + row * (4 * BLOCK), state.maxima + row * 4, state.sums + row * 4,
+                     self.shrink + row * 4)  # fmt: skip
+        coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
+        weigh(f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, D, coming)
+
+    def physical(self, number: Value) -> Value:
+        """The place in the cache of a block of the sequence."""
+        f = self.f
+        sequence = f.load_i32(f.pointer(f.load_int(self.step, Step.SEQUENCE)), self.first)
+        table = f.pointer(f.load_int(self.step, Step.TABLES)) + sequence * f.load_int(self.step, Step.TABLE_STRIDE)
+        return f.load_i32(table, number)
+
+    def partition(self, number: Value, head: Value, heads: Value, states: Value) -> None:
+        """All blocks of a partition into fresh states of some heads, which stand one after the other."""
+        f = self.f
+        size = self.shape.state_bytes(self.rows)
+        per_head = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
+        with f.loop(0, heads) as i:
+            self.state(states + i * size).clear(f)
+        first, last = number * PARTITION, number * PARTITION + PARTITION
+        first = f.select(first > self.start, first, self.start)
+        with f.loop(first, f.minimum(last, self.stop)) as block, f.loop(0, heads) as i:
+            self.block(block, head + i, self.queries + i * per_head, self.state(states + i * size))
+
+    def finish(self, head: Value) -> None:
+        """y of all query rows from the merged state."""
+        f, a, shape = self.f, self.a, self.shape
+        with f.loop(0, self.rows) as row:
+            numerator, total = f.constant(F32, 1.0), f.load(self.final.sums + row * 4, F32)
+            if shape.sinks:
+                sink = f.load(a.pointer(AttentionArg.SINKS) + (head * shape.group + row % shape.group) * 4, F32)
+                before = f.load(self.final.maxima + row * 4, F32)
+                now = f.fmax(before, sink)
+                numerator = f.lane(exp(f, f.splat(before - now, 4)), 0)
+                total = f.fma(total, numerator, f.lane(exp(f, f.splat(sink - now, 4)), 0))
+            inverse = f.splat(numerator / total * getattr(shape.values, "factor", 1.0))
+            outputs = self.final.outputs + row * (4 * shape.width)
+            parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
+            if shape.values.type.rotated:
+                parts = rotate(f, parts, shape.head_dim)
+            target = self.head_row(AttentionArg.Y, head, row)
+            for part, d in zip(parts, range(0, shape.head_dim, LANES), strict=False):
+                f.store_lanes(target + 4 * d, part, min(LANES, shape.head_dim - d))
 
 
 def attention(shape: Shape) -> Kernel:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `backends.plan.Attention` that the shape names."""
-    tokens = tile_tokens(shape.group)
+    """y = softmax(scale * q k^T) v for every row, with the extras of `backends.plan.Attention` that the shape names;
+    where the work is split, the states of the partitions, which `merge` makes y of."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        step = a.pointer(AttentionArg.STEP)
-        kv_heads = a.i64(AttentionArg.KV_HEADS)
-        header = a.pointer(AttentionArg.TILES)
-        tiles = f.load_int(header, 1)
-        scratch = a.pointer(AttentionArg.SCRATCH) + thread * a.i64(AttentionArg.SCRATCH_STRIDE)
-        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * kv_heads) as task:
+        work = a.pointer(AttentionArg.WORK)
+        split, heads = f.load_int(work, Work.SPLIT).differs(0), f.load_int(work, Work.HEADS)
+        parts = f.select(split, f.load_int(work, Work.PARTITIONS), f.i64(1))
+        of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
+        tiles = f.load_int(work, Work.TILES)
+        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * of_tile) as task:
             # The last tiles see the most positions: they go first.
-            tile = (tiles - 1 - task // kv_heads) * 2
-            head = task % kv_heads
-            list_ = f.pointer(f.load_int(header))
-            first, count = f.load_i32(list_, tile), f.load_i32(list_, tile + 1)
-            if tokens > 1:
-                with f.when(count.equals(tokens)):
-                    _rows(f, a, step, scratch, first, head, tokens, shape)
-                with f.when(count.differs(tokens)), f.loop(first, first + count) as row:
-                    _rows(f, a, step, scratch, row, head, 1, shape)
-            else:
-                with f.loop(first, first + count) as row:
-                    _rows(f, a, step, scratch, row, head, 1, shape)
+            tile, rest = tiles - 1 - task // of_tile, task % of_tile
+            part, head = rest % parts, rest // parts * heads
+            for rows in _tile(f, a, shape, tile, thread, work):
+                first, last = (
+                    f.select(split, own, all_) for own, all_ in zip((part, part + 1), rows.partitions, strict=True)
+                )
+                first = f.select(first > rows.partitions[0], first, rows.partitions[0])
+                last = f.minimum(last, rows.partitions[1])
+                with f.when(first < last):
+                    rows.prepare(head, heads)
+                    with f.when(split.equals(0)):
+                        rows.final.clear(f)
+                    with f.loop(first, last) as number:
+                        partial = rows.partial(number, head).outputs
+                        rows.partition(number, head, heads, f.select(split, partial, rows.own.outputs))
+                        with f.when(split.equals(0)):
+                            rows.final.merge(f, rows.own)
+                    with f.when(split.equals(0)):
+                        rows.finish(head)
 
-    return kernel(shape.name, body)
-
-
-def _rows(
-    f: Function, a: Arguments, step: Value, scratch: Value, first: Value, head: Value, tokens: int, shape: Shape
-) -> None:
-    """All query heads of `head` for `tokens` rows from `first`."""
-    head_dim, group, block = shape.head_dim, shape.group, shape.block
-    rows, width = tokens * group, _padded(head_dim)
-    queries, scores = scratch, scratch + rows * width * 4
-    outputs = scores + rows * block * 4
-    maxima = outputs + rows * width * 4
-    sums, corrections = maxima + rows * 4, maxima + rows * 8
-    kv_heads = a.i64(AttentionArg.KV_HEADS)
-    scale = f.splat(a.f32(AttentionArg.SCALE))
-    lowest = f.constant(F32, LOWEST)
-
-    def head_row(slot: int, row: int) -> Value:
-        """Address of query head row % group of token row // group in q or y."""
-        base = a.pointer(slot) + (first + row // group) * a.i64(slot + 1)
-        return base + (head * group + row % group) * (4 * head_dim)
-
-    for row in range(rows):
-        source = head_row(AttentionArg.Q, row)
-        with f.loop(0, width, LANES) as d:  # beyond head_dim: other heads' numbers or padding, never read
-            f.store(queries + (d + row * width) * 4, f.load(source + d * 4, f32x16) * scale)
-            f.store(outputs + (d + row * width) * 4, f.zeros(f32x16))
-        f.store(maxima + row * 4, lowest)
-        f.store(sums + row * 4, f.zeros(F32))
-
-    positions = f.pointer(f.load_int(step, Step.POSITIONS))
-    limits = [f.load_i32(positions, first + token) for token in range(tokens)]
-    sequence = f.load_i32(f.pointer(f.load_int(step, Step.SEQUENCE)), first)
-    table = f.pointer(f.load_int(step, Step.TABLES)) + sequence * f.load_int(step, Step.TABLE_STRIDE)
-    window = a.i64(AttentionArg.WINDOW) if shape.window else None
-    start = f.i64(0)
-    if (
-        window is not None
-    ):  # a block that only other rows of the tile see weighs 0 in the end: its maximum is the lowest
-        oldest = limits[0] - window + 1
-        start = f.select(oldest > 0, oldest, f.i64(0)) // block
-    softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
-    with f.loop(start, limits[-1] // block + 1) as number:
-        at = f.load_i32(table, number) * kv_heads + head
-        keys = a.pointer(AttentionArg.K_CACHE) + at * (block * head_dim * 2)
-        values = a.pointer(AttentionArg.V_CACHE) + at * (block * width * 2)
-        _scores(f, queries, keys, scores, limits, number * block, rows, shape, window, softcap,
-                values if tokens == 1 else None)  # fmt: skip
-        with f.loop(0, rows) as one:
-            _softmax(f, scores + one * (4 * block), maxima + one * 4, sums + one * 4, corrections + one * 4, block)
-        following = f.load_i32(table, f.minimum(number + 1, limits[-1] // block)) * kv_heads + head
-        coming = a.pointer(AttentionArg.K_CACHE) + following * (block * head_dim * 2)
-        ahead = head_dim * 2 // LINE * LINE if tokens == 1 else 0  # one token: memory is what it waits for
-        _weighted_sum(f, scores, values, outputs, corrections, rows, width, block, coming, ahead)
-
-    for row in range(rows):
-        target = head_row(AttentionArg.Y, row)
-        numerator, total = f.constant(F32, 1.0), f.load(sums + row * 4, F32)
-        if shape.sinks:
-            sink = f.load(a.pointer(AttentionArg.SINKS) + (head * group + row % group) * 4, F32)
-            before = f.load(maxima + row * 4, F32)
-            now = f.fmax(before, sink)
-            numerator = f.lane(exp(f, f.splat(before - now, 4)), 0)
-            total = f.fma(total, numerator, f.lane(exp(f, f.splat(sink - now, 4)), 0))
-        inverse = f.splat(numerator / total)
-        for at_dim in range(0, head_dim, LANES):
-            value = f.load(outputs + (row * width + at_dim) * 4, f32x16) * inverse
-            f.store_lanes(target + 4 * at_dim, value, min(LANES, head_dim - at_dim))
+    return kernel(f"attention_{shape.name}", body)
 
 
-def _scores(
-    f: Function, queries: Value, keys: Value, scores: Value, limits: list[Value], start: Value,
-    rows: int, shape: Shape, window: Value | None, softcap: Value | None, prefetch: Value | None,
-) -> None:  # fmt: skip
-    """scores[row][j] = q[row] . k[j], one chain over head_dim; -1e30 where position start + j is not to be seen."""
-    head_dim, group, block = shape.head_dim, shape.group, shape.block
-    width = _padded(head_dim)
-    together = _divisor(rows, f.isa.query_rows)
-    unroll = _divisor(head_dim, 4)
-    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # chains enough to hide latency
-    steps = block // LANES // side * (head_dim // unroll)
-    ahead = -(-block * width * 2 // LINE // steps) * LINE  # bytes of the values to ask for in every step
-    with f.loop(0, block // LANES, side) as panel:
-        for base in range(0, rows, together):
-            sums = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
-            with f.loop(0, head_dim, unroll) as d:
-                if prefetch is not None and base == 0:
-                    step = panel // side * (head_dim // unroll) + d // unroll
-                    for line in range(0, ahead, LINE):
-                        f.prefetch(prefetch + (step * ahead + line))
-                for u in range(unroll):
-                    at = keys + (panel * (head_dim * LANES * 2) + (d + u) * (LANES * 2))
-                    here = [f.load_half(at + n * (head_dim * LANES * 2)) for n in range(side)]
-                    for i, of_row in enumerate(sums):
-                        q = f.broadcast(queries + (d + ((base + i) * width + u)) * 4, F32)
-                        for key, total in zip(here, of_row, strict=True):
-                            total.set(f.fma(key, q, total.get()))
-            for i, of_row in enumerate(sums):
-                last = limits[(base + i) // group]
-                for n, total in enumerate(of_row):
-                    first = start + (panel + n) * LANES
-                    score = total.get()
-                    if softcap is not None:
-                        score = softcap * tanh(f, score / softcap)
-                    seen = _visible(f, score, first, last, window)
-                    f.store(scores + ((panel + n) * LANES + (base + i) * block) * 4, seen)
+def merge(shape: Shape) -> Kernel:
+    """y of rows whose partitions were split, one head of a tile a task; nothing to do where they were not."""
+
+    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+        work = a.pointer(AttentionArg.WORK)
+        count = f.load_int(work, Work.TILES) * f.load_int(work, Work.SPLIT) * shape.kv_heads
+        with tasks(f, a.pointer(AttentionArg.COUNTER), count) as task:
+            head = task % shape.kv_heads
+            for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work):
+                rows.final.clear(f)
+                with f.loop(*rows.partitions) as number:
+                    rows.final.merge(f, rows.partial(number, head))
+                rows.finish(head)
+
+    return kernel(f"attention_merge_{shape.name}", body)
+
+
+def _tile(f: Function, a: Arguments, shape: Shape, tile: Value, thread: Value, work: Value) -> Iterator[_Rows]:
+    """The rows of a tile: all together where it is full, and one by one where it is not."""
+    list_ = f.pointer(f.load_int(work, Work.LIST))
+    first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
+    if shape.tokens > 1:
+        with f.when(count.equals(shape.tokens)):
+            yield _Rows(f, a, shape, first, shape.tokens, thread, work)
+        count = f.select(count.equals(shape.tokens), f.i64(0), count)
+    with f.loop(first, first + count) as row:
+        yield _Rows(f, a, shape, row, 1, thread, work)
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
@@ -225,9 +371,9 @@ def _visible(f: Function, score: Value, first: Value, last: Value, window: Value
     return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)
 
 
-def _softmax(f: Function, scores: Value, maximum: Value, total: Value, correction: Value, block: int) -> None:
+def _softmax(f: Function, scores_: Value, maximum: Value, total: Value, shrink: Value) -> None:
     """Scores to weights exp(score - maximum); the running maximum and sum, and by how much older sums shrink."""
-    parts = [f.load(scores + 4 * j, f32x16) for j in range(0, block, LANES)]
+    parts = [f.load(scores_ + 4 * j, f32x16) for j in range(0, BLOCK, LANES)]
     largest = parts[0]
     for part in parts[1:]:
         largest = f.fmax(largest, part)
@@ -237,36 +383,9 @@ def _softmax(f: Function, scores: Value, maximum: Value, total: Value, correctio
     weights = f.zeros(f32x16)
     for j, part in enumerate(parts):
         weight = exp(f, part - shift)
-        f.store(scores + 4 * LANES * j, weight)
+        f.store(scores_ + 4 * LANES * j, weight)
         weights = weights + weight
-    shrink = f.lane(exp(f, f.splat(before - now, 4)), 0)
+    smaller = f.lane(exp(f, f.splat(before - now, 4)), 0)
     f.store(maximum, now)
-    f.store(correction, shrink)
-    f.store(total, f.fma(f.load(total, F32), shrink, f.reduce(weights, lambda p, q: p + q)))
-
-
-def _weighted_sum(
-    f: Function, weights: Value, values: Value, outputs: Value, corrections: Value, rows: int, width: int, block: int,
-    coming: Value, ahead: int,
-) -> None:  # fmt: skip
-    """output[row] = output[row] * correction[row] + sum over j, in order, of weight[row][j] * v[j]."""
-    together = _divisor(rows, 4)
-    strips = _divisor(width // LANES, 4 if f.isa.dot == "vnni512" else 2)
-    with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
-        sums = []
-        for row in range(together):
-            shrink = f.broadcast(corrections + (base + row) * 4, F32)
-            at = outputs + ((base + row) * width + d) * 4
-            sums.append([f.var(f.load(at + 4 * LANES * s, f32x16) * shrink) for s in range(strips)])
-        with f.loop(0, block) as j:
-            for line in range(0, ahead, LINE):  # the keys of the next block
-                f.prefetch(coming + (j * ahead + line))
-            here = [f.load_half(values + (j * width + d + LANES * s) * 2) for s in range(strips)]
-            for row in range(together):
-                weight = f.broadcast(weights + ((base + row) * block + j) * 4, F32)
-                for s in range(strips):
-                    sums[row][s].set(f.fma(here[s], weight, sums[row][s].get()))
-        for row in range(together):
-            at = outputs + ((base + row) * width + d) * 4
-            for s in range(strips):
-                f.store(at + 4 * LANES * s, sums[row][s].get())
+    f.store(shrink, smaller)
+    f.store(total, f.fma(f.load(total, F32), smaller, f.reduce(weights, lambda p, q: p + q)))

@@ -22,7 +22,7 @@ from backends.cpu.kernels.common import (
     sigmoid,
     tanh,
 )  # fmt: skip
-from backends.cpu.simd import F32, I16, I32, LANES, Function, Value, vector
+from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
 from backends.plan import Activation, GluActivation
 
 
@@ -296,49 +296,3 @@ def rotate(style: Literal["norm", "neox"], head_dim: int, n_rot: int) -> Kernel:
                         f.store(y + i * 4, f.load(x + i * 4, F32))
 
     return kernel(f"rotate_{style}_{head_dim}_{n_rot}", body)
-
-
-class AppendArg(IntEnum):
-    STEP = 0
-    K = 1
-    K_STRIDE = 2
-    V = 3
-    V_STRIDE = 4
-    K_CACHE = 5  # this layer: (blocks, kv heads, BLOCK / 16, head_dim, 16) float16
-    V_CACHE = 6  # this layer: (blocks, kv heads, BLOCK, padded head_dim) float16
-    HEADS = 7
-    SIZE = 8
-
-
-def append(head_dim: int, block: int) -> Kernel:
-    """Keys and values of every row to its cache slot: keys with the position as lane, values as rows."""
-    padded = -(-head_dim // LANES) * LANES
-
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        step = a.pointer(AppendArg.STEP)
-        heads = a.i64(AppendArg.HEADS)
-        with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
-            slot = f.load_i32(f.pointer(f.load_int(step, Step.SLOTS)), row)
-            number, offset = slot // block, slot % block
-            with f.loop(0, heads) as head:
-                at = number * heads + head
-                k = a.pointer(AppendArg.K) + (row * a.i64(AppendArg.K_STRIDE) + head * (4 * head_dim))
-                v = a.pointer(AppendArg.V) + (row * a.i64(AppendArg.V_STRIDE) + head * (4 * head_dim))
-                panel = at * (block // LANES) + offset // LANES
-                k_to = a.pointer(AppendArg.K_CACHE) + (panel * (head_dim * LANES * 2) + (offset % LANES) * 2)
-                v_to = a.pointer(AppendArg.V_CACHE) + (at * block + offset) * (padded * 2)
-                with f.loop(0, head_dim, LANES) as d:
-                    halves = f.to_half(f.load(k + d * 4, f32x16))
-                    values = f.to_half(f.load(v + d * 4, f32x16))
-                    if head_dim % LANES == 0:
-                        f.store(v_to + d * 2, values)
-                        for lane in range(LANES):
-                            f.store(k_to + (d + lane) * (LANES * 2), f.lane(halves, lane))
-                    else:  # the last vector reaches into the next head: those lanes must not be written
-                        for lane in range(LANES):
-                            with f.when((d + lane) < head_dim):
-                                f.store(v_to + (d + lane) * 2, f.lane(values, lane))
-                                f.store(k_to + (d + lane) * (LANES * 2), f.lane(halves, lane))
-
-    assert I16.width == 16
-    return kernel(f"append_{head_dim}", body)

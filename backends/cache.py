@@ -1,0 +1,120 @@
+"""What the key-value cache holds: the types by name, and in NumPy what is stored and read; backends agree with this.
+
+A head is stored as a row of its format, filled up with zeros to whole blocks. Types of 4 and 5 bits store the head
+after a Hadamard rotation, which spreads outliers over all its values (QuaRot, Ashkboos et al. 2024): queries are
+rotated likewise, which leaves q k as it is, and the rotation of the values is undone on what attention gives. Against
+keys in blocks a query counts as signed bytes, a scale per 32 values, as activations do against quantized weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant import CACHE_FORMATS, FORMATS, Format
+
+F32 = NDArray[np.float32]
+U8 = NDArray[np.uint8]
+T = TypeVar("T", np.float32, np.float64)
+
+HALF_LARGEST, BFLOAT_LARGEST, FP8_LARGEST = 65504.0, float.fromhex("0x1.fep127"), 448.0
+QUERY_BLOCK = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CacheType:
+    """How a head becomes bytes; a number beyond `largest`, or none at all, is stored as `largest`."""
+
+    name: str
+    format: Format
+    largest: float
+    rotated: bool = False
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the format is one of integers with a scale, and not of floats."""
+        return self.format.block_values > 1
+
+    def padded(self, head_dim: int) -> int:
+        size = self.format.block_values
+        return -(-head_dim // size) * size
+
+    def head_bytes(self, head_dim: int) -> int:
+        """Bytes of one head of one token."""
+        return self.padded(head_dim) // self.format.block_values * self.format.block_bytes
+
+
+_LARGEST = {"bf16": BFLOAT_LARGEST, "fp8": FP8_LARGEST}
+_ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0")
+CACHE_TYPES: dict[str, CacheType] = {
+    name: CacheType(name, format, _LARGEST.get(name, HALF_LARGEST), name in _ROTATED)
+    for name, format in CACHE_FORMATS.items()
+}
+# Not for use: what the cache would be if it cost nothing, for tests of all the rest.
+EXACT = CacheType("f32", FORMATS["F32"], float(np.finfo(np.float32).max))
+
+
+def rotation(head_dim: int) -> int:
+    """Values that are rotated together: the largest power of two that divides the head."""
+    return head_dim & -head_dim
+
+
+def rotate(x: NDArray[T], head_dim: int) -> NDArray[T]:
+    """The Hadamard rotation of every head (..., head_dim), its own inverse: butterflies of spans 1, 2, 4, ..., each sum
+    rounded to x's type, and at the end a product with 1 / sqrt(values rotated together)."""
+    size = rotation(head_dim)
+    y, span = x.reshape(-1, size), 1
+    while span < size:
+        pairs = y.reshape(-1, 2, span)
+        y = np.stack([pairs[:, 0] + pairs[:, 1], pairs[:, 0] - pairs[:, 1]], axis=1).reshape(-1, size)
+        span *= 2
+    return np.asarray(y * x.dtype.type(size**-0.5)).reshape(x.shape)
+
+
+def _within(x: F32, largest: float) -> F32:
+    limit = np.float32(largest)
+    x = np.where(x < limit, x, limit)
+    return np.where(x > -limit, x, -limit)
+
+
+def store(x: F32, type_: CacheType) -> U8:
+    """Heads float32 (..., head_dim) as stored bytes (..., head_bytes)."""
+    head_dim = x.shape[-1]
+    x = _within(x, type_.largest)
+    if type_.rotated:
+        x = _within(rotate(x, head_dim), type_.largest)
+    padded = np.zeros((x.size // head_dim, type_.padded(head_dim)), np.float32)
+    padded[:, :head_dim] = x.reshape(-1, head_dim)
+    assert type_.format.quantize is not None
+    with np.errstate(all="ignore"):  # a block of zeros
+        rows = type_.format.quantize(padded, None)
+    return rows.reshape(*x.shape[:-1], -1)
+
+
+def load(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
+    """What stored heads (..., head_bytes) mean, still rotated: float64 (..., head_dim)."""
+    blocks = np.ascontiguousarray(rows).reshape(-1, type_.format.block_bytes)
+    values = type_.format.dequantize(blocks).astype(np.float64)
+    return values.reshape(*rows.shape[:-1], -1)[..., :head_dim]
+
+
+def query(q: F32, keys: CacheType) -> NDArray[np.float64]:
+    """Queries (..., head_dim) as they meet stored keys: rotated, and rounded to bytes where the keys are blocks."""
+    head_dim = q.shape[-1]
+    if keys.rotated:
+        q = rotate(q, head_dim)
+    if not keys.blocks:
+        return q.astype(np.float64)
+    padded = np.zeros((q.size // head_dim, -(-head_dim // QUERY_BLOCK) * QUERY_BLOCK), np.float32)
+    padded[:, :head_dim] = q.reshape(-1, head_dim)
+    blocks = padded.reshape(-1, QUERY_BLOCK)
+    largest = np.abs(blocks).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0))
+    inverse[inverse >= np.float32(3e38)] = 0
+    scale = (largest / np.float32(127)).astype(np.float64)
+    rounded = (np.rint(blocks * inverse) * scale).reshape(len(padded), -1)
+    return np.asarray(rounded[:, :head_dim].reshape(q.shape))

@@ -1,0 +1,262 @@
+"""The two products of attention, over one cache block and one key-value head: scores of queries with keys, and values
+weighed by them. A way for types that store numbers, a way for types that store integers in blocks.
+
+Every result is one chain of operations in a fixed order, whatever the number of query rows that share a read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from backends.cpu import dot
+from backends.cpu.cache import GROUP, PANELS, Blocks, CacheRow, Floats, fifth_bits, groups, head, rotate
+from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x16, quantize_block
+from backends.cpu.memory import LINE, aligned
+from backends.cpu.panels import u8x64
+from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
+from backends.plan import BLOCK
+
+Seen = Callable[[Value, Value, int], Value]  # (scores of a panel, number of the panel, query row) -> what counts
+SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What to ask memory for while working: `lines` cache lines from `start`, spread over the work."""
+
+    start: Value
+    bytes: int
+
+
+def _asked(f: Function, reach: Reach | None, step: Value, steps: int) -> None:
+    """The share of step `step` of `steps` in what is to be asked for."""
+    if reach is not None:
+        share = -(-reach.bytes // LINE // steps) * LINE
+        for line in range(0, share, LINE):
+            f.prefetch(reach.start + (step * share + line))
+
+
+def divisor(n: int, limit: int) -> int:
+    return max(d for d in range(1, limit + 1) if n % d == 0)
+
+
+# -- queries ---------------------------------------------------------------------------------------------------------
+
+
+def query_bytes(keys: CacheRow, head_dim: int) -> int:
+    """Bytes of a query head as `scores` wants it."""
+    if isinstance(keys, Floats):
+        return 4 * keys.width(head_dim)
+    return aligned(groups(head_dim) * X_BLOCK)
+
+
+def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scratch: Value, head_dim: int) -> None:
+    """A query head float32 at x, times `scale`, as `scores` wants it; `scratch` holds a head of whole groups."""
+    if isinstance(keys, Floats):
+        wide = f.splat(scale * keys.factor)
+        with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: other heads' numbers, never read
+            f.store(out + d * 4, f.load(x + d * 4, f32x16) * wide)
+        return
+    parts = head(f, x, head_dim)
+    if keys.type.rotated:
+        parts = rotate(f, parts, head_dim)
+    for number, part in enumerate(parts):
+        f.store(scratch + 4 * LANES * number, part)
+    with f.loop(0, groups(head_dim)) as group:
+        block = out + group * X_BLOCK
+        quantize_block(f, scratch + group * (4 * GROUP), block)
+        for slot in (X_SCALE, X_SUM):
+            f.store(block + slot, f.load(block + slot, F32) * scale)
+
+
+# -- scores ----------------------------------------------------------------------------------------------------------
+
+
+def scores(
+    f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, seen: Seen,
+    reach: Reach | None,
+) -> None:  # fmt: skip
+    """out[r][j] = what `seen` makes of queries[r] . keys[j], for 64 positions j."""
+    together = divisor(rows, f.isa.query_rows)
+    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # chains enough to hide latency
+    way = _float_scores if isinstance(row, Floats) else _block_scores
+    with f.loop(0, PANELS, side) as panel:
+        for base in range(0, rows, together):
+            asked = reach if base == 0 else None
+            at = queries + base * query_bytes(row, head_dim)
+            totals = way(f, row, at, keys, panel, side, together, head_dim, asked)  # type: ignore[arg-type]
+            for i, of_row in enumerate(totals):
+                for n, total in enumerate(of_row):
+                    score = seen(total, panel + n, base + i)
+                    f.store(out + ((panel + n) * LANES + (base + i) * BLOCK) * 4, score)
+
+
+def _float_scores(
+    f: Function, row: Floats, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
+    reach: Reach | None,
+) -> list[list[Value]]:  # fmt: skip
+    """One chain over head_dim for every query row and position."""
+    size, unroll, stride = LANES * row.bytes, divisor(head_dim, 4), query_bytes(row, head_dim)
+    steps = head_dim // unroll
+    totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
+    with f.loop(0, head_dim, unroll) as d:
+        _asked(f, reach, panel // side * steps + d // unroll, PANELS // side * steps)
+        for u in range(unroll):
+            at = keys + (panel * (head_dim * size) + (d + u) * size)
+            here = [row.load(f, at + n * (head_dim * size)) for n in range(side)]
+            for i, of_row in enumerate(totals):
+                q = f.broadcast(queries + (d * 4 + (i * stride + 4 * u)), F32)
+                for key, total in zip(here, of_row, strict=True):
+                    total.set(f.fma(key, q, total.get()))
+    return [[total.get() for total in of_row] for of_row in totals]
+
+
+def _block_scores(
+    f: Function, row: Blocks, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
+    reach: Reach | None,
+) -> list[list[Value]]:  # fmt: skip
+    """Exact integer sums of a group, then one chain over the groups: + sum * query's scale * key's scale, and
+    + minimum * (query's sum)."""
+    size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), groups(head_dim)
+    totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
+    with f.loop(0, count) as group:
+        _asked(f, reach, panel // side * count + group, PANELS // side * count)
+        at = [keys + ((panel + n) * (count * size) + group * size) for n in range(side)]
+        x = [queries + (group * X_BLOCK + i * stride) for i in range(together)]
+        sums = [[_start(f, row, q)] * side for q in x]
+        for word in range(row.words):
+            for n in range(side):
+                for bytes_, values in _word(f, row, at[n], word):
+                    for i in range(together):
+                        product = dot.biased if row.integer_bits == 8 else dot.small
+                        sums[i][n] = product(f, sums[i][n], bytes_, dot.broadcast4(f, x[i] + 4 * values))
+        for n in range(side):
+            scales = at[n] + 64 * (row.words + row.fifth)
+            scale = f.load_half(scales)
+            minimum = f.load_half(scales + 2 * LANES) if row.minimum else None
+            for i in range(together):
+                total = f.to_float(sums[i][n]) * f.broadcast(x[i] + X_SCALE, F32)
+                total = f.fma(total, scale, totals[i][n].get())
+                if minimum is not None:
+                    total = f.fma(minimum, f.broadcast(x[i] + X_SUM, F32), total)
+                totals[i][n].set(total)
+    return [[total.get() for total in of_row] for of_row in totals]
+
+
+def _start(f: Function, row: Blocks, query: Value) -> Value:
+    """What an integer sum begins with: -offset * (sum of the query's integers)."""
+    if row.integer_bits == 8:
+        if not f.isa.biased_needs_offset:
+            return f.zeros(vector(I32))
+        return f.broadcast(query + X_OFFSET, I32)
+    if not row.offset:
+        return f.zeros(vector(I32))
+    return f.broadcast(query + X_OFFSET, I32).sra({16: 3, 8: 4}[row.offset])  # X_OFFSET is -128 times the sum
+
+
+def _word(f: Function, row: Blocks, group: Value, word: int) -> list[tuple[Value, int]]:
+    """(bytes of 16 positions x 4 values, number of the fourth part of the query's group they meet)."""
+    bytes_ = f.load(group + 64 * word, u8x64)
+    if row.integer_bits == 8:
+        return [(bytes_, word)]
+    halves = [bytes_ & 0x0F, (bytes_ >> 4) & 0x0F]
+    if row.fifth:
+        bits = f.load(group + 64 * row.words, vector(I32))
+        for number, half in enumerate(halves):
+            which = word + 4 * number
+            moved = bits << (4 - which) if which < 4 else bits >> (which - 4)
+            halves[number] = half | f.bits(moved & 0x10101010, u8x64)
+    return [(halves[0], word), (halves[1], word + 4)]
+
+
+# -- values ----------------------------------------------------------------------------------------------------------
+
+
+def weigh(
+    f: Function, row: CacheRow, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
+    head_dim: int, reach: Reach | None,
+) -> None:  # fmt: skip
+    """outputs[r] = outputs[r] * shrink[r] + sum over positions j, in order, of weights[r][j] * values[j]; `scratch`
+    holds SCALED rows of 64 weights."""
+    if isinstance(row, Floats):
+        _weigh_floats(f, row, weights, values, outputs, shrink, rows, head_dim, reach)
+    else:
+        _weigh_blocks(f, row, weights, values, outputs, shrink, scratch, rows, head_dim, reach)
+
+
+def _weigh_floats(
+    f: Function, row: Floats, weights: Value, values: Value, outputs: Value, shrink: Value, rows: int, head_dim: int,
+    reach: Reach | None,
+) -> None:  # fmt: skip
+    width = row.width(head_dim)
+    together = divisor(rows, 4)
+    strips = divisor(width // LANES, 4 if f.isa.dot == "vnni512" else 2)
+    parts = width // LANES // strips
+    with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
+        sums = []
+        for r in range(together):
+            factor = f.broadcast(shrink + (base + r) * 4, F32)
+            at = outputs + ((base + r) * width + d) * 4
+            sums.append([f.var(f.load(at + 4 * LANES * s, f32x16) * factor) for s in range(strips)])
+        with f.loop(0, BLOCK) as j:
+            _asked(f, reach, d // (strips * LANES) * BLOCK + j, parts * BLOCK)
+            here = [row.load(f, values + (j * width + d + LANES * s) * row.bytes) for s in range(strips)]
+            for r in range(together):
+                weight = f.broadcast(weights + ((base + r) * BLOCK + j) * 4, F32)
+                for s in range(strips):
+                    sums[r][s].set(f.fma(here[s], weight, sums[r][s].get()))
+        for r in range(together):
+            at = outputs + ((base + r) * width + d) * 4
+            for s in range(strips):
+                f.store(at + 4 * LANES * s, sums[r][s].get())
+
+
+def _weigh_blocks(
+    f: Function, row: Blocks, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
+    head_dim: int, reach: Reach | None,
+) -> None:  # fmt: skip
+    """The scales of a group go into the weights; its minimums are a sum for itself, added last."""
+    width, count, together = row.width(head_dim), groups(head_dim), divisor(rows, SCALED)
+    with f.loop(0, rows, together) as base, f.loop(0, count) as group:
+        at = values + group * (BLOCK * row.group_bytes)
+        scales = [f.load_half(at + 2 * LANES * panel) for panel in range(PANELS)]
+        minimums = [f.load_half(at + 2 * (BLOCK + LANES * panel)) for panel in range(PANELS) if row.minimum]
+        sums, lows = [], []
+        for r in range(together):
+            own = [f.load(weights + ((base + r) * BLOCK + LANES * panel) * 4, f32x16) for panel in range(PANELS)]
+            for panel in range(PANELS):
+                f.store(scratch + 4 * (BLOCK * r + LANES * panel), own[panel] * scales[panel])
+            low = f.zeros(f32x16)
+            for weight, minimum in zip(own, minimums, strict=False):
+                low = f.fma(weight, minimum, low)
+            lows.append(f.splat(f.reduce(low, lambda p, q: p + q)) if row.minimum else low)
+            factor = f.broadcast(shrink + (base + r) * 4, F32)
+            out = outputs + ((base + r) * width + group * GROUP) * 4
+            sums.append([f.var(f.load(out + 4 * LANES * s, f32x16) * factor) for s in range(2)])
+        with f.loop(0, BLOCK, 2) as j:
+            _asked(f, reach, group * (BLOCK // 2) + j // 2, count * (BLOCK // 2))
+            for n in range(2):
+                here = _integers(f, row, at, j + n)
+                for r in range(together):
+                    weight = f.broadcast(scratch + (j + (BLOCK * r + n)) * 4, F32)
+                    for s in range(2):
+                        sums[r][s].set(f.fma(here[s], weight, sums[r][s].get()))
+        for r in range(together):
+            out = outputs + ((base + r) * width + group * GROUP) * 4
+            for s in range(2):
+                total = sums[r][s].get()
+                f.store(out + 4 * LANES * s, total + lows[r] if row.minimum else total)
+
+
+def _integers(f: Function, row: Blocks, group: Value, position: Value) -> list[Value]:
+    """The 32 values of a position in a group, less the offset, before the scale: two vectors of float32."""
+    at = group + (position * (4 * row.words) + row.value_integers)
+    if row.integer_bits == 8:
+        return [f.to_float(f.widen(f.load(at + LANES * n, vector(I8)), I32, signed=True)) for n in range(2)]
+    bytes_ = f.widen(f.load(at, vector(I8)), I32)
+    halves = [bytes_ & 15, bytes_ >> 4]
+    if row.fifth:
+        bits = f.load(group + (position * 4 + 2 * BLOCK * (1 + row.minimum)), I32)
+        halves = [half | fifth_bits(f, bits, LANES * n) for n, half in enumerate(halves)]
+    return [f.to_float(half - row.offset if row.offset else half) for half in halves]

@@ -1,0 +1,57 @@
+"""How the attention of a step is shared out between threads: which rows make a tile, and whether tasks are split.
+
+Nothing here changes a result: the partitions of a row and the order they are merged in are fixed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import Limits
+from backends.cpu.kernels.attention import PARTITION, Shape, Work
+from backends.cpu.memory import address
+from backends.plan import BLOCK, Batch
+
+SPLIT_ROWS = 32  # rows of a batch up to which tasks are split: more give tasks enough, and are bound by arithmetic
+SPLIT_BYTES = 16 << 20  # for the states of partitions, unless a single row needs more
+TASKS_PER_THREAD = 6  # that the end of one may come while others still work
+
+
+class Sharing:
+    """The block of `Work` of one kernel, filled anew for every step."""
+
+    def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
+        self.work = np.zeros(Work.SIZE, np.int64)
+        self._tiles = np.zeros((limits.rows, 2), np.int32)
+        self._shape, self._window, self._threads = shape, window, threads
+        self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
+        row = -(-limits.positions // (BLOCK * PARTITION)) * self._of_partition
+        self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(limits.rows, SPLIT_ROWS)))
+
+    def fill(self, batch: Batch) -> None:
+        shape, rows = self._shape, len(batch.tokens)
+        tiles = fill_tiles(self._tiles, batch, shape.tokens)
+        partitions = int(batch.positions.max()) // (BLOCK * PARTITION) + 1
+        seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if self._window else partitions
+        split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
+        heads = 1
+        if split:
+            wanted = TASKS_PER_THREAD * self._threads
+            divisors = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
+            heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
+        self.work[: Work.PARTITIONS + 1] = tiles, address(self._tiles), split, heads, partitions
+
+
+def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
+    """Runs of neighbouring rows of one sequence at following positions, cut where the position is a multiple of `size`,
+    so that all rows of a tile see the same cache blocks. Returns how many."""
+    count = len(batch.tokens)
+    if count == 1 or size == 1:
+        tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1
+        return count
+    follows = (np.diff(batch.positions) == 1) & (np.diff(batch.sequence) == 0) & (batch.positions[1:] % size != 0)
+    starts = np.concatenate([[0], np.flatnonzero(~follows) + 1])
+    tiles[: len(starts), 0] = starts
+    tiles[: len(starts), 1] = np.diff(np.append(starts, count))
+    return len(starts)

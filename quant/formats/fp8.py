@@ -1,0 +1,31 @@
+"""FP8 (E4M3): a sign, 4 bits of exponent (bias 7), 3 of mantissa; largest 448, no infinity. For caches, not GGUF files.
+
+Source: Micikevicius et al., "FP8 formats for deep learning" (2022), the E4M3 encoding; 0x7F and 0xFF are NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quant.format import F32, U8
+
+LARGEST = 448.0
+_BIAS = np.float32(2.0**120)  # from float32's bias of the exponent to this format's
+_SUBNORMAL = np.float32(2.0**14)  # float32 numbers from here on are multiples of 2^-9, the smallest number there is
+
+
+def dequantize(blocks: U8) -> F32:
+    bits = blocks.astype(np.uint32)
+    magnitude = ((bits & np.uint32(0x7F)) << np.uint32(20)).view(np.float32) * _BIAS
+    magnitude[(bits & np.uint32(0x7F)) == 0x7F] = np.nan
+    return np.where(bits & np.uint32(0x80), -magnitude, magnitude)
+
+
+def quantize(x: F32, importance: F32 | None) -> U8:
+    """Nearest, ties to even; magnitudes above 448 become 448, NaN stays NaN."""
+    size = np.minimum(np.abs(x), np.float32(LARGEST))
+    bits = size.view(np.uint32)
+    normal = ((bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)) - np.uint32(960)
+    small = (size + _SUBNORMAL).view(np.uint32) - _SUBNORMAL.view(np.uint32)
+    code = np.where(np.isnan(x), np.uint32(0x7F), np.where(size < 2.0**-6, small, normal))
+    return (code | np.where(np.signbit(x), np.uint32(0x80), np.uint32(0))).astype(np.uint8)

@@ -1,0 +1,109 @@
+"""Attention over many partitions: the same bits whoever works on them, for every type of cache; and what is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from backends.base import CacheTypes, Limits
+from backends.cache import CACHE_TYPES, rotate
+from backends.cpu.backend import CpuBackend
+from backends.cpu.kernels.attention import PARTITION, Shape, Work
+from backends.cpu.sharing import Sharing
+from backends.plan import BLOCK, Batch, Plan
+from tests.backends.support import bind, record
+from tests.backends.test_conformance import VOCABULARY, Heads, attend
+from tests.backends.test_instruction_sets import needs
+from tests.models.support import Driver, MemoryWeight
+
+LONG = 3 * PARTITION * BLOCK + 100  # positions: three partitions, and a part of one
+SHAPES = {
+    "one kv head": Heads(4, 1, 32),
+    "window": Heads(4, 2, 32, window=300),
+    "sinks": Heads(6, 2, 20, softcap=3.0, sinks=True),
+}
+
+
+def plan_of(h: Heads) -> Plan:
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    values = np.random.RandomState(3).standard_normal((VOCABULARY, width)).astype(np.float32)
+    return record(MemoryWeight.of("table", values), attend(h))
+
+
+@pytest.fixture(scope="module")
+def backends() -> Iterator[list[CpuBackend]]:
+    made = [CpuBackend(1), CpuBackend(2), CpuBackend(5)]
+    yield made
+    for backend in made:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_threads_chunks_and_mates_change_nothing(backends: list[CpuBackend], shape: str, name: str) -> None:
+    """A long prompt at once; then its last rows in batches that are split over partitions, with others beside them."""
+    plan, cache = plan_of(SHAPES[shape]), CacheTypes(name, name)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, LONG)
+    bound = [bind(backend, plan, rows=LONG + 50, blocks=2 * (LONG // BLOCK + 1), cache=cache) for backend in backends]
+    truth = Driver(bound[0]).step([(0, tokens)])
+    for executable, cuts in zip(bound, ([1] * 6, [1, 7, 2, 20], [3, 1, 1, 30, 4]), strict=True):
+        driver = Driver(executable, sequences=2)
+        driver.step([(1, tokens[:50]), (0, tokens[: LONG - sum(cuts)])])
+        at = LONG - sum(cuts)
+        for count in cuts:
+            rows = driver.step([(1, tokens[:2]), (0, tokens[at : at + count])])[2:]
+            np.testing.assert_array_equal(rows, truth[at : at + count])
+            at += count
+    for executable in bound:
+        executable.close()
+
+
+def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
+    """Few heads and a deep context are work for many threads; heads stay together where there are tasks enough."""
+    limits = Limits(512, 16, 512, 512 * BLOCK)
+    for kv_heads, threads, position, split, heads in (
+        (1, 8, 100, 0, 1),
+        (8, 2, 4 * PARTITION * BLOCK - 1, 1, 2),
+        (8, 2, 100 * PARTITION * BLOCK, 1, 8),
+        (1, 8, 100 * PARTITION * BLOCK, 1, 1),
+    ):
+        sharing = Sharing(Shape(64, 4, kv_heads), 0, limits, threads)
+        one = np.array([position], np.int32)
+        row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
+        sharing.fill(row)
+        assert (sharing.work[Work.SPLIT], sharing.work[Work.HEADS]) == (split, heads)
+        many = np.arange(position // 4 * 4, position // 4 * 4 + 512, dtype=np.int32)
+        sharing.fill(replace(row, tokens=many, positions=many, slots=many, sequence=np.zeros(512, np.int32)))
+        assert (sharing.work[Work.SPLIT], sharing.work[Work.TILES]) == (0, 128)
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+@pytest.mark.parametrize("isa", ["avx2", "generic"])
+def test_every_instruction_set_gives_the_same_bits(backends: list[CpuBackend], isa: str, name: str) -> None:
+    h = Heads(4, 2, 40)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 70)
+    other = CpuBackend(2, needs(isa))
+    results = []
+    for backend in (backends[1], other):
+        bound = bind(backend, plan_of(h), rows=80, cache=CacheTypes(name, name))
+        driver = Driver(bound)
+        rows = [driver.step([(0, tokens[:60])]), driver.step([(0, tokens[60:])])]
+        results.append((np.concatenate(rows).view(np.uint32), bound.read_blocks(0, np.arange(2))))
+        bound.close()
+    other.close()
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("head_dim", [1, 2, 20, 64, 96])
+def test_the_rotation_is_orthogonal_and_its_own_inverse(head_dim: int) -> None:
+    """Of a power of two it is Sylvester's Hadamard matrix over the root of its size."""
+    matrix = rotate(np.eye(head_dim), head_dim)
+    np.testing.assert_allclose(matrix @ matrix.T, np.eye(head_dim), atol=1e-12)
+    np.testing.assert_allclose(matrix, matrix.T, atol=1e-12)
+    size = head_dim & -head_dim
+    signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for i in range(size)] for j in range(size)])
+    np.testing.assert_allclose(matrix[:size, :size], signs / size**0.5, atol=1e-12)
