@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from backends import open_backend
 from backends.base import CacheTypes, Executable, Limits, Progress
 from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value, Weight
+from localllm.cache_types import Choice, choose
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.paging import BlockPool
@@ -68,6 +69,7 @@ class Model:
         self.config: Config | None = None
         self.plan: Plan | None = None
         self.device = ""
+        self.cache = Choice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self._executable: Executable | None = None
         self._close = file.close
@@ -81,6 +83,7 @@ class Model:
         progress: Progress | None,
         observe: bool = False,
         weights: Mapping[str, Weight] | None = None,
+        force: bool = False,
     ) -> None:
         """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
         architecture = architecture_of(self.file.metadata)
@@ -88,10 +91,12 @@ class Model:
         self.context = context_of(ctx, config)
         recorder = Recorder()
         self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
+        held = sum(tensor.nbytes for tensor in self.file.tensors.values())
+        self.cache = choose(cache, plan, self.context, held, force)
         opened = open_backend(backend, threads)
         try:
             limits = limits_of(self.context, plan.logits.width)
-            self._executable = opened.bind(plan, limits, cache, progress, observed(plan) if observe else ())
+            self._executable = opened.bind(plan, limits, self.cache.types, progress, observed(plan) if observe else ())
         except BaseException:
             opened.close()
             raise
@@ -226,6 +231,7 @@ def load(
     draft: str | os.PathLike[str] = "",
     speculate: str | None = None,
     draft_max: int = MOST_DRAFTED,
+    force: bool = False,
 ) -> Model:
     """Open a GGUF file (or "demo", the model in the box) for use.
 
@@ -234,7 +240,9 @@ def load(
     tokenizing only. With `observe` the inputs of every matrix can be read after a step (`localllm.calibration`).
     `draft` is a second model that guesses up to `draft_max` tokens ahead; `speculate` says who may guess: "off",
     "ngram" (the text so far), "draft", or "auto", whichever pays; None: auto with a draft model, else off. Guesses
-    change the speed, not the distribution of the answers. Raises GGUFError, TokenizerError, ModelError, BackendError
+    change the speed, not the distribution of the answers. `cache_type_k` and `cache_type_v` are formats of the keys
+    and values in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto; what is known to harm the model is
+    refused without `force`. Raises GGUFError, TokenizerError, ModelError, BackendError
     or SpeculationError, each with one line that says what is wrong.
     """
     options = SpeculationOptions.of(speculate, os.fspath(draft), draft_max)
@@ -242,7 +250,7 @@ def load(
     try:
         model = Model(file)
         if file.tensors:
-            model.bind(backend, threads, ctx, CacheTypes(cache_type_k, cache_type_v), progress, observe)
+            model.bind(backend, threads, ctx, CacheTypes(cache_type_k, cache_type_v), progress, observe, force=force)
             if options.kind != "off":
                 model.speculate(options, backend, threads, progress)
     except BaseException:

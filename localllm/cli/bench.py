@@ -88,7 +88,10 @@ def bench(own: Bench, name: str) -> None:
     with _PRINTERS[own.output]() as show:
         for threads in own.threads:
             with LoadProgress() as progress:
-                model = load(name, own.backend, threads, max(t.depth + t.tokens for t in tests), progress=progress)
+                model = load(
+                    name, own.backend, threads, max(t.depth + t.tokens for t in tests), own.cache_type_k,
+                    own.cache_type_v, progress, force=True,
+                )  # fmt: skip
             with model:
                 for test in tests:
                     show(
@@ -127,8 +130,8 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
         model_n_params=summary.parameters,
         n_batch=model.batch_rows,
         n_threads=threads,
-        type_k="f16",
-        type_v="f16",
+        type_k=model.cache.types.keys,
+        type_v=model.cache.types.values,
         n_prompt=test.prompt,
         n_gen=test.answer,
         n_depth=test.depth,

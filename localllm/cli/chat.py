@@ -33,6 +33,8 @@ def chat(
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
     with model:
+        if model.cache.note:
+            say(model.cache.note)
         template, note = template_of(model)
         if note:
             say(f"note: {note}", YELLOW)

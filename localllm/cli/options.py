@@ -15,6 +15,9 @@ from localllm.cli.sampling import sampling
 from localllm.sampling.options import SamplerOptions
 from localllm.speculation.options import KINDS, MOST_DRAFTED
 
+KEYS_HELP = "format of the keys in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto"
+VALUES_HELP = "format of the values there"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
@@ -35,8 +38,8 @@ class Loading:
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
     )
     backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
-    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help="format of the keys in the cache")
-    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help="format of the values there")
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
 
     def of_load(self) -> dict[str, Any]:
         """These options as `localllm.load` takes them."""
@@ -66,10 +69,11 @@ class Opening(Loading):
         read=whole(1),
         help="most tokens guessed ahead",
     )
+    force: bool = option(False, "--force", help="take a cache type that is known to harm the model")
 
     def of_load(self) -> dict[str, Any]:
         speculation = {"draft": self.model_draft, "speculate": self.spec or None, "draft_max": self.draft_max}
-        return Loading.of_load(self) | speculation
+        return Loading.of_load(self) | speculation | {"force": self.force}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,9 @@ class Measuring(Loading):
     """How a model is opened to be measured on a text."""
 
     ctx_size: int = option(512, "-c", "--ctx-size", metavar="N", read=whole(4), help="tokens of a window")
+
+    def of_load(self) -> dict[str, Any]:
+        return Loading.of_load(self) | {"force": True}  # what harms is measured here
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +140,8 @@ class Show:
     ctx_size: int = option(
         0, "-c", "--ctx-size", metavar="N", read=whole(0), help="context of the memory plan; 0: as `chat` has it"
     )
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="the formats that can be read, written and run; no MODEL")
     archs: bool = option(False, "--archs", help="the architectures that can be run; no MODEL")
@@ -158,6 +167,8 @@ class Bench:
         "md", "-o", "--output", metavar="KIND", read=one_of("md", "json", "csv"), help="md, json or csv"
     )
     backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
     no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")
 
 

@@ -45,6 +45,8 @@ def run(
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
     with model, interruptible() as cancel:
+        if model.cache.note:
+            say(model.cache.note)
         cache = PromptCache(keeping, model)
         conversation = None if own.raw else _conversation(model, answering, sampling)
         if conversation is not None:

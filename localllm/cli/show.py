@@ -13,7 +13,11 @@ from typing import Any
 import numpy as np
 
 from backends import BackendError
-from backends.plan import Recorder
+from backends.base import F16_CACHE, CacheTypes
+from backends.cache import CACHE_TYPES
+from backends.checks import check_cache
+from backends.plan import Plan, Recorder
+from localllm.cache_types import bytes_per_token, choose, harm
 from localllm.cli.console import printable
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
@@ -24,21 +28,20 @@ from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, ModelError, Summary, architecture_of, read_config, record, summarize
 
-CACHE_VALUE_BYTES = 2  # f16
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # of a long array, of a long text
 
 
 def show(own: Show, name: str) -> None:
     """Print what is known of a model. GGUFError where the file cannot be read at all."""
     with open_gguf(resolve(name)) as file:
-        facts = describe(file, own.ctx_size, own.tensors)
+        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v))
     if own.json:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
 
 
-def describe(file: GGUFFile, ctx: int, every_tensor: bool) -> dict[str, Any]:
+def describe(file: GGUFFile, ctx: int, every_tensor: bool, cache: CacheTypes = F16_CACHE) -> dict[str, Any]:
     """The facts of a model file, ready for JSON. A part that cannot be had is {"problem": why}."""
     facts: dict[str, Any] = {
         "file": str(file.path),
@@ -49,7 +52,7 @@ def describe(file: GGUFFile, ctx: int, every_tensor: bool) -> dict[str, Any]:
         "tokenizer": _told(lambda: _tokenizer(file)),
         "chat_template": _told(lambda: _template(file)),
         "sampling": _sampling(file),
-        "memory": _told(lambda: _memory(file, ctx)),
+        "memory": _told(lambda: _memory(file, ctx, cache)),
         "formats": _by_format(file),
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
@@ -131,7 +134,7 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
-def _memory(file: GGUFFile, ctx: int) -> dict[str, Any]:
+def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     """The plan for a context on the CPU, in bytes; what is not in kernels' formats yet counts as in the file."""
     if not file.tensors:
         return {"problem": "nothing to run"}
@@ -141,19 +144,29 @@ def _memory(file: GGUFFile, ctx: int) -> dict[str, Any]:
     context = context_of(ctx or None, config)
     limits = limits_of(context, config.vocabulary)
     plan = record(config, architecture_of(file.metadata), file.tensors, Recorder())
-    per_token = summary.cache_values_per_token * CACHE_VALUE_BYTES
+    choice = choose(asked, plan, context, summary.weight_bytes, force=True)
+    check_cache(choice.types, CACHE_TYPES)
+    per_token = bytes_per_token(plan, choice.types)
     cache = per_token * limits.positions
-    scratch = program(plan, limits, threads=1).buffers.size
+    scratch = program(plan, limits, 1, choice.types).buffers.size
     return {
         "context": context,
         "weights": summary.weight_bytes,
         "cache": cache,
         "cache_per_token": per_token,
+        "cache_types": [choice.types.keys, choice.types.values],
+        "cache_note": choice.note or _harm(choice.types, plan),
         "scratch": scratch,
         "total": summary.weight_bytes + cache + scratch,
         "read_per_token": summary.bytes_per_token,
         "read_per_token_at_full_context": summary.bytes_per_token + context * per_token,
     }
+
+
+def _harm(types: CacheTypes, plan: Plan) -> str:
+    """What `chat` and `run` would refuse, and why."""
+    found = {f"{name}: {reason}" for name in (types.keys, types.values) if (reason := harm(name, plan))}
+    return "; ".join(sorted(found))
 
 
 def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
@@ -237,7 +250,13 @@ def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "", "", memory["problem"]
         return
     yield "weights", size(memory["weights"]), ""
-    yield "cache", size(memory["cache"]), f"{size(memory['cache_per_token'])} a token"
+    yield (
+        "cache",
+        size(memory["cache"]),
+        f"{size(memory['cache_per_token'])} a token ({', '.join(memory['cache_types'])})",
+    )
+    if memory["cache_note"]:
+        yield "", "", memory["cache_note"]
     yield "scratch", size(memory["scratch"]), ""
     yield "in all", size(memory["total"]), ""
     full = size(memory["read_per_token_at_full_context"])

@@ -1,0 +1,61 @@
+"""Which formats the cache of a model gets: what was asked for, unless it is known to harm, and what `auto` stands for.
+
+The rules are those of `benchmarks/cache_quality.py`, whose numbers stand in `benchmarks/results/cache_quality.jsonl`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backends.base import CacheTypes
+from backends.cache import CACHE_TYPES, QUERY_BLOCK
+from backends.plan import BLOCK, Plan
+from localllm.errors import LocalLLMError
+
+AUTO = "auto"
+SMALL = "q8_0"  # measured on the model in the box: KL divergence from f16 of 0.0003
+WORTH = 0.1  # share of the weights from which on a cache is worth making smaller
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The types, and one line that says how `auto` came to them; "" where all was asked for."""
+
+    types: CacheTypes
+    note: str
+
+
+def bytes_per_token(plan: Plan, types: CacheTypes) -> int:
+    """Bytes of the cache that a token takes in all layers, before a backend's padding."""
+    pair = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
+    return sum(layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair) for layer in plan.layers)
+
+
+def harm(name: str, plan: Plan) -> str:
+    """Why a type must not be used with a model, or "": measured, see the module."""
+    type_ = CACHE_TYPES.get(name)
+    if type_ is None or not type_.blocks:
+        return ""
+    least = min((layer.head_dim for layer in plan.layers), default=QUERY_BLOCK)
+    if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
+        return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
+    if type_.rotated and least < QUERY_BLOCK:
+        return f"heads of {least} values are too few to spread the error of {type_.format.name} over"
+    return ""
+
+
+def choose(asked: CacheTypes, plan: Plan, context: int, weight_bytes: int, force: bool) -> Choice:
+    """What to bind. LocalLLMError where a type that was asked for is known to harm and `force` is not given."""
+    for option, name in (("-ctk", asked.keys), ("-ctv", asked.values)):
+        reason = harm(name, plan)
+        if reason and not force:
+            raise LocalLLMError(f"{option} {name}: {reason}; take f16 or q8_0, or --force it")
+    if AUTO not in (asked.keys, asked.values):
+        return Choice(asked, "")
+    cache = bytes_per_token(plan, CacheTypes()) * (-(-context // BLOCK) * BLOCK)
+    share = cache / max(weight_bytes, 1)
+    reason = harm(SMALL, plan)
+    best = SMALL if share >= WORTH and not reason else "f16"
+    types = CacheTypes(*(best if name == AUTO else name for name in (asked.keys, asked.values)))
+    why = reason or f"in f16 {context} tokens are {share:.0%} of the weights, {WORTH:.0%} are worth a smaller type"
+    return Choice(types, f"cache: keys {types.keys}, values {types.values} ({why})")

@@ -1,0 +1,69 @@
+"""What a cache may hold: what harms a model is refused, `auto` looks at heads and sizes, the bytes are the truth."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.base import CacheTypes, Limits
+from backends.cache import CACHE_TYPES
+from backends.cpu.backend import CpuBackend
+from backends.plan import BLOCK, Plan, Recorder
+from localllm.cache_types import bytes_per_token, choose
+from localllm.errors import LocalLLMError
+from tests.models.support import MemoryWeight
+
+
+def plan_of(head_dim: int) -> Plan:
+    r = Recorder()
+    x = r.embed(MemoryWeight.of("table", np.ones((4, 2 * head_dim))))
+    r.append(0, x, x, 2)
+    return r.finish(r.attention(x, 0, 2, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "keys", "values", "told"),
+    [
+        (8, "q8_0", "f16", "-ctk q8_0: heads of 8 values do not fill its blocks of 32"),
+        (8, "f16", "q4_0", "-ctv q4_0: heads of 8 values"),
+        (24, "q4_0", "f16", "-ctk q4_0: heads of 24 values are too few to spread"),
+        (64, "q4_0", "q4_0", ""),
+        (8, "fp8", "bf16", ""),
+    ],
+)
+def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: str, told: str) -> None:
+    plan, asked = plan_of(head_dim), CacheTypes(keys, values)
+    if told:
+        with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or --force it$"):
+            choose(asked, plan, 100, 1000, force=False)
+    assert choose(asked, plan, 100, 1000, force=bool(told)).types == asked
+    assert choose(asked, plan, 100, 1000, force=bool(told)).note == ""
+
+
+def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
+    """A head of 64, two of them, keys and values, two bytes: 512 bytes a token."""
+    plan, auto = plan_of(64), CacheTypes("auto", "auto")
+    small, large = (choose(auto, plan, context, 512 * 1280, force=False) for context in (2 * BLOCK - 64, 2 * BLOCK))
+    assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))
+    assert large.note == (
+        "cache: keys q8_0, values q8_0 (in f16 128 tokens are 10% of the weights, 10% are worth a smaller type)"
+    )
+    assert choose(CacheTypes("auto", "q4_0"), plan, 128, 512, force=False).types == CacheTypes("q8_0", "q4_0")
+    tiny = choose(auto, plan_of(8), 4096, 1, force=False)
+    assert tiny.types == CacheTypes()
+    assert "heads of 8 values" in tiny.note
+
+
+@pytest.mark.parametrize("name", CACHE_TYPES)
+def test_bytes_per_token_are_what_is_allocated(cpu_backend: CpuBackend, name: str) -> None:
+    plan, types = plan_of(64), CacheTypes(name, "f16")
+    bound = cpu_backend.bind(plan, Limits(1, 1, 2, 2 * BLOCK), types)
+    assert bound.memory.cache_per_token == bytes_per_token(plan, types)
+    bits = {"f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}[name]
+    assert bytes_per_token(plan, types) == 2 * 64 * (bits + 16) / 8
+    bound.close()
+
+
+@pytest.fixture(scope="module")
+def cpu_backend() -> CpuBackend:
+    return CpuBackend(1)
