@@ -43,6 +43,7 @@ class SpeculativeSteps:
         self._checked = 0
         self._by: Drafting | None = None  # who guessed
         self._seconds = 0.0  # of this round
+        self._reading = 0.0  # of them, a draft model's reading of what it had missed: spent once, for rounds to come
         self._paced, self._pace_tokens = 0.0, 0.0
         self._fed = 0
         self._stale = 0  # rounds since one row was timed
@@ -88,7 +89,7 @@ class SpeculativeSteps:
     # -- a round ---------------------------------------------------------------------------------------------------
 
     def _round(self, token: int, wanted: int) -> None:
-        began = perf_counter()
+        began, self._reading = perf_counter(), 0.0
         session = self._session
         session.rewind(self.held)
         room = min(self._longest, wanted - 1, session.room - 1)
@@ -114,7 +115,7 @@ class SpeculativeSteps:
         self._paced = self._paced * _FADING + self._seconds
         self._pace_tokens = self._pace_tokens * _FADING + tokens
         if self._by is not None and (self._checked or self._by.drafter.step_seconds):
-            self._by.judge.settle(tokens - self._seconds / plain)
+            self._by.judge.settle(tokens - max(self._seconds - self._reading, 0.0) / plain)
         self._seconds = 0.0
 
     @property
@@ -163,6 +164,7 @@ class SpeculativeSteps:
         guesses: list[Guess] = []
         likelihoods: list[float] = []
         stands = 1.0
+        self._reading += drafter.delay()
         before = sampler.snapshot()
         try:
             for guess in drafter.propose(sampler):

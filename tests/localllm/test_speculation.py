@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 import localllm
+from localllm.cli.answer import statistics_line
+from localllm.gguf import open_gguf, write_gguf
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.sampler import Sampler
 from localllm.session import Session, Speculated
@@ -18,6 +20,7 @@ from localllm.speculation.options import SpeculationError
 from localllm.speculation.rule import Guess
 from localllm.speculation.setup import Speculator
 from tests.localllm.cli_support import SPECIAL, write_model
+from tests.localllm.cli_support import localllm as cli
 from tests.localllm.speculation_support import Clock, ToldDrafter, reckless
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
@@ -326,3 +329,42 @@ def test_a_draft_model_guesses_what_it_would_say(drafted: localllm.Model) -> Non
     other = draft.generate([*ids, expected[0], 600], temperature=0, max_tokens=3)
     assert [next(drafter.propose(sampler)).token] == [next(other).token]
     drafter.close()
+
+
+def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf")
+    words = ("run", path, "hi", "-n", "40", "--temp", "0", "--ignore-eos", "-v", "--raw")
+    plain, guessed = cli(*words), cli(*words, "--spec", "auto", "-md", path)
+    assert (guessed.returncode, guessed.stdout) == (0, plain.stdout)
+    assert "guess" not in plain.stderr
+    assert "guessed ahead" in guessed.stderr or "of plain by estimate" in guessed.stderr
+
+
+def test_statistics_in_a_line() -> None:
+    done = Speculated(drafted=20, accepted=15, rounds=6, plain_seconds=3.0)
+    statistics = localllm.Statistics(1, 0, 0.1, 21, 1.5, 20, 0.1, 10**9, "length", decode_passes=6, speculation=done)
+    line = statistics_line(statistics, 0.0)
+    assert "answer 21, 13.3 tok/s | first after 0.10 s | 4.00 GB/s | " in line
+    assert line.endswith("guessed 15 of 20 (2.5 a pass), x2.00 of plain by estimate")
+    nothing = localllm.Statistics(1, 0, 0.1, 1, 0.0, 0, 0.1, 1, "end", speculation=Speculated(0, 0, 0, 0.0))
+    assert statistics_line(nothing, 0.0).endswith("nothing guessed ahead")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("-md", "no.gguf"), "no.gguf"),
+        (("--spec", "draft"), "-md FILE"),
+        (("--spec", "ngram", "--draft-max", "16"), "1 to 15"),
+        (("-md", "vocabulary.gguf"), "no weights"),
+    ],
+)
+def test_a_wrong_draft_is_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
+    model = write_model(tmp_path / "m.gguf")
+    with open_gguf(model) as file:
+        write_gguf(tmp_path / "vocabulary.gguf", dict(file.stored), [])
+    given = [str(tmp_path / word) if word == "vocabulary.gguf" else word for word in words]
+    done = cli("run", model, "hi", *given)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1

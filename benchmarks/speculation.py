@@ -1,0 +1,184 @@
+"""Speculation side by side: plain, draft model, n-grams, auto, and llama.cpp's draft mode, in turn on the same prompts.
+
+    python benchmarks/speculation_pair.py FOLDER
+    python benchmarks/speculation.py FOLDER/target-80.gguf --draft FOLDER/draft.gguf [--peer llama-speculative-simple]
+    python benchmarks/speculation.py demo --draft draft
+    python benchmarks/speculation.py --table
+
+A round answers every prompt once in every mode; each answer starts with nothing learned. Rates are tokens a second from
+the first token of an answer to its last, all work included; ratios are medians over rounds of mode / plain of the same
+round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; lines about the same are
+further rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import localllm
+from localllm.model import Model
+from localllm.speculation.options import SpeculationOptions
+from localllm.speculation.setup import Speculation
+
+from compare import RESULTS, machine  # isort: skip
+from speculation_pair import PROMPTS  # isort: skip
+
+MODES = ("plain", "draft", "ngram", "auto")
+PEER = "llama.cpp"
+SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)")
+ACCEPTED = re.compile(r"n_drafted\s*=\s*(\d+)\s+.*?n_accept\s*=\s*(\d+)", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Row:
+    """Samples of one prompt and temperature, a rate per round for each mode; guesses of the last round."""
+
+    model: str
+    prompt: str
+    temperature: float
+    tokens: int
+    rates: dict[str, list[float]] = field(default_factory=dict)
+    guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
+    estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain that the statistics told
+    same_text: bool = True  # of all modes, where greedy
+
+    def ratio(self, mode: str, to: str = "plain") -> float:
+        return median(a / b for a, b in zip(self.rates[mode], self.rates[to], strict=True))
+
+
+def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) -> list[int | None]:
+    """One answer in one mode; the rate goes into the row."""
+    if mode == "plain":
+        model.speculation = None
+    else:
+        name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
+        model.speculation = Speculation(model, SpeculationOptions(mode, name), draft if name else None)
+    sampler = model.sampler(localllm.SamplerOptions(temperature=row.temperature, seed=seed))
+    session = model.session()
+    pieces = session.generate(
+        model.tokenize(PROMPTS[row.prompt], parse_special=True), sampler, row.tokens, ignore_end=True
+    )
+    tokens = [next(pieces).token]
+    began = perf_counter()
+    for piece in pieces:
+        tokens.append(piece.token)
+    row.rates.setdefault(mode, []).append((row.tokens - 1) / (perf_counter() - began))
+    session.close()
+    statistics = piece.statistics
+    assert statistics is not None
+    if (done := statistics.speculation) is not None:
+        row.guessed[mode] = (done.drafted, done.accepted, done.rounds)
+        row.estimated[mode] = statistics.speedup
+    return tokens
+
+
+def peer_answer(binary: Path, target: Path, draft: Path, row: Row, seed: int, threads: int, most: int) -> None:
+    command = [
+        str(binary), "-m", str(target), "-md", str(draft), "-p", PROMPTS[row.prompt], "-n", str(row.tokens),
+        "--temp", str(row.temperature), "--seed", str(seed), "-t", str(threads), "-c", "1024", "--ignore-eos",
+        "--spec-type", "draft-simple", "--spec-draft-n-max", str(most), "-td", str(threads),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    found, counts = SPEED.search(done.stdout + done.stderr), ACCEPTED.search(done.stdout + done.stderr)
+    if found is None or counts is None:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr[-1500:]}")
+    row.rates.setdefault(f"{PEER} {most}", []).append(float(found[1]))
+    row.guessed[f"{PEER} {most}"] = (int(counts[1]), int(counts[2]), 0)
+
+
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    threads = arguments.threads
+    name = Path(arguments.model).stem
+    rows = [Row(name, p, t, arguments.tokens) for t in arguments.temperatures for p in arguments.prompts]
+    with localllm.load(arguments.model, ctx=1024, threads=threads) as model:
+        draft = localllm.load(arguments.draft, ctx=1024, threads=threads)
+        for number in range(arguments.rounds):
+            for row in rows:
+                said = []
+                for mode in MODES if number % 2 else MODES[::-1]:  # whoever comes first may find a rested machine
+                    said.append(answer(model, draft, row, mode, seed=number + 1))
+                row.same_text &= row.temperature > 0 or all(tokens == said[0] for tokens in said)
+                for most in arguments.peer_max if arguments.peer else ():
+                    peer_answer(
+                        arguments.peer, Path(arguments.model), Path(arguments.draft), row, number + 1, threads, most
+                    )
+                print(f"{name} {row.prompt} {row.temperature}: {row.rates}", file=sys.stderr)
+        model.speculation = None
+        draft.close()
+    return rows
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [
+        "| model | prompt | temperature | plain t/s | draft | n-grams | auto | draft accepts | llama.cpp draft t/s "
+        "| auto / llama.cpp |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        drafted, accepted, _ = row.guessed["draft"]
+        peers = [mode for mode in row.rates if mode.startswith(PEER)]
+        peer = max(peers, key=lambda mode: median(row.rates[mode]), default="")
+        beside = (f"{median(row.rates[peer]):.1f}", f"{row.ratio('auto', peer):.2f}") if peer else ("", "")
+        ratios = " | ".join(f"x{row.ratio(mode):.2f}" for mode in MODES[1:])
+        lines.append(
+            f"| {row.model} | {row.prompt} | {row.temperature:g} | {median(row.rates['plain']):.1f} | {ratios} | "
+            f"{accepted} of {drafted} | {beside[0]} | {beside[1]} |"
+        )
+    return "\n".join(lines)
+
+
+def stored(path: Path) -> list[Row]:
+    """A row for every model, prompt and temperature, with the rounds of all lines about it."""
+    rows: dict[tuple[str, str, float], Row] = {}
+    for line in path.read_text().splitlines():
+        found = {key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__}
+        row = Row(**found)
+        before = rows.setdefault((row.model, row.prompt, row.temperature), row)
+        if before is not row:
+            before.guessed, before.estimated = row.guessed, row.estimated
+            before.same_text &= row.same_text
+            for mode, rates in row.rates.items():
+                before.rates[mode] += rates
+    return list(rows.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("--draft")
+    parser.add_argument("--peer", type=Path, help="llama-speculative-simple")
+    parser.add_argument("--peer-max", type=int, nargs="+", default=[3], help="tokens the peer drafts at most")
+    parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), choices=PROMPTS)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
+    parser.add_argument("-n", "--tokens", type=int, default=96)
+    parser.add_argument("-t", "--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS / "speculation.jsonl")
+    parser.add_argument("--table", action="store_true", help="print what is stored and measure nothing")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table(stored(arguments.out)))
+        return
+    rows = measure(arguments)
+    with arguments.out.open("a") as file:
+        for row in rows:
+            extra = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "threads": arguments.threads}
+            ratios = {mode: row.ratio(mode) for mode in MODES[1:]}
+            file.write(json.dumps({**asdict(row), "ratios": ratios, **extra, "machine": machine()}) + "\n")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
