@@ -18,6 +18,8 @@ __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "de
 
 _CHUNK_VALUES = 1 << 17  # values converted at a time: temporaries of half a megabyte each stay in the L2 cache
 
+_LARGEST_IMPORTANCE = 1e15  # far above what activations reach, and sums of weighted squares stay below infinity
+
 
 def _format(name: str) -> Format:
     try:
@@ -110,8 +112,8 @@ def _check_importance(importance: F32 | None, values: int, name: str) -> None:
         return
     if not isinstance(importance, np.ndarray) or importance.dtype != np.float32 or importance.shape != (values,):
         raise QuantError(f"{name}: importance must be float32 ({values},), got {_describe(importance)}")
-    if not np.isfinite(importance).all() or (importance < 0).any():
-        raise QuantError(f"{name}: importance holds NaN, infinity or negative numbers; it must be finite and >= 0")
+    if not ((importance >= 0) & (importance <= _LARGEST_IMPORTANCE)).all():  # neither holds for NaN
+        raise QuantError(f"{name}: importance holds NaN, negative numbers or some above {_LARGEST_IMPORTANCE:.0e}")
 
 
 def _describe(x: object) -> str:

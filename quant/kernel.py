@@ -13,15 +13,23 @@ import numpy as np
 from quant.format import F32, U8, QuantError
 
 
-def search(module: str, function: str, block_values: int, block_bytes: int) -> Callable[[F32, F32 | None], U8]:
-    """A format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks."""
+def search(
+    module: str, function: str, block_values: int, block_bytes: int, *, book: str = "", weighted: bool = False
+) -> Callable[[F32, F32 | None], U8]:
+    """A format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
+
+    `book` is the codebook that the format looks up its runs in; `weighted` formats lose too much without importance.
+    """
 
     def quantize(x: F32, importance: F32 | None) -> U8:
+        if weighted and importance is None:
+            raise QuantError(f"{function.upper()} cannot be written without importance; it needs an importance matrix")
         run = getattr(import_module(f"quant.compiled.{module}"), function)
+        more = import_module("quant.compiled.codebook").codebook(book) if book else ()
         out = np.empty((x.size // block_values, block_bytes), np.uint8)
         weights = np.empty(0, np.float32) if importance is None else np.ascontiguousarray(importance)
         if len(out):
-            check_scale(run(x.reshape(-1, block_values), weights.reshape(-1, block_values), out))
+            check_scale(run(x.reshape(-1, block_values), weights.reshape(-1, block_values), out, *more))
         return out.reshape(len(x), -1)
 
     return quantize

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from quant.format import Format
 from quant.formats import fp4, fp8, iq1, iq2, iq3, iq4, plain, q1_q2, q2_k, q3_k, q4_k_q5_k, q4_q5, q6_k, q8_0, ternary
-from quant.kernel import search
 
 # fmt: off
 _ROWS = (
@@ -17,20 +16,20 @@ _ROWS = (
     Format("Q5_0",     6,  32,  22, q4_q5.dequantize_q5_0,     q4_q5.quantize_q5_0),
     Format("Q5_1",     7,  32,  24, q4_q5.dequantize_q5_1,     q4_q5.quantize_q5_1),
     Format("Q8_0",     8,  32,  34, q8_0.dequantize,           q8_0.quantize),
-    Format("Q2_K",    10, 256,  84, q2_k.dequantize,           search("k_quants", "q2_k", 256, 84)),
-    Format("Q3_K",    11, 256, 110, q3_k.dequantize,           search("k_quants", "q3_k", 256, 110)),
-    Format("Q4_K",    12, 256, 144, q4_k_q5_k.dequantize_q4_k, search("k_quants", "q4_k", 256, 144)),
-    Format("Q5_K",    13, 256, 176, q4_k_q5_k.dequantize_q5_k, search("k_quants", "q5_k", 256, 176)),
-    Format("Q6_K",    14, 256, 210, q6_k.dequantize,           search("k_quants", "q6_k", 256, 210)),
-    Format("IQ1_S",   19, 256,  50, iq1.dequantize_iq1_s,      None),
-    Format("IQ1_M",   29, 256,  56, iq1.dequantize_iq1_m,      None),
-    Format("IQ2_XXS", 16, 256,  66, iq2.dequantize_iq2_xxs,    None),
-    Format("IQ2_XS",  17, 256,  74, iq2.dequantize_iq2_xs,     None),
-    Format("IQ2_S",   22, 256,  82, iq2.dequantize_iq2_s,      None),
-    Format("IQ3_XXS", 18, 256,  98, iq3.dequantize_iq3_xxs,    None),
-    Format("IQ3_S",   21, 256, 110, iq3.dequantize_iq3_s,      None),
-    Format("IQ4_NL",  20,  32,  18, iq4.dequantize_iq4_nl,     None),
-    Format("IQ4_XS",  23, 256, 136, iq4.dequantize_iq4_xs,     None),
+    Format("Q2_K",    10, 256,  84, q2_k.dequantize,           q2_k.quantize),
+    Format("Q3_K",    11, 256, 110, q3_k.dequantize,           q3_k.quantize),
+    Format("Q4_K",    12, 256, 144, q4_k_q5_k.dequantize_q4_k, q4_k_q5_k.quantize_q4_k),
+    Format("Q5_K",    13, 256, 176, q4_k_q5_k.dequantize_q5_k, q4_k_q5_k.quantize_q5_k),
+    Format("Q6_K",    14, 256, 210, q6_k.dequantize,           q6_k.quantize),
+    Format("IQ1_S",   19, 256,  50, iq1.dequantize_iq1_s,      iq1.quantize_iq1_s),
+    Format("IQ1_M",   29, 256,  56, iq1.dequantize_iq1_m,      iq1.quantize_iq1_m),
+    Format("IQ2_XXS", 16, 256,  66, iq2.dequantize_iq2_xxs,    iq2.quantize_iq2_xxs),
+    Format("IQ2_XS",  17, 256,  74, iq2.dequantize_iq2_xs,     iq2.quantize_iq2_xs),
+    Format("IQ2_S",   22, 256,  82, iq2.dequantize_iq2_s,      iq2.quantize_iq2_s),
+    Format("IQ3_XXS", 18, 256,  98, iq3.dequantize_iq3_xxs,    iq3.quantize_iq3_xxs),
+    Format("IQ3_S",   21, 256, 110, iq3.dequantize_iq3_s,      iq3.quantize_iq3_s),
+    Format("IQ4_NL",  20,  32,  18, iq4.dequantize_iq4_nl,     iq4.quantize_iq4_nl),
+    Format("IQ4_XS",  23, 256, 136, iq4.dequantize_iq4_xs,     iq4.quantize_iq4_xs),
     Format("TQ1_0",   34, 256,  54, ternary.dequantize_tq1_0,  ternary.quantize_tq1_0),
     Format("TQ2_0",   35, 256,  66, ternary.dequantize_tq2_0,  ternary.quantize_tq2_0),
     Format("MXFP4",   39,  32,  17, fp4.dequantize_mxfp4,      fp4.quantize_mxfp4),

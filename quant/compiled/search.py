@@ -139,7 +139,8 @@ def affine(
 def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     """Scale and, in qt (size, 16), integers up to top for values >= 0: how group scales are stored themselves.
 
-    Nine scales are tried, then the integers are moved one by one while that helps.
+    Nine scales are tried, then the integers are moved one by one while that helps. Where a value is negative after all,
+    its integer is kept modulo 256, as in ggml, and that decides how the search goes on.
     """
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing
@@ -147,6 +148,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
         value = load(xt, i)
         high = pick(high > value, high, value)
     kept, best = nothing, nothing
+    byte = splat(np.float32(256))
     for attempt in range(9):
         step = 0 if attempt == 0 else attempt - 5 if attempt < 5 else attempt - 4  # 0, -4 ... -1, 1 ... 4
         inverse = splat(np.float32(0.1) * np.float32(step) + np.float32(top)) / high
@@ -154,6 +156,8 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
         for i in range(size):
             value = load(xt, i)
             q = least(nearest(inverse * value), limit)
+            if attempt == 0:
+                q = pick(q < nothing, q + byte, q)
             miss = value - scale * q
             error = error + load(wt, i) * miss * miss
         better = error < best
@@ -165,7 +169,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
     for i in range(size):
         value, weight = load(xt, i), load(wt, i)
         q = least(nearest(kept * value), limit)
-        store(qt, i, q)
+        store(qt, i, pick(q < nothing, q + byte, q))
         sum_xq = sum_xq + weight * value * q
         sum_qq = sum_qq + weight * q * q
     for _ in range(5):
@@ -177,7 +181,7 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
             new_xq, new_qq = rest_xq + weight * value * new, rest_qq + weight * new * new
             better = (rest_xq > nothing) & (rest_qq > nothing) & ~(new == q)
             better = better & (new_xq * new_xq * sum_qq > sum_xq * sum_xq * new_qq)
-            store(qt, i, pick(better, new, q))
+            store(qt, i, pick(better, pick(new < nothing, new + byte, new), q))
             sum_xq, sum_qq = pick(better, new_xq, sum_xq), pick(better, new_qq, sum_qq)
             moved = moved | better
         if not any_lane(moved):

@@ -13,6 +13,7 @@ import base64
 from functools import cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quant.format import F32
 
@@ -98,12 +99,19 @@ _SETS: dict[str, tuple[tuple[int, ...], int, str]] = {
 
 
 @cache
-def grid(name: str) -> F32:
-    """Points of a codebook, float32 (points, 8 or 4), in the order that the formats' indices count them."""
+def levels_of(name: str) -> NDArray[np.uint8]:
+    """Points of a codebook, uint8 (points, 8 or 4): which of its levels every coordinate is, in the formats' order."""
     levels, width, bitmap = _SETS[name]
     bits = np.unpackbits(np.frombuffer(base64.b85decode(bitmap), np.uint8), bitorder="little")
     members = np.flatnonzero(bits)[:, None]
-    digits = members // len(levels) ** np.arange(width) % len(levels)
-    points: F32 = np.array(levels, np.float32)[digits]
+    points = (members // len(levels) ** np.arange(width) % len(levels)).astype(np.uint8)
     points.flags.writeable = False  # shared by every caller
+    return points
+
+
+@cache
+def grid(name: str) -> F32:
+    """Points of a codebook, float32 (points, 8 or 4), in the order that the formats' indices count them."""
+    points: F32 = np.array(_SETS[name][0], np.float32)[levels_of(name)]
+    points.flags.writeable = False
     return points

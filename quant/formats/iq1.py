@@ -16,6 +16,7 @@ import numpy as np
 from quant.format import F32, U8
 from quant.formats.grids import grid
 from quant.formats.iq2 import words
+from quant.kernel import search
 from quant.pack import half, planes
 
 _SHIFT = np.float32(0.125)
@@ -47,3 +48,7 @@ def dequantize_iq1_m(blocks: U8) -> F32:
     grouped = out.reshape(n, 16, 16)
     grouped *= (d * (np.float32(2) * s.astype(np.float32) + np.float32(1)))[:, :, None]
     return out.reshape(n, 256)
+
+
+quantize_iq1_s = search("iq1", "iq1_s", 256, 50, book="IQ1S", weighted=True)
+quantize_iq1_m = search("iq1", "iq1_m", 256, 56, book="IQ1S")

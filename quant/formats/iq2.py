@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from quant.format import F32, U8
 from quant.formats.grids import grid
+from quant.kernel import search
 from quant.pack import bits_of, half, planes
 
 
@@ -77,3 +78,8 @@ def dequantize_iq2_s(blocks: U8) -> F32:
     high = planes(blocks[:, 66:74, None], 2).reshape(-1, 32).astype(np.uint16)
     points = grid("IQ2S")[blocks[:, 2:34] | (high << np.uint16(8))]
     return _values(points, signs(blocks[:, 34:66]), _nibble_scales(blocks, 74))
+
+
+quantize_iq2_xxs = search("iq2_iq3", "iq2_xxs", 256, 66, book="IQ2XXS", weighted=True)
+quantize_iq2_xs = search("iq2_iq3", "iq2_xs", 256, 74, book="IQ2XS", weighted=True)
+quantize_iq2_s = search("iq2_iq3", "iq2_s", 256, 82, book="IQ2S")

@@ -15,6 +15,7 @@ import numpy as np
 from quant.format import F32, U8
 from quant.formats.grids import grid
 from quant.formats.iq2 import signs, signs_of_codes, words
+from quant.kernel import search
 from quant.pack import bits_of, half, planes
 
 
@@ -38,3 +39,7 @@ def dequantize_iq3_s(blocks: U8) -> F32:
     s = planes(blocks[:, 106:110, None], 4).reshape(-1, 8).astype(np.float32)
     scale = half(blocks, 0) * (np.float32(2) * s + np.float32(1))
     return _values(grid("IQ3S")[index], signs(blocks[:, 74:106]), scale)
+
+
+quantize_iq3_xxs = search("iq2_iq3", "iq3_xxs", 256, 98, book="IQ3XXS")
+quantize_iq3_s = search("iq2_iq3", "iq3_s", 256, 110, book="IQ3S")

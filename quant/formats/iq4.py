@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from quant.format import F32, U8
+from quant.kernel import search
 from quant.pack import half, planes
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
@@ -31,3 +32,7 @@ def dequantize_iq4_xs(blocks: U8) -> F32:
     values = LEVELS[planes(blocks[:, 8:].reshape(n, 8, 16), 4).reshape(n, 8, 32)]
     values *= (half(blocks, 0) * s)[:, :, None]
     return values.reshape(n, 256)
+
+
+quantize_iq4_nl = search("iq4", "iq4_nl", 32, 18)
+quantize_iq4_xs = search("iq4", "iq4_xs", 256, 136)

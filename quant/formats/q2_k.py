@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from quant.format import F32, U8
+from quant.kernel import search
 from quant.pack import half, planes
 
 
@@ -21,3 +22,6 @@ def dequantize(blocks: U8) -> F32:
     out *= scale[:, :, None]
     out -= minimum[:, :, None]
     return out.reshape(n, 256)
+
+
+quantize = search("k_quants", "q2_k", 256, 84)

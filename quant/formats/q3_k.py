@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from quant.format import F32, U8
+from quant.kernel import search
 from quant.pack import half, planes
 
 
@@ -25,3 +26,6 @@ def dequantize(blocks: U8) -> F32:
     out -= np.float32(4)
     out *= scale[:, :, None]
     return out.reshape(n, 256)
+
+
+quantize = search("k_quants", "q3_k", 256, 110)

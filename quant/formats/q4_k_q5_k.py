@@ -14,6 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from quant.format import F32, U8
+from quant.kernel import search
 from quant.pack import half, planes
 
 
@@ -46,3 +47,7 @@ def dequantize_q5_k(blocks: U8) -> F32:
     q <<= 4
     q |= _nibbles(blocks, 48)
     return _values(blocks, q)
+
+
+quantize_q4_k = search("k_quants", "q4_k", 256, 144)
+quantize_q5_k = search("k_quants", "q5_k", 256, 176)

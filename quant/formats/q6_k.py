@@ -10,6 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from quant.format import F32, U8
+from quant.kernel import search
 from quant.pack import half, planes
 
 
@@ -22,3 +23,6 @@ def dequantize(blocks: U8) -> F32:
     out -= np.float32(32)
     out *= (half(blocks, 208) * blocks[:, 192:208].view(np.int8))[:, :, None]
     return out.reshape(n, 256)
+
+
+quantize = search("k_quants", "q6_k", 256, 210)

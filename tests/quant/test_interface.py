@@ -13,6 +13,10 @@ import quant
 
 WRITABLE = [name for name, fmt in quant.FORMATS.items() if fmt.quantize]
 BLOCK_WRITABLE = [name for name in WRITABLE if quant.FORMATS[name].block_values > 1]
+NEEDS_IMPORTANCE = ("IQ2_XXS", "IQ2_XS", "IQ1_S")
+WITH_AND_WITHOUT = [(name, None) for name in WRITABLE if name not in NEEDS_IMPORTANCE] + [
+    (name, fill) for name in WRITABLE for fill in (0, 1)
+]
 X = np.zeros((2, 256), np.float32)
 ROWS = np.zeros((2, 18), np.uint8)
 
@@ -37,12 +41,17 @@ def with_value(value: float) -> np.ndarray:
         (lambda: quant.quantize(X.astype(">f4"), "Q4_0"), "got >f4"),
         (lambda: quant.quantize(X[0], "Q4_0"), "got float32 (256,)"),
         (lambda: quant.quantize(X[:, :48], "Q4_0"), "48 values does not fill whole blocks of 32"),
-        (lambda: quant.quantize(X, "IQ1_S"), "IQ1_S cannot be written yet; writable formats: F32, F16, BF16, Q4_0"),
+        (lambda: quant.quantize(X, "F64"), "F64 cannot be written yet; writable formats: F32, F16, BF16, Q4_0"),
+        (lambda: quant.quantize(X, "IQ1_S"), "IQ1_S cannot be written without importance; it needs an importance"),
+        (lambda: quant.quantize(X, "IQ2_XXS"), "IQ2_XXS cannot be written without importance"),
+        (lambda: quant.quantize(X, "IQ2_XS"), "IQ2_XS cannot be written without importance"),
+        (lambda: quant.quantize(X[:, :128], "Q4_K"), "128 values does not fill whole blocks of 256"),
         (lambda: quant.row_bytes("Q6_K", 128), "128 values does not fill whole blocks of 256"),
         (lambda: quant.row_bytes("Q8_0", -32), "-32 values"),
         (lambda: quant.quantize(X, "Q4_0", X[0, :32]), "importance must be float32 (256,), got float32 (32,)"),
         (lambda: quant.quantize(X, "Q4_0", X[0] - 1), "negative"),
         (lambda: quant.quantize(X, "Q4_0", X[0] + np.float32(np.nan)), "NaN"),
+        (lambda: quant.quantize(X, "IQ1_M", X[0] + np.float32(1e30)), "above 1e+15"),
     ],
 )
 def test_what_is_wrong_is_said(call: Callable[[], object], message: str) -> None:
@@ -63,11 +72,17 @@ def test_block_formats_refuse_what_they_cannot_hold(name: str, value: float) -> 
         quant.quantize(with_value(value), name)
 
 
-@pytest.mark.parametrize("name", sorted(set(BLOCK_WRITABLE) - {"MXFP4", "NVFP4"}))
-@pytest.mark.parametrize("importance", [None, np.ones(256, np.float32)])
-def test_a_scale_above_the_halves_is_refused(name: str, importance: np.ndarray | None) -> None:
-    with pytest.raises(quant.QuantError, match="largest half"):
-        quant.quantize(with_value(3e38), name, importance)
+def importance_of(fill: float | None) -> np.ndarray | None:
+    return None if fill is None else np.full(256, fill, np.float32)
+
+
+@pytest.mark.parametrize(("name", "fill"), [row for row in WITH_AND_WITHOUT if row[1] != 0])
+def test_a_scale_above_the_halves_is_refused(name: str, fill: float | None) -> None:
+    if name in ("MXFP4", "NVFP4", "F32", "F16", "BF16"):
+        return  # other scales, or none
+    for value in (1e9, -3e15, 3e20, -3e38):
+        with pytest.raises(quant.QuantError, match="largest half"):
+            quant.quantize(with_value(value), name, importance_of(fill))
 
 
 def test_plain_formats_keep_nan_and_infinity() -> None:
@@ -79,13 +94,12 @@ def test_plain_formats_keep_nan_and_infinity() -> None:
     assert np.isnan(quant.dequantize(quant.quantize(signalling, "BF16"), "BF16")).all()
 
 
-@pytest.mark.parametrize("name", WRITABLE)
-@pytest.mark.parametrize("importance", [None, np.zeros(256, np.float32), np.ones(256, np.float32)])
-def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, importance: np.ndarray | None) -> None:
+@pytest.mark.parametrize(("name", "fill"), WITH_AND_WITHOUT)
+def test_zeros_and_the_smallest_numbers_stay_quiet(name: str, fill: float | None) -> None:
     x = np.concatenate([X, with_value(1e-45), with_value(-1e-42), with_value(1e-30)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        back = quant.dequantize(quant.quantize(x, name, importance), name)
+        back = quant.dequantize(quant.quantize(x, name, importance_of(fill)), name)
     assert np.abs(back).max() <= 2e-30  # MXFP4 reaches down there, and rounds
     assert (back[:2] == 0).all()
 
@@ -122,9 +136,9 @@ def test_strange_arrays(name: str) -> None:
         packed = quant.quantize(x, name, importance)
         pieces = [quant.quantize(x[i : i + 50], name, importance) for i in range(0, 300, 50)]
         np.testing.assert_array_equal(packed, np.concatenate(pieces))
-        np.testing.assert_array_equal(quant.quantize(np.asfortranarray(x)[::2], name), quant.quantize(x, name)[::2])
-        assert quant.quantize(x[:0], name).shape == (0, quant.row_bytes(name, 512))
-        assert quant.quantize(x[:, :0], name).shape == (300, 0)
+        np.testing.assert_array_equal(quant.quantize(np.asfortranarray(x)[::2], name, importance), packed[::2])
+        assert quant.quantize(x[:0], name, importance).shape == (0, quant.row_bytes(name, 512))
+        assert quant.quantize(x[:, :0], name, importance[:0]).shape == (300, 0)
 
 
 @pytest.mark.parametrize("name", WRITABLE)

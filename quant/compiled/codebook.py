@@ -1,0 +1,84 @@
+"""The codebooks of the IQ formats as the searches need them: from rounded coordinates to a point, or to those near.
+
+Coordinates of points are counted here as ggml's search does: level l is 2 * l + 1.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quant.compiled.jit import compiled
+from quant.format import F32
+from quant.formats.grids import levels_of
+
+I32 = NDArray[np.int32]
+
+# name: bits of a level in a key, levels that a key may name, distances of neighbours that are looked at
+_BOOKS = {
+    "IQ1S": (2, 3, 3),
+    "IQ2XXS": (2, 3, 2),
+    "IQ2XS": (2, 3, 2),
+    "IQ2S": (2, 3, 1),
+    "IQ3XXS": (3, 8, 2),
+    "IQ3S": (3, 8, 3),
+}
+
+
+@cache
+def codebook(name: str) -> tuple[F32, I32, I32]:
+    """Points float32 (points, width); places int32, one for each key; and lists of neighbours.
+
+    A key is the levels of a run, `bits` each, the first lowest. Its place is the number of the point there, or, where
+    there is none, -1 - i: neighbours[i] counts the points that follow, nearest first, equals in their order.
+    """
+    bits, levels, distances = _BOOKS[name]
+    points = np.ascontiguousarray(levels_of(name).astype(np.float32) * np.float32(2) + np.float32(1))
+    places, length = np.empty(1 << bits * points.shape[1], np.int32), 0
+    length = _neighbours(points, bits, levels, distances, places, np.empty(0, np.int32))
+    near = np.empty(length, np.int32)
+    _neighbours(points, bits, levels, distances, places, near)
+    return points, places, near
+
+
+@compiled
+def _neighbours(points: F32, bits: int, levels: int, distances: int, places: I32, near: I32) -> int:
+    """Fills `places`, and `near` where it is not empty; returns the length that `near` needs."""
+    count, width = points.shape
+    distance, length, mask = np.empty(count, np.float32), 0, (1 << bits) - 1
+    for key in range(len(places)):
+        used = True
+        for i in range(width):
+            used = used and (key >> bits * i & mask) < levels
+        places[key] = 0  # never asked for, unless set below
+        if not used:
+            continue
+        for point in range(count):
+            total = np.float32(0)
+            for i in range(width):
+                miss = points[point, i] - np.float32(2 * (key >> bits * i & mask) + 1)
+                total += miss * miss
+            distance[point] = total
+        here, end = np.argmin(distance), length + 1
+        if distance[here] == 0:
+            places[key] = here
+            continue
+        places[key] = -1 - length
+        least = np.float32(0)
+        for _ in range(distances):
+            following = np.float32(np.inf)
+            for point in range(count):
+                if least < distance[point] < following:
+                    following = distance[point]
+            for point in range(count):
+                if distance[point] == following:
+                    if len(near):
+                        near[end] = point
+                    end += 1
+            least = following
+        if len(near):
+            near[length] = end - length - 1
+        length = end
+    return length
