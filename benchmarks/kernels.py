@@ -83,7 +83,7 @@ def byte_peak(backend: CpuBackend) -> float:
     backend.library.load([kernel("byte_peak", body)])
     data, sink = np.ones(128, np.uint8), np.zeros(16 * backend.pool.threads, np.int32)
     block = np.array([address(data), address(sink)], np.int64)
-    entries = np.array([[backend.library.address("byte_peak"), address(block), 1, 0]], np.int64)
+    entries = np.array([[backend.library.address("byte_peak"), address(block), 1, 0, 0]], np.int64)
     counters = np.zeros((1, 8), np.int64)
     seconds = best(lambda: backend.pool.run(entries, counters))
     return backend.pool.threads * TURNS * CHAINS * 128 / seconds

@@ -167,7 +167,7 @@ class CpuExecutable:
                 call.size, {slot: self._resolve(value, names, program) for slot, value in call.slots.items()}
             )
             self._blocks.append(block)
-            self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0)
+            self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0, 0)
         self._panels = panels
         self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -228,8 +228,12 @@ class CpuExecutable:
             self._grow_ropes(last + 1)
         for sharing in self._sharing.values():
             sharing.fill(batch)
-        self._pool.run(self.entries, self._counters)
+        self.replay()
         return self._logits[: len(batch.logit_rows)]
+
+    def replay(self) -> None:
+        """Run the plan on the last batch again: what a step costs without the Python around it."""
+        self._pool.run(self.entries, self._counters)
 
     def value(self, value: Value) -> F32:
         """What the last step left in a value that was to be kept; a view that the next step overwrites."""
@@ -301,7 +305,7 @@ class CpuExecutable:
             {a.START: self._weights.address, a.PIECES: pieces, a.COUNTER: address(counters), a.SINK: address(sink)},
         )
         self._library.load([bandwidth.read()])
-        entries = np.array([[self._library.address("read"), address(block), 1, 0]], np.int64)
+        entries = np.array([[self._library.address("read"), address(block), 1, 0, 0]], np.int64)
         best = 0.0
         for _ in range(3):
             start = perf_counter()
@@ -309,9 +313,10 @@ class CpuExecutable:
             best = max(best, pieces * bandwidth.PIECE / (perf_counter() - start))
         return best
 
-    def profile(self) -> list[tuple[str, int]]:
-        """(operation, cycles spent since bind, barrier included) in order of the plan."""
-        return list(zip(self.labels, (int(t) for t in self.entries[:, Entry.TICKS]), strict=True))
+    def profile(self) -> list[tuple[str, int, int]]:
+        """(operation, cycles spent since bind, those of them spent waiting for other threads) in order of the plan."""
+        clocks = self.entries[:, [Entry.TICKS, Entry.WAITED]].tolist()
+        return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
 
     # -- rope tables -----------------------------------------------------------------------------------------------
 

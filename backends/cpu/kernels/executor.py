@@ -1,4 +1,4 @@
-"""The replay loop: a plan is an array of (kernel, arguments, barrier, ticks); threads run it inside compiled code.
+"""The replay loop: a plan is an array of (kernel, arguments, barrier, two clocks); threads run it inside compiled code.
 
 Threads meet at a spin barrier where an entry says so. Between batches a worker spins for a while, then returns to
 Python to sleep.
@@ -22,7 +22,8 @@ class Entry(IntEnum):
     ARGUMENTS = 1
     BARRIER = 2  # 1: all threads meet after this operation
     TICKS = 3  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
-    SIZE = 4
+    WAITED = 4  # and how many of them it waited for the other threads
+    SIZE = 5
 
 
 class Sync(IntEnum):
@@ -67,6 +68,7 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
     with f.loop(0, count) as i:
         entry = plan + i * (8 * Entry.SIZE)
         f.call(f.load_int(entry, Entry.KERNEL), f.load_int(entry, Entry.ARGUMENTS), thread, threads)
+        done = clock()
         with f.when(f.load_int(entry, Entry.BARRIER).differs(0)):
             rounds = f.load_int(own) + 1
             f.store(own, rounds, 8)
@@ -76,6 +78,7 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
         with f.when(thread.equals(0)):
             now = clock()
             f.store(entry + 8 * Entry.TICKS, f.load_int(entry, Entry.TICKS) + (now - before.get()), 8)
+            f.store(entry + 8 * Entry.WAITED, f.load_int(entry, Entry.WAITED) + (now - done), 8)
             before.set(now)
 
 

@@ -1,0 +1,92 @@
+"""Where the time of a decode step goes: kernels by kind, waiting at barriers, and what is outside the plan.
+
+    python benchmarks/step.py MODEL.gguf ... [-t 2] [--depth 128]
+
+The plan's own clock counts thread 0's cycles; the rest of a step's wall time is Python and NumPy around it. One JSON
+line per model goes to benchmarks/results/step.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import defaultdict
+from datetime import UTC, datetime
+from pathlib import Path
+from time import perf_counter
+
+from compare import RESULTS, ROOT, machine
+
+sys.path.insert(0, str(ROOT))
+
+import localllm
+from backends.cpu.backend import CpuExecutable
+from backends.cpu.kernels.executor import Entry
+from localllm.session import Session
+
+STEPS = 64
+
+
+def kind(label: str) -> str:
+    """Matrices by role, whatever their layer; other operations by name."""
+    return ".".join(part for part in label.split(".") if not part.isdigit())
+
+
+def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
+    with localllm.load(path, threads=threads, ctx=depth + 2 * STEPS) as model:
+        executable = model.executable
+        assert isinstance(executable, CpuExecutable)
+        session = Session(model)
+        for start in range(0, depth, model.batch_rows):
+            session.evaluate([1] * min(model.batch_rows, depth - start), logits=False)
+        session.evaluate([1], logits=False)
+        executable.entries[:, [Entry.TICKS, Entry.WAITED]] = 0
+        begin = perf_counter()
+        for _ in range(STEPS):
+            session.evaluate([1], logits=False)
+        seconds = (perf_counter() - begin) / STEPS
+        profile = executable.profile()
+        # The counter's rate is not known, so the plan's own share of the time is measured with nothing around it.
+        plan = perf_counter()
+        for _ in range(STEPS):
+            executable.replay()
+        plan_seconds = (perf_counter() - plan) / STEPS
+        total = sum(ticks for _, ticks, _ in profile)
+        kinds: dict[str, float] = defaultdict(float)
+        for label, ticks, waited in profile:
+            kinds[kind(label)] += (ticks - waited) / total * plan_seconds
+        return {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": path.name,
+            "device": model.device,
+            "depth": depth,
+            "step_ms": seconds * 1e3,
+            "barrier_ms": sum(waited for *_, waited in profile) / total * plan_seconds * 1e3,
+            "outside_ms": max(seconds - plan_seconds, 0.0) * 1e3,
+            "kernels_ms": {name: t * 1e3 for name, t in sorted(kinds.items(), key=lambda item: -item[1])},
+            "roof_ms": executable.memory.weights_per_token / executable.read_bandwidth() * 1e3,
+            "machine": machine(),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--depth", type=int, default=128)
+    parser.add_argument("--out", type=Path, default=RESULTS / "step.jsonl")
+    arguments = parser.parse_args()
+    for path in arguments.models:
+        row = measure(path, arguments.threads, arguments.depth)
+        with arguments.out.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        kernels = row.pop("kernels_ms")
+        assert isinstance(kernels, dict)
+        print(f"{path.name}: " + ", ".join(f"{key} {row[key]:.2f}" for key in row if key.endswith("_ms")))
+        print("  " + ", ".join(f"{name} {t:.2f}" for name, t in kernels.items() if t >= 0.01))
+
+
+if __name__ == "__main__":
+    main()
