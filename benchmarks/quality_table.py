@@ -34,7 +34,7 @@ CONTEXT = 512
 PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "Q3_K_M", "Q3_K_S", "Q2_K")
 CALIBRATED = ("Q4_K_M", "Q4_0", "Q3_K_S", "Q2_K")
 SIZES = ("2.8MB", "2.4MB", "2.0MB")  # of --fit; the type beside each is near in size
-CALIBRATION_BYTES = 60_000  # of each text
+CALIBRATION_BYTES = 25_000  # of each text
 
 
 class Way(NamedTuple):
