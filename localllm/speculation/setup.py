@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from localllm.speculation.rule import Guess
 
 
+SHORTEST_PASS = 2e-3  # seconds; guessing takes 30 to 50 microseconds a pass in Python, 2 % of this
+
+
 class Drafter(Protocol):
     """Follows one text and guesses how it goes on."""
 
@@ -76,7 +79,10 @@ class Speculation:
         self._draft_costs = measure(drafting, DRAFTING) if drafting is not None else None
         self._ngram_judge, self._draft_judge = Judge(ngram.PRIORS), Judge(draft.PRIORS)
 
-    def speculator(self) -> Speculator:
+    def speculator(self) -> Speculator | None:
+        """For a new session; none where what pays is to be done, and passes are too short for guessing to pay."""
+        if self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS:
+            return None
         draftings: list[Drafting] = []
         if self.options.kind in ("ngram", "auto"):
             draftings.append(Drafting(NgramDrafter(), self._ngram_judge))

@@ -17,6 +17,7 @@ from localllm.sampling.options import SamplerOptions
 from localllm.sampling.sampler import Sampler
 from localllm.session import Session, Speculated
 from localllm.speculation.options import SpeculationError
+from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from localllm.speculation.setup import Speculator
 from tests.localllm.cli_support import SPECIAL, write_model
@@ -44,7 +45,7 @@ def again() -> Iterator[localllm.Model]:
 
 @pytest.fixture(scope="module")
 def drafted() -> Iterator[localllm.Model]:
-    with localllm.load("demo", ctx=160, threads=1, draft="draft") as model:
+    with localllm.load("demo", ctx=160, threads=1, draft="draft", speculate="draft") as model:
         yield model
 
 
@@ -216,7 +217,7 @@ def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: lo
 def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> None:
     """Bytes and letters of the one are tokens of the other: slow, but right."""
     path = write_model(tmp_path / "m.gguf", context=256)
-    with localllm.load("demo", ctx=128, threads=1, draft=path) as model:
+    with localllm.load("demo", ctx=128, threads=1, draft=path, speculate="draft") as model:
         session = believing(model)
         plain = demo.session()
         assert (
@@ -243,7 +244,7 @@ def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm
 
 
 def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> None:
-    with localllm.load("demo", ctx=128, threads=1, draft="draft") as model:
+    with localllm.load("demo", ctx=128, threads=1, draft="draft", speculate="draft") as model:
         assert model.speculation is not None
         assert model.speculation.draft is not None
         model.speculation.draft.context = 24
@@ -283,10 +284,19 @@ def test_nothing_guesses_unless_it_is_asked_to(demo: localllm.Model) -> None:
 def test_who_guesses(kind: str, names: list[str]) -> None:
     with localllm.load("demo", ctx=64, speculate=kind, draft="draft", draft_max=4) as model:
         assert model.speculation is not None
+        model.speculation.costs = Costs({1: 0.02, 16: 0.02})
         speculator = model.speculation.speculator()
+        assert speculator is not None
         assert [drafting.drafter.name for drafting in speculator.draftings] == names
         assert speculator.longest == 4
         speculator.close()
+
+
+def test_auto_leaves_a_model_alone_whose_passes_are_shorter_than_guessing() -> None:
+    with localllm.load("demo", ctx=64, draft="draft") as model:
+        assert model.speculation is not None
+        model.speculation.costs = Costs({1: 0.0001, 16: 0.001})
+        assert model.session()._speculator is None
 
 
 def test_statistics_count_what_was_guessed(demo: localllm.Model, again: localllm.Model) -> None:
@@ -318,7 +328,9 @@ def test_a_draft_model_guesses_what_it_would_say(drafted: localllm.Model) -> Non
     assert draft is not None
     ids = drafted.tokenize(PROMPT)
     expected = [piece.token for piece in draft.generate(ids, temperature=0, max_tokens=6)][:6]
-    drafter = drafted.speculation.speculator().draftings[-1].drafter
+    speculator = drafted.speculation.speculator()
+    assert speculator is not None
+    drafter = speculator.draftings[-1].drafter
     sampler = Sampler(GREEDY)
     drafter.begin(ids)
     for _ in range(2):
@@ -334,7 +346,7 @@ def test_a_draft_model_guesses_what_it_would_say(drafted: localllm.Model) -> Non
 def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
     path = write_model(tmp_path / "m.gguf")
     words = ("run", path, "hi", "-n", "40", "--temp", "0", "--ignore-eos", "-v", "--raw")
-    plain, guessed = cli(*words), cli(*words, "--spec", "auto", "-md", path)
+    plain, guessed = cli(*words), cli(*words, "--spec", "draft", "-md", path)
     assert (guessed.returncode, guessed.stdout) == (0, plain.stdout)
     assert "guess" not in plain.stderr
     assert "guessed ahead" in guessed.stderr or "of plain by estimate" in guessed.stderr
