@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32, Batch, Plan, Value, Weight
+from backends.plan import BLOCK, F32, Batch, CacheLayer, Plan, Value, Weight
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
@@ -20,12 +20,20 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is allocated at bind: rows of the largest batch, rows of logits in one batch, cache blocks, positions."""
+    """What is allocated at bind: rows of the largest batch, rows of logits in one batch, cache blocks, positions.
+
+    With `window_blocks` the layers that have a window keep that many blocks of their own, and `blocks` are the others'.
+    """
 
     rows: int
     logit_rows: int
     blocks: int
     positions: int
+    window_blocks: int = 0
+
+    def blocks_of(self, layer: CacheLayer) -> int:
+        """Cache blocks of one layer."""
+        return self.window_blocks if layer.window and self.window_blocks else self.blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +55,24 @@ class Memory:
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int
+    cache_per_token: int  # in the layers that see everything
+    window_per_token: int = 0  # in those that see the last `window` tokens at most
+    window: int = 0
+
+    def read_after(self, tokens: float) -> float:
+        """Bytes that a decode step reads with so many tokens in the cache."""
+        seen = min(tokens, self.window)
+        return self.weights_per_token + self.cache_per_token * tokens + self.window_per_token * seen
+
+
+def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dict[str, int]:
+    """What `Memory` says of the cache a token reads, from the bytes of a block in every layer."""
+    of_token = [(layer.window, size // BLOCK) for layer, size in zip(layers, block_bytes, strict=True)]
+    return {
+        "cache_per_token": sum(size for window, size in of_token if not window),
+        "window_per_token": sum(size for window, size in of_token if window),
+        "window": max((window for window, _ in of_token), default=0),
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +107,11 @@ class Executable(Protocol):
         """Other numbers for a bound matrix of the same name, format and shape."""
         ...
 
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Copy cache blocks source[i] -> target[i] in every layer (copy-on-write, int32 block numbers)."""
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
+        """Copy cache blocks source[i] -> target[i] (copy-on-write, int32 block numbers) in every layer.
+
+        Where layers with a window have blocks of their own: in these alone, or in the others.
+        """
         ...
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:

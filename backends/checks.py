@@ -20,15 +20,15 @@ def within(numbers: NDArray[Any], limit: int) -> bool:
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
 
-def check_blocks(what: str, numbers: NDArray[Any], limits: Limits) -> None:
+def check_blocks(what: str, numbers: NDArray[Any], blocks: int) -> None:
     """BackendError where `numbers` (n,) is not a list of cache blocks."""
-    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, limits.blocks):
-        raise BackendError(f"{what} must list block numbers below {limits.blocks}")
+    if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, blocks):
+        raise BackendError(f"{what} must list block numbers below {blocks}")
 
 
-def check_copy(source: NDArray[Any], target: NDArray[Any], limits: Limits) -> None:
-    check_blocks("copy_blocks: source", source, limits)
-    check_blocks("copy_blocks: target", target, limits)
+def check_copy(source: NDArray[Any], target: NDArray[Any], blocks: int) -> None:
+    check_blocks("copy_blocks: source", source, blocks)
+    check_blocks("copy_blocks: target", target, blocks)
     if len(source) != len(target):
         raise BackendError(f"copy_blocks: target must list {len(source)} blocks as source does, found {len(target)}")
 
@@ -45,8 +45,9 @@ def not_finite() -> BackendError:
 
 def check_limits(limits: Limits) -> None:
     for field in fields(limits):
-        if getattr(limits, field.name) < 1:
-            raise BackendError(f"limits: {field.name} must be at least 1, found {getattr(limits, field.name)}")
+        least = 0 if field.name == "window_blocks" else 1
+        if getattr(limits, field.name) < least:
+            raise BackendError(f"limits: {field.name} must be at least {least}, found {getattr(limits, field.name)}")
 
 
 def check_cache(cache: CacheTypes, supported: Collection[str]) -> None:
@@ -65,13 +66,12 @@ def check_replacement(weight: Weight, bound: Mapping[str, Weight]) -> None:
         )
 
 
-def check_batch(batch: Batch, limits: Limits, vocabulary: int) -> None:
-    """BackendError where a row would read or write what is not its own."""
+def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
+    """BackendError where a row would read or write what is not its own; `window` is the largest of the plan."""
     rows = len(batch.tokens)
     for name, array, limit in (
         ("tokens", batch.tokens, vocabulary),
         ("positions", batch.positions, limits.positions),
-        ("slots", batch.slots, limits.blocks * BLOCK),
         ("sequence", batch.sequence, len(batch.tables)),
         ("logit_rows", batch.logit_rows, rows),
     ):
@@ -83,19 +83,41 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int) -> None:
         raise BackendError(f"batch: {rows} rows, bound for 1 to {limits.rows}")
     if len(batch.logit_rows) > limits.logit_rows:
         raise BackendError(f"batch: {len(batch.logit_rows)} rows of logits, bound for {limits.logit_rows}")
-    column = batch.positions // BLOCK
-    if not within(column, batch.tables.shape[1]):
-        raise BackendError(
-            f"batch: position {batch.positions.max()} is past its table of {batch.tables.shape[1]} blocks"
-        )
-    if not all(within(batch.tables[s, : c + 1], limits.blocks) for s, c in zip(batch.sequence, column, strict=True)):
-        raise BackendError(f"batch: a table names a block outside 0 to {limits.blocks - 1}")
-    own = batch.tables[batch.sequence, column] * BLOCK + batch.positions % BLOCK
-    if (own != batch.slots).any() or (rows > 1 and not np.diff(np.sort(batch.slots)).all()):
-        raise BackendError("batch: every row must have a slot of its own, the one its table gives for its position")
+    _check_places("", batch.slots, batch.tables, batch, limits.blocks)
+    if limits.window_blocks and window:
+        if batch.window_slots is None or batch.window_tables is None:
+            raise BackendError("batch: window_slots and window_tables are missing; layers have blocks of their own")
+        if len(batch.window_tables) != len(batch.tables):
+            raise BackendError(f"batch: window_tables must have {len(batch.tables)} rows, as tables has")
+        _check_places("window ", batch.window_slots, batch.window_tables, batch, limits.window_blocks, window)
     if rows == 1:
         return  # decoding: the rest compares rows with each other
     same = batch.sequence[1:] == batch.sequence[:-1]
     runs = rows - np.count_nonzero(same)  # neighbours of one sequence; np.unique would import numpy.ma, 30 ms
     if 1 + np.count_nonzero(np.diff(np.sort(batch.sequence))) != runs or (np.diff(batch.positions)[same] <= 0).any():
         raise BackendError("batch: rows of one sequence must stand together, in order of position")
+
+
+def _check_places(
+    which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
+) -> None:
+    """Slots and tables against each other and against the blocks there are; `window` 0: all positions are seen."""
+    rows, column = len(batch.tokens), batch.positions // BLOCK
+    if slots.shape != (rows,):
+        raise BackendError(f"batch: {which}slots must be a vector of one number per row, found shape {slots.shape}")
+    if not within(slots, blocks * BLOCK):
+        raise BackendError(
+            f"batch: {which}slots must be from 0 to {blocks * BLOCK - 1}, found {slots.min()} to {slots.max()}"
+        )
+    if not within(column, tables.shape[1]):
+        raise BackendError(
+            f"batch: position {batch.positions.max()} is past its {which}table of {tables.shape[1]} blocks"
+        )
+    first = np.maximum(batch.positions + 1 - window, 0) // BLOCK if window else np.zeros_like(column)
+    if not all(within(tables[s, a : b + 1], blocks) for s, a, b in zip(batch.sequence, first, column, strict=True)):
+        raise BackendError(f"batch: a {which}table names a block outside 0 to {blocks - 1}")
+    own = tables[batch.sequence, column] * BLOCK + batch.positions % BLOCK
+    if (own != slots).any() or (rows > 1 and not np.diff(np.sort(slots)).all()):
+        raise BackendError(
+            f"batch: every row must have a {which}slot of its own, the one its table gives for its position"
+        )

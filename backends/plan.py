@@ -9,7 +9,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import numpy as np
@@ -252,6 +252,7 @@ class CacheLayer:
 
     kv_heads: int
     head_dim: int
+    window: int = 0  # positions that a row sees; 0: all
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +264,11 @@ class Plan:
     layers: tuple[CacheLayer, ...]
     logits: Value
 
+    @property
+    def window(self) -> int:
+        """The largest window of a layer; 0 where none has one."""
+        return max((layer.window for layer in self.layers), default=0)
+
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -270,7 +276,9 @@ class Batch:
 
     `slots[t]` is the cache slot row t is written to: physical block * BLOCK + offset. `tables[s]` lists the physical
     blocks of sequence s in order of position; row t belongs to `sequence[t]` and sees positions 0..positions[t].
-    Rows of one sequence stand together, in order of position.
+    Rows of one sequence stand together, in order of position. Layers with a window go by `window_slots` and
+    `window_tables` where they have blocks of their own (`Limits.window_blocks`); what a table says of blocks that have
+    fallen out of the window is not looked at.
     """
 
     tokens: NDArray[np.int32]  # (T,)
@@ -279,6 +287,8 @@ class Batch:
     sequence: NDArray[np.int32]  # (T,)
     tables: NDArray[np.int32]  # (sequences, blocks)
     logit_rows: NDArray[np.int32]  # (L,)
+    window_slots: NDArray[np.int32] | None = None  # (T,)
+    window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
 
 
 BLOCK = 64  # tokens in a cache block
@@ -343,6 +353,7 @@ class Recorder:
         sinks: Weight | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
+        self._layers[layer] = replace(self._layers[layer], window=window)
         self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, sinks))
         return out
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
 from backends.cache import CACHE_TYPES, EXACT, load
 from backends.checks import (
     check_batch,
@@ -77,21 +77,22 @@ class ReferenceExecutable:
         self._keys, self._values = (
             [self._empty(layer, type_.head_bytes(layer.head_dim)) for layer in plan.layers] for type_ in self._types
         )
-        self.memory = self._memory()
         self.cache_layout = f"reference {cache.keys} {cache.values}"
         pairs = zip(self._keys, self._values, strict=True)
-        self.block_bytes = tuple((k.nbytes + v.nbytes) // limits.blocks for k, v in pairs)
+        self.block_bytes = tuple(BLOCK * (k[0].nbytes + v[0].nbytes) for k, v in pairs)
+        self.memory = self._memory()
+        self._windowed = frozenset(n for n, layer in enumerate(plan.layers) if layer.window and limits.window_blocks)
         self._last: State | None = None
 
     def _empty(self, layer: CacheLayer, head_bytes: int) -> NDArray[np.uint8]:
-        return np.zeros((self.limits.blocks * BLOCK, layer.kv_heads, head_bytes), np.uint8)
+        return np.zeros((self.limits.blocks_of(layer) * BLOCK, layer.kv_heads, head_bytes), np.uint8)
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary) of the batch."""
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
-        check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0])
-        state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types)
+        check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0], self._plan.window)
+        state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
             for operation in self._plan.operations:
                 OPERATIONS[type(operation)](state, operation)
@@ -110,20 +111,21 @@ class ReferenceExecutable:
         check_replacement(weight, bound)
         self._weights[weight.name] = _values(weight)
 
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
-        """Cache blocks source[i] -> target[i] in every layer."""
-        check_copy(source, target, self.limits)
-        for layer in (*self._keys, *self._values):
-            blocks = _blocks(layer)
-            blocks[target] = blocks[source]
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
+        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
+        for part in (self._keys, self._values):
+            for number, layer in enumerate(part):
+                if (number in self._windowed) == windowed:
+                    blocks = _blocks(layer)
+                    blocks[target] = blocks[source]
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        check_blocks("read_blocks: numbers", numbers, self.limits)
+        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         both = [_blocks(part[layer])[numbers].reshape(len(numbers), -1) for part in (self._keys, self._values)]
         return np.concatenate(both, axis=1)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        check_blocks("write_blocks: numbers", numbers, self.limits)
+        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         check_content(content, len(numbers), self.block_bytes[layer])
         keys, values = _blocks(self._keys[layer]), _blocks(self._values[layer])
         size = keys[0].nbytes
@@ -159,7 +161,7 @@ class ReferenceExecutable:
             cache=cache,
             scratch=sum(4 * v.width * rows[v.rows] for v in self._plan.values),
             weights_per_token=per_token,
-            cache_per_token=cache // (self.limits.blocks * BLOCK),
+            **cache_reads(self._plan.layers, self.block_bytes),
         )
 
 

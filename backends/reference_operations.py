@@ -53,10 +53,21 @@ class State:
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
+    windowed: frozenset[int]  # layers that have cache blocks of their own
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of what the experts make
 
     def read(self, value: Value) -> F64:
         return self.values[value.index].astype(np.float64)
+
+    def slots(self, layer: int) -> NDArray[np.int32]:
+        slots = self.batch.window_slots if layer in self.windowed else self.batch.slots
+        assert slots is not None
+        return slots
+
+    def tables(self, layer: int) -> NDArray[np.int32]:
+        tables = self.batch.window_tables if layer in self.windowed else self.batch.tables
+        assert tables is not None
+        return tables
 
     def weight(self, weight: Weight) -> F64:
         return self.weights[weight.name].astype(np.float64)
@@ -110,12 +121,12 @@ def _append(state: State, op: Append) -> None:
         (state.cache_keys, op.k, state.key_type), (state.cache_values, op.v, state.value_type),
     ):  # fmt: skip
         rows, stored = state.values[value.index], caches[op.layer]
-        stored[state.batch.slots] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
+        stored[state.slots(op.layer)] = cache.store(rows.reshape(len(rows), stored.shape[1], -1), type_)
 
 
 def _attention(state: State, op: Attention) -> None:
     batch, head_dim = state.batch, op.q.width // op.heads
-    kv_heads = state.cache_keys[op.layer].shape[1]
+    kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
     out = np.empty((len(q), op.out.width))
@@ -123,7 +134,7 @@ def _attention(state: State, op: Attention) -> None:
     for row in range(len(q)):
         own = batch.positions[row]
         seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,) its own is the last
-        slots = batch.tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
+        slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
         values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
         scores = q[row] @ keys.transpose(1, 2, 0) * op.scale

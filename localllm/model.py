@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from backends import open_backend
 from backends.base import CacheTypes, Executable, Limits, Progress
-from backends.plan import BLOCK, Experts, Linear, Plan, Recorder, Value, Weight
+from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.paging import BlockPool
+from localllm.paging import SLACK, BlockPool
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
+WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be taken back
 LOGIT_BYTES = 64 << 20  # logits of one batch at most
 
 BOX = {"demo": "demo.gguf", "draft": "draft.gguf"}  # models that come with the program
@@ -95,12 +96,13 @@ class Model:
         self.cache = choose(cache, plan, self.context, held, force)
         opened = open_backend(backend, threads)
         try:
-            limits = limits_of(self.context, plan.logits.width)
+            limits = limits_of(self.context, plan.logits.width, plan.window)
             self._executable = opened.bind(plan, limits, self.cache.types, progress, observed(plan) if observe else ())
         except BaseException:
             opened.close()
             raise
-        self.pool = BlockPool(limits.blocks, BLOCK)
+        windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
+        self.pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
         self.device = opened.describe()
         self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
 
@@ -117,6 +119,11 @@ class Model:
             if draft is not None:
                 draft.close()
             raise
+
+    @property
+    def layers(self) -> tuple[CacheLayer, ...]:
+        """What the attention layers keep."""
+        return self.plan.layers if self.plan is not None else ()
 
     @property
     def executable(self) -> Executable:
@@ -266,11 +273,12 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, vocabulary: int) -> Limits:
-    """What a model is bound for; `localllm show` plans memory by it."""
+def limits_of(context: int, vocabulary: int, window: int) -> Limits:
+    """What a model is bound for, whose layers see everything or up to `window` tokens."""
     blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * vocabulary)))
-    return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+    own = -(-(window + SLACK + BATCH_ROWS + WINDOW_PAST) // BLOCK) + 2 if window else blocks
+    return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK, own if own < blocks else 0)
 
 
 def context_of(asked: int | None, config: Config) -> int:

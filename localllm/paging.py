@@ -1,13 +1,16 @@
 """Who owns which block of the key-value cache: block tables, reference counts, copy-on-write. No tensors here.
 
-A block holds the keys and values of `block_size` consecutive positions, in every layer. Sequences share blocks after
-`fork`; the first to write into a shared block gets its own copy. Before each step the backend must carry out
-`BlockPool.take_copies()`.
+A block holds the keys and values of `block_size` consecutive positions, in every layer of its pool. Sequences share
+blocks after `fork`; the first to write into a shared block gets its own copy. Before each step the backend must carry
+out `BlockPool.take_copies()` of every pool. Layers that see a window only may have a pool of their own: what has
+fallen out of the window is kept there for as long as nobody else needs the block, so that a sequence can be truncated
+far, and then given up.
 """
 
 from __future__ import annotations
 
-from collections import abc
+import weakref
+from collections import Counter, abc
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,8 @@ from numpy.typing import NDArray
 from localllm.errors import LocalLLMError
 
 Int32s = NDArray[np.int32]
+
+SLACK = 128  # tokens that can be taken back whatever has been given up; of a sequence from a file half as many
 
 
 class CacheFull(LocalLLMError):
@@ -29,14 +34,21 @@ class CacheFull(LocalLLMError):
 
 
 class BlockPool:
-    """`blocks` cache blocks of `block_size` tokens, and how many sequences use each."""
+    """`blocks` cache blocks of `block_size` tokens, and how many sequences use each.
 
-    def __init__(self, blocks: int, block_size: int) -> None:
+    A token sees the `window` last ones, itself included; 0: all. `windowed` is the second pool of a model that has
+    layers with a window beside others.
+    """
+
+    def __init__(self, blocks: int, block_size: int, window: int = 0, windowed: BlockPool | None = None) -> None:
         self.blocks = blocks
         self.block_size = block_size
+        self.window = window
+        self.windowed = windowed
         self._users = [0] * blocks
         self._free = list(range(blocks - 1, -1, -1))  # the last is taken next
         self._copies: dict[int, int] = {}  # target -> source
+        self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
     @property
     def free_blocks(self) -> int:
@@ -44,7 +56,7 @@ class BlockPool:
 
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes no block before its first token."""
-        return Sequence(self)
+        return Sequence([_Table(pool) for pool in (self, self.windowed) if pool is not None])
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
         """Blocks to copy, source (n,) -> target (n,), before the next step; they are handed out once.
@@ -55,6 +67,26 @@ class BlockPool:
         target = np.fromiter(self._copies, np.int32, len(self._copies))
         self._copies.clear()
         return source, target
+
+    def first_seen(self, length: int) -> int:
+        """The first block that the token after `length` others sees."""
+        return max(0, length + 1 - self.window) // self.block_size if self.window else 0
+
+    def first_kept(self, length: int) -> int:
+        """The first block that a file keeps of a sequence of whole blocks."""
+        return self.first_seen(max(0, length - SLACK // 2))
+
+    @property
+    def takeable(self) -> int:
+        """Blocks that are free, or would be if every sequence gave up what it does not need."""
+        unneeded = Counter(block for table in self._tables for block in table.unneeded)
+        return len(self._free) + sum(self._users[block] == count for block, count in unneeded.items())
+
+    def _make_free(self, count: int, first: _Table) -> None:
+        """Let sequences give up blocks, `first` before all others, until `count` are free."""
+        for table in (first, *(table for table in self._tables if table is not first)):
+            while len(self._free) < count and table.unneeded:
+                table.give_up()
 
     def _take(self) -> int:
         block = self._free.pop()
@@ -82,13 +114,95 @@ class BlockPool:
         return target
 
 
-class Sequence:
-    """One conversation's part of the cache: the tokens at positions 0, 1, ... and the blocks that hold them."""
+class _Table:
+    """One sequence's blocks in one pool."""
 
     def __init__(self, pool: BlockPool) -> None:
-        self._pool = pool
+        self.pool = pool
+        self.start = 0  # blocks that were given up
+        self.blocks: list[int] = []  # block i holds positions (start + i) * block_size and on
+        self.length = 0  # tokens
+        self._newest = 0  # how many there were before the last `append`: its tokens may not be evaluated yet
+        pool._tables.add(self)
+
+    @property
+    def unneeded(self) -> list[int]:
+        """Blocks that may be given up, the oldest first."""
+        return self.blocks[: max(0, self.pool.first_seen(max(0, self._newest - SLACK)) - self.start)]
+
+    def give_up(self) -> None:
+        self.pool._release(self.blocks.pop(0))
+        self.start += 1
+
+    @property
+    def room(self) -> int:
+        """How many more tokens fit as things stand; other sequences draw on the same blocks."""
+        size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
+        return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
+
+    def append(self, count: int) -> Int32s:
+        """Cache slots (count,) of that many tokens more, for which there is room."""
+        pool, size, copy = self.pool, self.pool.block_size, count > 0 and self._must_copy()
+        self._newest = self.length
+        end = -(-(self.length + count) // size)
+        pool._make_free(end - self.start - len(self.blocks) + copy, self)
+        if copy:
+            self.blocks[-1] = pool._copy(self.blocks[-1])
+        while self.start + len(self.blocks) < end:
+            self.blocks.append(pool._take())
+        first = self.length // size
+        positions = np.arange(self.length - first * size, self.length + count - first * size)  # from block `first`
+        self.length += count
+        held = np.array(self.blocks[first - self.start :], np.int32)
+        return (held[positions // size] * size + positions % size).astype(np.int32)
+
+    def reaches(self, length: int) -> bool:
+        """Whether all is there that the token after `length` others sees."""
+        return not length or self.pool.first_seen(length) >= self.start
+
+    def truncate(self, length: int) -> None:
+        keep = max(0, -(-length // self.pool.block_size) - self.start)
+        for block in reversed(self.blocks[keep:]):
+            self.pool._release(block)
+        del self.blocks[keep:]
+        self.length, self._newest = length, min(length, self._newest)
+        if not length:
+            self.start = 0
+
+    def skip(self, length: int) -> None:
+        """Become `length` tokens long without blocks for what has fallen out of the window by then; empty before."""
+        self.start = self.pool.first_kept(length)
+        self.length = self.start * self.pool.block_size
+
+    def share(self, other: _Table) -> None:
+        """Use the blocks of another table, too; empty before."""
+        self.start, self.blocks, self.length = other.start, other.blocks.copy(), other.length
+        self._newest = other._newest
+        for block in self.blocks:
+            self.pool._share(block)
+
+    def numbers(self) -> Int32s:
+        """Physical blocks (blocks,), in order of position; 0, which nobody reads, for those given up."""
+        return np.array([0] * self.start + self.blocks, np.int32)
+
+    def _must_copy(self) -> bool:
+        """Whether the next token goes into a block that another sequence reads too."""
+        return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
+
+
+class Sequence:
+    """One conversation's part of the cache: the tokens at positions 0, 1, ... and the blocks that hold them.
+
+    There is a table for the layers that see everything and maybe one for those with a window, in this order.
+    """
+
+    def __init__(self, tables: abc.Sequence[_Table]) -> None:
+        self._tables = tables
         self.tokens: list[int] = []
-        self.blocks: list[int] = []  # block i holds positions i * block_size and on
+
+    @property
+    def blocks(self) -> list[int]:
+        return self._tables[0].blocks
 
     @property
     def length(self) -> int:
@@ -97,61 +211,69 @@ class Sequence:
     @property
     def room(self) -> int:
         """How many more tokens fit as things stand; other sequences draw on the same blocks."""
-        size, free = self._pool.block_size, self._pool.free_blocks
-        if self._must_copy():
-            free -= 1
-            if free < 0:
-                return 0
-        return len(self.blocks) * size - self.length + free * size
+        return min(table.room for table in self._tables)
 
-    def append(self, tokens: abc.Sequence[int]) -> Int32s:
-        """Cache slots (n,) for the next n tokens: physical block * block_size + offset.
+    def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
+        """Cache slots (n,) for the next n tokens, by table: physical block * block_size + offset.
 
         The next step must evaluate them; if it cannot, `truncate` takes them back. Raises CacheFull before anything is
         changed.
         """
         if len(tokens) > self.room:
-            raise CacheFull(len(tokens), self.room, self._pool.blocks, self._pool.block_size)
-        size, start = self._pool.block_size, self.length
-        if len(tokens) and self._must_copy():
-            self.blocks[-1] = self._pool._copy(self.blocks[-1])
+            raise self._full(len(tokens))
+        slots = [table.append(len(tokens)) for table in self._tables]
         self.tokens.extend(tokens)
-        while len(self.blocks) * size < self.length:
-            self.blocks.append(self._pool._take())
-        first = start // size
-        positions = np.arange(start - first * size, self.length - first * size)  # counted from block `first`
-        return (np.array(self.blocks[first:], np.int32)[positions // size] * size + positions % size).astype(np.int32)
+        return slots
+
+    def occupy(self, tokens: abc.Sequence[int]) -> None:
+        """Take blocks for whole blocks of tokens whose content comes from elsewhere; the sequence is empty before."""
+        assert not self.tokens
+        for table in self._tables:
+            table.skip(len(tokens))
+        more = [len(tokens) - table.length for table in self._tables]
+        if any(count > table.room for count, table in zip(more, self._tables, strict=True)):
+            self.truncate(0)
+            raise self._full(len(tokens))
+        for count, table in zip(more, self._tables, strict=True):
+            table.append(count)
+        self.tokens.extend(tokens)
+
+    def _full(self, wanted: int) -> CacheFull:
+        tightest = min(self._tables, key=lambda table: table.room)
+        return CacheFull(wanted, self.room, tightest.pool.blocks, tightest.pool.block_size)
+
+    def reach(self, length: int) -> int:
+        """To how many tokens the sequence can be truncated if it shall have `length` or fewer: those, or none at all.
+
+        Where a window has moved on too far, what it saw must be evaluated again, and all that this came from.
+        """
+        return length if all(table.reaches(length) for table in self._tables) else 0
 
     def truncate(self, length: int) -> None:
         """Forget every token from position `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
+        assert self.reach(length) == length, f"what {length} tokens see has been given up"
         del self.tokens[length:]
-        keep = -(-length // self._pool.block_size)
-        for block in reversed(self.blocks[keep:]):
-            self._pool._release(block)
-        del self.blocks[keep:]
+        for table in self._tables:
+            table.truncate(length)
 
     def fork(self) -> Sequence:
         """A second sequence with the same tokens, in the same blocks. The tokens must have been evaluated."""
-        other = Sequence(self._pool)
-        other.tokens, other.blocks = self.tokens.copy(), self.blocks.copy()
-        for block in self.blocks:
-            self._pool._share(block)
+        other = Sequence([_Table(table.pool) for table in self._tables])
+        other.tokens = self.tokens.copy()
+        for mine, theirs in zip(self._tables, other._tables, strict=True):
+            theirs.share(mine)
         return other
 
     def free(self) -> None:
         """Give every block back; the sequence is then empty and may be used anew."""
         self.truncate(0)
 
-    def table(self) -> Int32s:
-        """Physical blocks (blocks,), in order of position."""
-        return np.array(self.blocks, np.int32)
+    def tables(self) -> list[Int32s]:
+        """Physical blocks (blocks,) in order of position, by table; 0, which nobody reads, for those given up."""
+        return [table.numbers() for table in self._tables]
 
     def common_prefix(self, tokens: abc.Sequence[int]) -> int:
-        """How many of the leading `tokens` are already in the cache."""
+        """How many of the leading `tokens` are already in the cache, and what they see with them."""
         shorter = min(len(tokens), self.length)
-        return next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter)
-
-    def _must_copy(self) -> bool:
-        """Whether the next token goes into a block that another sequence reads too."""
-        return self.length % self._pool.block_size != 0 and self._pool._is_shared(self.blocks[-1])
+        return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))

@@ -62,12 +62,14 @@ def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
         raise CacheFileError(f"{path}: exists and is no conversation of localllm; give another name")
     executable, tokens = model.executable, session.tokens
     blocks = len(tokens) // BLOCK
+    firsts = _first_blocks(model, blocks)
     header = {
         "program": __version__,
         "model": str(model.file.metadata.get("general.name", model.file.path.name))[:200],
         "identity": identity(model.file),
         "layout": executable.cache_layout,
         "block_bytes": list(executable.block_bytes),
+        "first_blocks": firsts,
         "tokens": len(tokens),
         "messages": list(messages),
     }
@@ -84,7 +86,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
         write(_START.pack(MAGIC, VERSION, len(text)))
         write(text)
         write(np.array(tokens, "<i4").tobytes())
-        for layer, start, stop in _pieces(executable.block_bytes, blocks):
+        for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
             write(np.ascontiguousarray(session.read_blocks(layer, start, stop)).data)
         file.write(digest.digest())
         return file.tell()
@@ -109,11 +111,11 @@ def restore(kept: Kept, model: Model, session: Session) -> None:
     try:
         with kept.path.open("rb") as file:
             file.seek(kept._offset)
-            with session.taking(kept.tokens[: blocks * BLOCK]) as numbers:
-                for layer, start, stop in _pieces(executable.block_bytes, blocks):
+            with session.taking(kept.tokens[: blocks * BLOCK]):
+                for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
                     size = executable.block_bytes[layer]
                     content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
-                    executable.write_blocks(layer, numbers[start:stop], content.reshape(stop - start, size))
+                    session.write_blocks(layer, start, content.reshape(stop - start, size))
     except OSError as error:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
@@ -137,9 +139,9 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
         raise CacheFileError(f"{path}: is damaged: a header of {length} bytes in a file of {size}")
     text = _exactly(path, file, length)
     header = _header(path, text)
-    count, block_bytes = header["tokens"], header["block_bytes"]
+    count, kinds = header["tokens"], list(zip(header["block_bytes"], header["first_blocks"], strict=False))
     offset = _START.size + length + 4 * count
-    expected = offset + count // BLOCK * sum(block_bytes) + _DIGEST
+    expected = offset + sum(size * max(0, count // BLOCK - first) for size, first in kinds) + _DIGEST
     if size != expected:
         raise CacheFileError(f"{path}: is cut short or damaged: it has {size} bytes and should have {expected}")
     if header["identity"] != identity(model.file):
@@ -172,6 +174,8 @@ def _misfit(header: dict[str, Any], model: Model) -> str:
     executable = model.executable
     if header["program"] != __version__:
         return f"its cache was made by version {header['program'][:40]}"
+    if header["first_blocks"] != _first_blocks(model, header["tokens"] // BLOCK):
+        return "its cache keeps another window"
     if header["layout"] != executable.cache_layout or tuple(header["block_bytes"]) != executable.block_bytes:
         return f"its cache is {header['layout'][:80]}, this one {executable.cache_layout}"
     return ""
@@ -209,15 +213,22 @@ _FIELDS: dict[str, Any] = {
     "layout": lambda v: isinstance(v, str),
     "tokens": lambda v: _count(v, _MAX_TOKENS),
     "block_bytes": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, 1 << 40) for n in v),
+    "first_blocks": lambda v: isinstance(v, list) and len(v) <= 4096 and all(_count(n, _MAX_TOKENS) for n in v),
     "messages": lambda v: isinstance(v, list) and all(map(_message, v)),
 }
 
 
-def _pieces(block_bytes: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
+def _first_blocks(model: Model, blocks: int) -> list[int]:
+    """By layer the first of `blocks` full blocks that is kept: all that is seen from there, and a little more."""
+    pool, windowed = model.pool, model.pool.windowed
+    return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
+
+
+def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
     """(layer, first block, end) in order of the file, a bounded number of bytes at a time."""
-    for layer, size in enumerate(block_bytes):
+    for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
         step = max(1, _CHUNK // max(size, 1))
-        for start in range(0, blocks, step):
+        for start in range(first, blocks, step):
             yield layer, start, min(start + step, blocks)
 
 

@@ -210,45 +210,64 @@ class Session:
                 "do not fit; start with a larger context (-c)"
             )
         start = sequence.length
-        slots = sequence.append(list(tokens))
+        slots, *window_slots = sequence.append(list(tokens))
         try:
-            source, target = self._model.pool.take_copies()
-            if source.size:
-                self._model.executable.copy_blocks(source, target)
+            self._copy_blocks()
+            tables, *window_tables = (table[None] for table in sequence.tables())
             batch = Batch(
                 tokens=np.array(tokens, np.int32),
                 positions=np.arange(start, start + count, dtype=np.int32),
                 slots=slots,
                 sequence=np.zeros(count, np.int32),
-                tables=sequence.table()[None],
+                tables=tables,
                 logit_rows=np.arange(count, dtype=np.int32) if logits else np.array([count - 1], np.int32),
+                window_slots=window_slots[0] if window_slots else None,
+                window_tables=window_tables[0] if window_tables else None,
             )
             return self._model.executable.step(batch)
         except BaseException:
             sequence.truncate(start)
             raise
 
+    def _copy_blocks(self) -> None:
+        """What forks that go on need before the next step."""
+        full = self._model.pool
+        for pool, windowed in ((full, False), (full.windowed, True)):
+            if pool is not None:
+                source, target = pool.take_copies()
+                if source.size:
+                    self._model.executable.copy_blocks(source, target, windowed)
+
     def shared(self, tokens: Sequence[int]) -> int:
         """How many of the leading `tokens` are in the cache."""
         return self._sequence.common_prefix(tokens)
 
-    def rewind(self, length: int) -> None:
-        """Keep the first `length` tokens."""
+    def rewind(self, length: int) -> int:
+        """Keep the first `length` tokens; none where what layers with a window saw then has been given up."""
+        length = self._sequence.reach(length)
         self._sequence.truncate(length)
+        return length
 
     # -- conversations in files --------------------------------------------------------------------------------------
 
     def read_blocks(self, layer: int, start: int, stop: int) -> NDArray[np.uint8]:
         """Content of the cache blocks start..stop of this conversation in one layer: uint8 (blocks, bytes)."""
-        return self._model.executable.read_blocks(layer, self._sequence.table()[start:stop])
+        return self._model.executable.read_blocks(layer, self._table(layer)[start:stop])
+
+    def write_blocks(self, layer: int, start: int, content: NDArray[np.uint8]) -> None:
+        """Put content (blocks, bytes) into the blocks of this conversation from `start` on."""
+        self._model.executable.write_blocks(layer, self._table(layer)[start : start + len(content)], content)
+
+    def _table(self, layer: int) -> NDArray[np.int32]:
+        tables = self._sequence.tables()
+        return tables[-1 if self._model.layers[layer].window else 0]
 
     @contextmanager
-    def taking(self, tokens: Sequence[int]) -> Iterator[NDArray[np.int32]]:
-        """Append tokens whose cache blocks, the numbers given, are filled meanwhile; whole blocks from the start."""
-        assert not self._sequence.length
-        self._sequence.append(tokens)
+    def taking(self, tokens: Sequence[int]) -> Iterator[None]:
+        """Take blocks for tokens, whole blocks of them from the start, which are filled meanwhile."""
+        self._sequence.occupy(tokens)
         try:
-            yield self._sequence.table()
+            yield
         except BaseException:
             self._sequence.free()
             raise
@@ -279,8 +298,7 @@ class Session:
                 f"the prompt has {len(prompt)} tokens, the context holds {model.context}; shorten it or raise -c"
             )
         began = perf_counter()
-        reused = min(self._sequence.common_prefix(prompt), len(prompt) - 1)  # the last one's logits are needed
-        self.rewind(reused)
+        reused = self.rewind(self._sequence.common_prefix(prompt[:-1]))  # the last one's logits are needed
         steps = self._steps(sampler, prompt)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         for start in range(reused, len(prompt), model.batch_rows):
@@ -345,7 +363,7 @@ class Session:
                 decode_seconds=decode_seconds,
                 decode_steps=taken,
                 first_token_seconds=first,
-                bytes_per_step=memory.weights_per_token + memory.cache_per_token * self._sequence.length,
+                bytes_per_step=int(memory.read_after(self._sequence.length)),
                 reason=reason,
                 decode_passes=steps.passes,
                 speculation=steps.speculated(),

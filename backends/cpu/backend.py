@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
 from backends.checks import (
     check_batch,
     check_blocks,
@@ -23,21 +23,20 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.cpu import bind, rope, weights
+from backends.cpu import bind, budget, rope, weights
 from backends.cpu.buffers import Buffer
-from backends.cpu.cache import CACHE, CacheRow
+from backends.cpu.cache import CACHE
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
 from backends.cpu.kernels import attention, bandwidth, matrix
 from backends.cpu.kernels.common import Step
 from backends.cpu.kernels.executor import Entry
 from backends.cpu.memory import Arena, address, aligned, int_block
-from backends.cpu.panels import panel_count
 from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import BLOCK, F32, Attention, Batch, Embed, Experts, Linear, Norm, Plan, Rope, Value, Weight
+from backends.plan import F32, Batch, Embed, Experts, Plan, Rope, Value, Weight
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -97,9 +96,7 @@ class CpuExecutable:
         self._backend = backend  # its threads live as long as this
         self._closed = False
         check_limits(limits)
-        matrices = _matrices(plan)
-        for weight in matrices:
-            weights.check(weight)
+        matrices = budget.matrices(plan)
         program = bind.program(plan, limits, backend.pool.threads, cache, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
         report = progress or (lambda what, done, total: None)
@@ -109,34 +106,31 @@ class CpuExecutable:
         )
         self._scratch = program.buffers.commit()
         self._types = CACHE[cache.keys], CACHE[cache.values]
-        self._cache, cache_addresses, cache_bytes = _cache(plan, limits, self._types)
+        self._cache, cache_addresses = _cache(plan, limits, cache)
         self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}"  # as backends.cpu.cache has it
         sizes = [part.shape[1] for part in self._cache]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
         self._vectors: dict[str, NDArray[np.float32]] = {}
         self._ropes: dict[Rope, tuple[Arena, int]] = {}
         self._rope_filled = 0
-        uses = {
-            (bind.attention_shape(plan, op, cache), op.window) for op in plan.operations if isinstance(op, Attention)
-        }
+        uses = budget.attention_uses(plan, cache)
         self._sharing = {use: Sharing(*use, limits, backend.pool.threads) for use in uses}
         self._partials = Arena(max((s.partial_bytes for s in self._sharing.values()), default=0), "attention")
-        self._step = np.zeros(Step.SIZE, np.int64)
-        self._inputs = _Inputs(limits)
-        stride = max((attention.scratch_bytes(shape) for shape, _ in uses), default=64)
-        self._attention_scratch = Arena(aligned(stride) * backend.pool.threads, "attention")
-
-        unpacked = max((p.tile_chunk(backend.pool.threads) * p.tile_bytes for p in panels.values()), default=0)
-        self._tile_scratch = Arena(aligned(unpacked) * backend.pool.threads, "unpacked weights")
+        self._inputs = _Inputs(limits, plan.window)
+        step = address(self._inputs.step)
+        stride, unpacked = budget.attention_stride(uses), budget.tile_stride(panels, backend.pool.threads)
+        self._attention_scratch = Arena(stride * backend.pool.threads, "attention")
+        self._tile_scratch = Arena(unpacked * backend.pool.threads, "unpacked weights")
 
         names: dict[str, int] = {
             "tiles": self._tile_scratch.address,
-            "tiles_stride": aligned(unpacked),
-            "step": address(self._step),
-            "rows:batch": address(self._step) + 8 * Step.ROWS,
-            "rows:logits": address(self._step) + 8 * Step.LOGIT_ROWS,
+            "tiles_stride": unpacked,
+            "step": step,
+            "window_step": address(self._inputs.window_step),
+            "rows:batch": step + 8 * Step.ROWS,
+            "rows:logits": step + 8 * Step.LOGIT_ROWS,
             "scratch": self._attention_scratch.address,
-            "scratch_stride": aligned(stride),
+            "scratch_stride": stride,
             "partials": self._partials.address,
             **cache_addresses,
         }
@@ -150,9 +144,10 @@ class CpuExecutable:
                 f"tile_chunk:{name}": p.tile_chunk(backend.pool.threads),
                 f"expert_bytes:{name}": p.expert_bytes,
             }
-        for name, weight, lanes in _vector_uses(plan):
+        for name, weight, lanes in budget.vector_uses(plan):
             self._vectors[name] = weights.vector(weight, lanes)
-        self._vectors |= _expert_biases(plan)
+        for name, weight, width in budget.expert_biases(plan):
+            self._vectors[name] = weights.expert_vectors(weight, width)
         names |= {name: address(values) for name, values in self._vectors.items()}
         self._lists = {name: np.zeros(size, np.uint8) for name, size in program.lists.items()}
         names |= {name: address(memory) for name, memory in self._lists.items()}
@@ -180,13 +175,7 @@ class CpuExecutable:
             for op in plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
-        self.memory = Memory(
-            weights=sum(p.bytes for p in panels.values()) + sum(v.nbytes for v in self._vectors.values()),
-            cache=cache_bytes,
-            scratch=self._scratch.size + self._attention_scratch.size + self._partials.size + self._tile_scratch.size,
-            weights_per_token=_weights_per_token(plan, panels),
-            cache_per_token=cache_bytes // (limits.blocks * BLOCK),
-        )
+        self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache)
         self._vocabulary_in = _embedding_rows(plan)
 
     def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
@@ -222,7 +211,7 @@ class CpuExecutable:
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
         self._must_be_open()
-        self._inputs.fill(self._step, batch, self._vocabulary_in, self.limits)
+        self._inputs.fill(batch, self._vocabulary_in)
         last = int(batch.positions.max())
         if last >= self._rope_filled:
             self._grow_ropes(last + 1)
@@ -247,29 +236,31 @@ class CpuExecutable:
         return Routing(all_rows.choices[:count], all_rows.hidden[:count])
 
     def _count(self, value: Value) -> int:
-        return int(self._step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
+        return int(self._inputs.step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
 
     def replace(self, weight: Weight) -> None:
         """Other numbers for a bound matrix of the same name, format and shape."""
         self._must_be_open()
-        check_replacement(weight, {matrix.name: matrix for matrix in _matrices(self._plan)})
+        check_replacement(weight, {matrix.name: matrix for matrix in budget.matrices(self._plan)})
         weights.fill([(weight, self._panels[weight.name])], self._library, self._pool.threads)
 
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray) -> None:
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         self._must_be_open()
-        check_copy(source, target, self.limits)
-        for keys_or_values in self._cache:
-            keys_or_values[target] = keys_or_values[source]
+        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
+        for number, keys_or_values in enumerate(self._cache):
+            own = self._plan.layers[number // 2].window > 0 and self.limits.window_blocks > 0
+            if own == windowed:
+                keys_or_values[target] = keys_or_values[source]
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         self._must_be_open()
-        check_blocks("read_blocks: numbers", numbers, self.limits)
+        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         keys, values = self._cache[2 * layer : 2 * layer + 2]
         return np.concatenate([keys[numbers], values[numbers]], axis=1)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
         self._must_be_open()
-        check_blocks("write_blocks: numbers", numbers, self.limits)
+        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         check_content(content, len(numbers), self.block_bytes[layer])
         keys, values = self._cache[2 * layer : 2 * layer + 2]
         new = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
@@ -337,99 +328,51 @@ class CpuExecutable:
 
 
 class _Inputs:
-    """The batch's arrays at addresses that never change."""
+    """The batch's arrays at addresses that never change, by way of the step blocks.
 
-    def __init__(self, limits: Limits) -> None:
-        self.rows = np.zeros((4, limits.rows), np.int32)
-        self.logit_rows = np.zeros(limits.logit_rows, np.int32)
+    Layers with a window that have cache blocks of their own go by a step block of their own, with other slots and
+    tables.
+    """
 
-    def fill(self, step: NDArray[np.int64], batch: Batch, vocabulary: int, limits: Limits) -> None:
+    def __init__(self, limits: Limits, window: int) -> None:
+        self._limits, self._window = limits, window
+        self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
+        self._rows = np.zeros((5, limits.rows), np.int32)
+        self._logit_rows = np.zeros(limits.logit_rows, np.int32)
+        self._tables: list[NDArray[np.int32]] = []
+
+    def fill(self, batch: Batch, vocabulary: int) -> None:
+        check_batch(batch, self._limits, vocabulary, self._window)
         count, wanted = len(batch.tokens), len(batch.logit_rows)
-        check_batch(batch, limits, vocabulary)
-        for target, source in zip(self.rows, (batch.tokens, batch.positions, batch.slots, batch.sequence), strict=True):
+        window_slots = batch.slots if batch.window_slots is None else batch.window_slots
+        window_tables = batch.tables if batch.window_tables is None else batch.window_tables
+        rows = (batch.tokens, batch.positions, batch.sequence, batch.slots, window_slots)
+        for target, source in zip(self._rows, rows, strict=True):
             target[:count] = source
-        self.logit_rows[:wanted] = batch.logit_rows
-        self.tables = np.ascontiguousarray(batch.tables, np.int32)
-        step[Step.ROWS], step[Step.LOGIT_ROWS] = count, wanted
-        for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SLOTS, Step.SEQUENCE), self.rows, strict=True):
-            step[slot] = address(array)
-        step[Step.LOGIT_INDEX] = address(self.logit_rows)
-        step[Step.TABLES], step[Step.TABLE_STRIDE] = address(self.tables), self.tables.shape[1] * 4
-
-
-def _matrices(plan: Plan) -> list[Weight]:
-    found: dict[str, Weight] = {}
-    for op in plan.operations:
-        if isinstance(op, Embed):
-            found[op.table.name] = op.table
-        elif isinstance(op, Linear):
-            found[op.weight.name] = op.weight
-        elif isinstance(op, Experts):
-            found |= {stack.weight.name: stack.weight for stack in (op.gate, op.up, op.down)}
-    return list(found.values())
-
-
-def _vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
-    """(address name, tensor, lanes to pad to): a linear's bias is as long as its panels."""
-    found: dict[str, tuple[str, Weight, int]] = {}
-    for op in plan.operations:
-        if isinstance(op, Norm):
-            for weight in (op.weight, op.bias):
-                if weight is not None:
-                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
-        elif isinstance(op, Experts):
-            for weight in (op.choice_bias, op.gate.scale, op.up.scale, op.down.scale):
-                if weight is not None:
-                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
-        elif isinstance(op, Attention) and op.sinks is not None:
-            found[f"vector:{op.sinks.name}"] = (f"vector:{op.sinks.name}", op.sinks, LANES)
-        elif isinstance(op, Linear) and op.bias is not None:
-            found[f"panel_vector:{op.bias.name}"] = (f"panel_vector:{op.bias.name}", op.bias, 2 * LANES)
-    return list(found.values())
-
-
-def _expert_biases(plan: Plan) -> dict[str, NDArray[np.float32]]:
-    """Biases of expert matrices by address name, each expert's as long as its panels."""
-    found = {}
-    for op in plan.operations:
-        if isinstance(op, Experts):
-            for stack in (op.gate, op.up, op.down):
-                if stack.bias is not None:
-                    width = panel_count(stack.weight.shape[1]) * LANES
-                    found[f"experts_vector:{stack.bias.name}"] = weights.expert_vectors(stack.bias, width)
-    return found
-
-
-def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
-    """Bytes of every matrix of a product, and of the chosen experts' alone."""
-    total = 0
-    for op in plan.operations:
-        if isinstance(op, Linear):
-            total += panels[op.weight.name].bytes
-        elif isinstance(op, Experts):
-            stacks = (op.gate, op.up, op.down)
-            total += sum(panels[stack.weight.name].expert_bytes * op.used for stack in stacks)
-    return total
+        self._logit_rows[:wanted] = batch.logit_rows
+        self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
+        for step, slots, tables in zip((self.step, self.window_step), self._rows[3:], self._tables, strict=True):
+            step[Step.ROWS], step[Step.LOGIT_ROWS] = count, wanted
+            for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SEQUENCE), self._rows, strict=False):
+                step[slot] = address(array)
+            step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
+            step[Step.TABLES], step[Step.TABLE_STRIDE] = address(tables), tables.shape[1] * 4
 
 
 def _embedding_rows(plan: Plan) -> int:
     return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1)
 
 
-def _cache(
-    plan: Plan, limits: Limits, types: tuple[CacheRow, CacheRow]
-) -> tuple[list[NDArray[np.uint8]], dict[str, int], int]:
-    """Per layer keys, then values: uint8 (blocks, bytes of a block), their addresses by name, bytes in all."""
-    sizes = []
-    for layer in plan.layers:
-        heads, width = layer.kv_heads, layer.head_dim
-        sizes.append((heads * types[0].key_bytes(width), heads * types[1].value_bytes(width)))
-    total = sum(aligned(k * limits.blocks) + aligned(v * limits.blocks) for k, v in sizes)
-    arena = Arena(total, "the cache")
+def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:
+    """Per layer keys, then values: uint8 (blocks, bytes of a block); and their addresses by name."""
+    parts = [
+        (f"{what}_cache:{number}", limits.blocks_of(layer), size)
+        for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
+        for what, size in zip("kv", sizes, strict=True)
+    ]
+    arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
     arrays, addresses = [], {}
-    for number, pair in enumerate(sizes):
-        for what, size in zip("kv", pair, strict=True):
-            at = arena.take(size * limits.blocks)
-            addresses[f"{what}_cache:{number}"] = at
-            arrays.append(arena.view(at, size * limits.blocks).reshape(limits.blocks, size))
-    return arrays, addresses, total
+    for name, blocks, size in parts:
+        addresses[name] = at = arena.take(blocks * size)
+        arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
+    return arrays, addresses

@@ -201,11 +201,15 @@ class _Binder:
         kernel = rowwise.rotate(op.rope.style, op.head_dim, op.rope.n_rot)
         self.call(kernel, a.SIZE, slots, "batch", "rotate", {x.number}, {y.number})
 
+    def step_of(self, layer: int) -> str:
+        """The step block with the slots and tables of the layer."""
+        return "window_step" if self.plan.layers[layer].window and self.limits.window_blocks else "step"
+
     def append(self, op: Append) -> None:
         k, v, a = self.where[op.k.index], self.where[op.v.index], append.AppendArg
         layer = self.plan.layers[op.layer]
         slots: dict[int, Slot] = {
-            a.STEP: "step", a.K: k, a.K_STRIDE: k.stride, a.V: v, a.V_STRIDE: v.stride,
+            a.STEP: self.step_of(op.layer), a.K: k, a.K_STRIDE: k.stride, a.V: v, a.V_STRIDE: v.stride,
             a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.HEADS: layer.kv_heads,
         }  # fmt: skip
         kernel = append.append(layer.head_dim, self.cache.keys, self.cache.values)
@@ -217,7 +221,7 @@ class _Binder:
         layer = self.plan.layers[op.layer]
         shape = attention_shape(self.plan, op, self.cache)
         slots: dict[int, Slot] = {
-            a.STEP: "step", a.Q: q, a.Q_STRIDE: q.stride, a.Y: y, a.Y_STRIDE: y.stride,
+            a.STEP: self.step_of(op.layer), a.Q: q, a.Q_STRIDE: q.stride, a.Y: y, a.Y_STRIDE: y.stride,
             a.K_CACHE: f"k_cache:{op.layer}", a.V_CACHE: f"v_cache:{op.layer}", a.KV_HEADS: layer.kv_heads,
             a.SCALE: float(op.scale), a.COUNTER: "counter", a.SCRATCH: "scratch", a.SCRATCH_STRIDE: "scratch_stride",
             a.WORK: ("work", shape, op.window), a.WINDOW: op.window, a.SOFTCAP: float(op.softcap),

@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,22 +69,15 @@ def check(weight: Weight) -> None:
         )
 
 
-def load(
-    weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[Arena, dict[str, Panels]]:
-    """Every matrix once, by name. `progress(done bytes, all bytes)`."""
-    matrices = {weight.name: weight for weight in weights}
-    sizes = {}
-    for name, weight in matrices.items():
-        experts, rows, columns = _matrices(weight)
-        sizes[name] = experts * panel_count(rows) * panel_of(weight.format).panel_bytes(columns)
-    arena = Arena(sum(aligned(size) for size in sizes.values()), "the weights")
+def shapes(weights: Iterable[Weight]) -> dict[str, Panels]:
+    """Every matrix by name, without an address; BackendError for a format that has no kernels here."""
     found: dict[str, Panels] = {}
-    for name, weight in matrices.items():
+    for weight in weights:
+        check(weight)
         experts, rows, columns = _matrices(weight)
         panel = panel_of(weight.format)
-        found[name] = Panels(
-            arena.take(sizes[name]),
+        found[weight.name] = Panels(
+            0,
             weight.format,
             panel_count(rows),
             panel.panel_bytes(columns),
@@ -92,6 +85,17 @@ def load(
             panel.tile_bytes(columns) if isinstance(panel, IntegerPanel) else 0,
             experts,
         )
+    return found
+
+
+def load(
+    weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
+) -> tuple[Arena, dict[str, Panels]]:
+    """Every matrix once, by name. `progress(done bytes, all bytes)`."""
+    matrices = {weight.name: weight for weight in weights}
+    without = shapes(matrices.values())
+    arena = Arena(sum(aligned(panels.bytes) for panels in without.values()), "the weights")
+    found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in without.items()}
     fill([(weight, found[name]) for name, weight in matrices.items()], library, threads, progress)
     return arena, found
 
@@ -154,11 +158,16 @@ def _matrices(weight: Weight) -> tuple[int, int, int]:
     return math.prod(weight.shape[:-2]), rows, columns
 
 
+def padded(count: int, lanes: int) -> int:
+    """Whole vectors and one more."""
+    return -(-count // lanes) * lanes + lanes
+
+
 def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """A tensor of plain numbers as float32, flat, with zeros up to a multiple of `lanes` and one vector more."""
+    """A tensor of plain numbers as float32, flat, with zeros up to `padded`."""
     rows = math.prod(weight.shape[:-1])
     values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
-    out = np.zeros(-(-values.size // lanes) * lanes + lanes, np.float32)
+    out = np.zeros(padded(values.size, lanes), np.float32)
     out[: values.size] = values
     return out
 

@@ -119,7 +119,7 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
     rate = mean(rates)
     memory = model.executable.memory
     middle = test.depth + (test.answer + 1) / 2  # tokens that attention sees, on the average
-    read = round(memory.weights_per_token + memory.cache_per_token * middle) if test.answer else 0
+    read = round(memory.read_after(middle)) if test.answer else 0
     return Result(
         build_commit=f"localllm {__version__}",
         cpu_info=model.device,
@@ -153,17 +153,16 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
 
 
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> int:
-    """Nanoseconds of one run over `tokens` past the depth; the session is back at the depth afterwards."""
+    """Nanoseconds of one run over `tokens` past the depth."""
     rest = tokens[test.depth :]
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # what windows have given up
     start = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest)
     else:
         for token in rest:
             session.evaluate((token,), logits=False)
-    elapsed = perf_counter_ns() - start
-    session.rewind(test.depth)
-    return elapsed
+    return perf_counter_ns() - start
 
 
 def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
+from backends.base import Memory
 from localllm import load
 from localllm.chat import Conversation, template_of
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, write
@@ -61,7 +62,7 @@ class _Talk:
             memory = self.model.executable.memory
             say(
                 f"{self.model.file.path.name} on {self.model.device}, context {self.model.context}, cache "
-                f"{size(memory.cache)} ({size(memory.cache_per_token)} a token); /help lists the commands"
+                f"{size(memory.cache)} ({_per_token(memory)}); /help lists the commands"
             )
         for line in _turns():
             text = line.strip()
@@ -161,6 +162,11 @@ class _Talk:
         rows.append((", ".join(_LEAVE), "leave; so does Ctrl-D"))
         rows.append(("Ctrl-C", "stop an answer; what there is of it counts as said"))
         say(columns(rows, indent=0))
+
+
+def _per_token(memory: Memory) -> str:
+    text = f"{size(memory.cache_per_token)} a token"
+    return text + (f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else "")
 
 
 class _Command(NamedTuple):

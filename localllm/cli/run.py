@@ -64,7 +64,7 @@ def run(
             say(explain_end(model), YELLOW)
         if own.stats:
             say(statistics_line(statistics, Roof(model).measure()))
-        if not own.prompt_cache_all:
+        if keeping.prompt_cache and not own.prompt_cache_all:
             session.rewind(min(statistics.prompt_tokens, len(session.tokens)))
         cache.keep(session, conversation.messages if conversation and own.prompt_cache_all else [])
     if statistics.reason == "cancelled":

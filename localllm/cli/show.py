@@ -17,7 +17,7 @@ from backends.base import F16_CACHE, CacheTypes
 from backends.cache import CACHE_TYPES
 from backends.checks import check_cache
 from backends.plan import Plan, Recorder
-from localllm.cache_types import bytes_per_token, choose, harm
+from localllm.cache_types import choose, harm
 from localllm.cli.console import printable
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
@@ -135,31 +135,31 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
 
 
 def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
-    """The plan for a context on the CPU, in bytes; what is not in kernels' formats yet counts as in the file."""
+    """The plan for a context on the CPU with all its processors, in bytes."""
     if not file.tensors:
         return {"problem": "nothing to run"}
-    from backends.cpu.bind import program
+    from backends.cpu.backend import default_threads
+    from backends.cpu.budget import plan_memory
 
     config, summary = _read(file)
     context = context_of(ctx or None, config)
-    limits = limits_of(context, config.vocabulary)
-    plan = record(config, architecture_of(file.metadata), file.tensors, Recorder())
+    plan = record(config, architecture_of(file.metadata), file.tensors, Recorder(), context=context)
     choice = choose(asked, plan, context, summary.weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
-    per_token = bytes_per_token(plan, choice.types)
-    cache = per_token * limits.positions
-    scratch = program(plan, limits, 1, choice.types).buffers.size
+    memory = plan_memory(plan, limits_of(context, plan.logits.width, plan.window), default_threads(), choice.types)
     return {
         "context": context,
-        "weights": summary.weight_bytes,
-        "cache": cache,
-        "cache_per_token": per_token,
+        "weights": memory.weights,
+        "cache": memory.cache,
+        "cache_per_token": memory.cache_per_token,
+        "window": memory.window,
+        "window_cache_per_token": memory.window_per_token,
         "cache_types": [choice.types.keys, choice.types.values],
         "cache_note": choice.note or _harm(choice.types, plan),
-        "scratch": scratch,
-        "total": summary.weight_bytes + cache + scratch,
-        "read_per_token": summary.bytes_per_token,
-        "read_per_token_at_full_context": summary.bytes_per_token + context * per_token,
+        "scratch": memory.scratch,
+        "total": memory.weights + memory.cache + memory.scratch,
+        "read_per_token": memory.weights_per_token,
+        "read_per_token_at_full_context": int(memory.read_after(context)),
     }
 
 
@@ -245,16 +245,20 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
         yield "sampling", printable(note)
 
 
+def cache_text(memory: dict[str, Any]) -> str:
+    """What a token takes in the cache."""
+    text = f"{size(memory['cache_per_token'])} a token"
+    if not memory["window"]:
+        return text
+    return f"{text}, and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+
+
 def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if "problem" in memory:
         yield "", "", memory["problem"]
         return
     yield "weights", size(memory["weights"]), ""
-    yield (
-        "cache",
-        size(memory["cache"]),
-        f"{size(memory['cache_per_token'])} a token ({', '.join(memory['cache_types'])})",
-    )
+    yield "cache", size(memory["cache"]), f"{cache_text(memory)} ({', '.join(memory['cache_types'])})"
     if memory["cache_note"]:
         yield "", "", memory["cache_note"]
     yield "scratch", size(memory["scratch"]), ""

@@ -98,14 +98,15 @@ class ModelDrafter:
         while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
             keep -= 1
         self._forget(keep)
-        self._read(text[keep:])
+        self._read(text[len(self._seen) :])
         self._good = len(self._seen)
         return self._row is not None
 
     def _forget(self, keep: int) -> None:
-        """Keep the first `keep` tokens."""
+        """Keep the first `keep` tokens; none where the draft's own windows have moved on too far."""
         del self._seen[keep:], self._ends[keep:]
-        self._session.rewind(self._ends[-1] if self._ends else 0)
+        if not self._session.rewind(self._ends[-1] if self._ends else 0):
+            self._seen, self._ends = [], []
         self._row = None
 
     def _read(self, tokens: Sequence[int]) -> None:
