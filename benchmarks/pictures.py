@@ -42,7 +42,8 @@ def roofline(rows: list[dict[str, Any]], out: Path) -> None:
             axes.plot(intensity, rate, marker, markersize=4, color="tab:orange" if many else "tab:blue")
             axes.annotate(row["format"], (intensity, rate), fontsize=5, xytext=(3, 2), textcoords="offset points")
     axes.set(xscale="log", yscale="log", xlabel="operations per byte of weights", ylabel="billion operations a second")
-    axes.set_title(f"{rows[-1]['device']}: {bandwidth:.0f} GB/s, {peak:.0f} GOP/s of byte products; 1 row, 512 rows")
+    title = f"{rows[-1]['device']}: {bandwidth:.0f} GB/s, {peak:.0f} GOP/s; one row (blue) and 512"
+    axes.set_title(title, fontsize=10)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 

@@ -286,14 +286,22 @@ class CpuExecutable:
     def read_bandwidth(self) -> float:
         """Bytes a second, best of three passes over the weights (of at most 512 MiB of them)."""
         self._must_be_open()
-        pieces = min(self._weights.size, READ_AT_MOST) // bandwidth.PIECE
-        if not pieces:
+        size = min(self._weights.size, READ_AT_MOST)
+        piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
+        if not piece:
             return 0.0
+        pieces = size // piece
         counters, sink = np.zeros((1, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
         a = bandwidth.ReadArg
         block = int_block(
             a.SIZE,
-            {a.START: self._weights.address, a.PIECES: pieces, a.COUNTER: address(counters), a.SINK: address(sink)},
+            {
+                a.START: self._weights.address,
+                a.PIECES: pieces,
+                a.PIECE: piece,
+                a.COUNTER: address(counters),
+                a.SINK: address(sink),
+            },
         )
         self._library.load([bandwidth.read()])
         entries = np.array([[self._library.address("read"), address(block), 1, 0, 0]], np.int64)
@@ -301,7 +309,7 @@ class CpuExecutable:
         for _ in range(3):
             start = perf_counter()
             self._pool.run(entries, counters)
-            best = max(best, pieces * bandwidth.PIECE / (perf_counter() - start))
+            best = max(best, pieces * piece / (perf_counter() - start))
         return best
 
     def profile(self) -> list[tuple[str, int, int]]:

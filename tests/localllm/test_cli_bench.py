@@ -57,7 +57,7 @@ def test_numbers_of_a_result_agree(tiny: Path, capsys: pytest.CaptureFixture[str
     # prompt: two operations a weight of every layer, the output for one token, attention over 11 to 18 positions
     layer = 4 * 64 * 64 + 3 * 64 * 96
     work = 2 * (8 * layer + 356 * 64) + 4 * 64 * sum(range(11, 19))
-    assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-6)
+    assert prompt["gop_per_s"] == pytest.approx(work / prompt["avg_ns"], rel=1e-5)  # whole nanoseconds
     assert (prompt["gb_per_s"], decode["gop_per_s"]) == (0, 0)
 
 

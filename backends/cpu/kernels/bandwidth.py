@@ -10,7 +10,8 @@ from backends.cpu.kernels.linear import read_ahead
 from backends.cpu.memory import LINE
 from backends.cpu.simd import I64, Function, Value, vector
 
-PIECE = 1 << 18  # bytes of one task
+PIECE = 1 << 18  # bytes of one task, fewer where there are not so many
+STEP = 256  # a piece is a multiple of this
 
 
 class ReadArg(IntEnum):
@@ -18,19 +19,20 @@ class ReadArg(IntEnum):
     PIECES = 1
     COUNTER = 2
     SINK = 3  # 64 bytes a thread, so that the reads are not optimized away
-    SIZE = 4
+    PIECE = 4  # bytes
+    SIZE = 5
 
 
 def read() -> Kernel:
-    """Loads PIECES * 256 KiB from START, shared between the threads."""
+    """Loads PIECES * PIECE bytes from START, shared between the threads."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         line = vector(I64, 8)
         sums = [f.var(f.zeros(line)) for _ in range(4)]
         with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES)) as task:
-            start = a.pointer(ReadArg.START) + task * PIECE
-            with f.loop(0, PIECE, 256) as at:
-                read_ahead(f, [start + (at + line) for line in range(0, 256, LINE)])
+            start = a.pointer(ReadArg.START) + task * a.i64(ReadArg.PIECE)
+            with f.loop(0, a.i64(ReadArg.PIECE), STEP) as at:
+                read_ahead(f, [start + (at + line) for line in range(0, STEP, LINE)])
                 for i, total in enumerate(sums):
                     total.set(total.get() ^ f.load(start + at + 64 * i, line))
         everything = sums[0].get() ^ sums[1].get() ^ sums[2].get() ^ sums[3].get()
