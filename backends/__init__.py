@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
 
-from backends.base import Backend, BackendError
+from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
+from backends.plan import Plan, Value
 
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
 
@@ -15,19 +18,83 @@ def _cpu(threads: int | None) -> Backend:
     return CpuBackend(threads)
 
 
+def _cuda(threads: int | None) -> Backend:
+    from backends.cuda.backend import CudaBackend
+
+    return CudaBackend()
+
+
+def _opencl(threads: int | None) -> Backend:
+    from backends.opencl.backend import OpenClBackend
+
+    return OpenClBackend()
+
+
+def _opencl_card(threads: int | None) -> Backend:
+    """OpenCL on a graphics card, not on the CPU."""
+    from backends.opencl.backend import OpenClBackend
+
+    return OpenClBackend(kinds=("GPU",))
+
+
 def _reference(threads: int | None) -> Backend:
     from backends.reference import ReferenceBackend
 
     return ReferenceBackend()
 
 
-BACKENDS: dict[str, Callable[[int | None], Backend]] = {"cpu": _cpu, "reference": _reference}
+BACKENDS: dict[str, Callable[[int | None], Backend]] = {
+    "cpu": _cpu,
+    "cuda": _cuda,
+    "opencl": _opencl,
+    "reference": _reference,
+}
+# What "auto" tries, and the files by which a driver shows: a look at them costs nothing, importing a package does.
+_CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
+
+
+@dataclass(slots=True)
+class _Instead:
+    """A backend that stands in for one that did not open, and says why."""
+
+    name: str
+    backend: Backend
+    reason: str
+
+    def describe(self) -> str:
+        return f"{self.backend.describe()} ({self.reason})"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> Executable:
+        return self.backend.bind(plan, limits, cache, progress, keep)
+
+    def close(self) -> None:
+        self.backend.close()
+
+
+def _auto(threads: int | None) -> Backend:
+    """A graphics card where there is one, else the CPU; where a card was to be expected, with the reason."""
+    reasons = []
+    for opened, signs in _CARDS:
+        if any(Path(sign).exists() for sign in signs):
+            try:
+                return opened(threads)
+            except BackendError as error:
+                reasons.append(str(error).split(";")[0].split(", or use")[0])
+    backend = _cpu(threads)
+    return _Instead(backend.name, backend, "; ".join(reasons)) if reasons else backend
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
     """The backend called `name`; "auto" is the fastest that this machine has. BackendError says which there are."""
     if name == "auto":
-        return _cpu(threads)
+        return _auto(threads)
     if name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
     return BACKENDS[name](threads)

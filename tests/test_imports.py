@@ -19,6 +19,8 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"models", "quant", "numpy"},
     "backends": {"backends", "quant", "numpy"},
     "backends/cpu": {"backends", "quant", "numpy", "llvmlite"},
+    "backends/opencl": {"backends", "quant", "numpy", "pyopencl"},
+    "backends/cuda": {"backends", "quant", "numpy", "pycuda"},
     "localllm": {"localllm", "models", "backends", "quant", "numpy"},
     "localllm/tokenizer": {"localllm", "numpy", "tokenizers"},
     "localllm/template": {"localllm", "jinja2"},

@@ -20,9 +20,7 @@ from backends.cpu.program import (
     Program,
     Resource,
     Slot,
-    additions_into_linears,
     place_barriers,
-    uses_of,
 )  # fmt: skip
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS
@@ -45,6 +43,7 @@ from backends.plan import (
     Stack,
     Value,
 )  # fmt: skip
+from backends.usage import additions_into_linears, uses_of
 
 
 class _Binder:

@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
 from backends.cpu.buffers import Buffer, Buffers
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.attention import Shape
-from backends.plan import (
-    Add,
-    Append,
-    Attention,
-    Embed,
-    Experts,
-    Glu,
-    Linear,
-    Operation,
-    Plan,
-    Rope,
-    Value,
-)  # fmt: skip
+from backends.plan import Rope
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
@@ -54,43 +41,6 @@ class Program:
     lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
     kept: dict[int, Buffer]  # value -> rows that nothing else is written to
     routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
-
-
-def inputs_of(op: Operation) -> tuple[Value, ...]:
-    match op:
-        case Embed():
-            return ()
-        case Append(k=k, v=v):
-            return (k, v)
-        case Attention(q=q):
-            return (q,)
-        case Glu(gate=gate, up=up):
-            return (gate, up)
-        case Add(a=a, b=b):
-            return (a, b)
-        case Experts(x=x, router=router):
-            return (x, router)
-    return (op.x,)
-
-
-def uses_of(plan: Plan) -> Counter[int]:
-    uses = Counter(value.index for op in plan.operations for value in inputs_of(op))
-    uses[plan.logits.index] += 1  # the caller's
-    return uses
-
-
-def additions_into_linears(operations: list[Operation], uses: Counter[int]) -> dict[int, int]:
-    """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
-    made = {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
-    fused: dict[int, int] = {}
-    for number, op in enumerate(operations):
-        if isinstance(op, Add) and op.a is not op.b:
-            for term, other in ((op.a, op.b), (op.b, op.a)):
-                at = made[term.index]
-                if isinstance(operations[at], Linear) and uses[term.index] == 1 and made[other.index] < at:
-                    fused[at] = number
-                    break
-    return fused
 
 
 def place_barriers(calls: list[Call]) -> None:

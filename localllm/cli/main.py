@@ -91,6 +91,12 @@ def _quantize(own: options.Quantize) -> None:
     quantize(own)
 
 
+def _devices(own: options.Devices) -> None:
+    from localllm.cli.devices import devices
+
+    devices(own)
+
+
 def _one_model(given: options.ModelName, default: str = "") -> str:
     """The one model that is named; UsageError for none or two."""
     names = [name for name in (*given.words, given.model) if name]
@@ -128,6 +134,13 @@ COMMANDS: dict[str, Command] = {
         "GB/s is what decoding reads, % of roof is its share of what this machine can read, GOP/s is a prompt's work.",
         (options.ModelName, options.Bench),
         _bench,
+    ),
+    "devices": Command(
+        "",
+        "list what models can run on here",
+        "Memory, and how fast each device copies within it. Why a kind of device is missing is said on stderr.",
+        (options.Devices,),
+        _devices,
     ),
     "perplexity": Command(
         "MODEL",

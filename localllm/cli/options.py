@@ -37,7 +37,7 @@ class Loading:
     threads: int | None = option(
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
     )
-    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
+    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
 
@@ -149,6 +149,11 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True)
+class Devices:
+    json: bool = option(False, "--json", help="all of it as JSON")
+
+
+@dataclass(frozen=True, slots=True)
 class Bench:
     prompts: tuple[int, ...] = option(
         (512,), "-p", "--n-prompt", metavar="N,...", read=wholes(0), help="tokens of a prompt (pp)", shown="512"
@@ -166,7 +171,7 @@ class Bench:
     output: str = option(
         "md", "-o", "--output", metavar="KIND", read=one_of("md", "json", "csv"), help="md, json or csv"
     )
-    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, or reference, which is slow")
+    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
     no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")

@@ -1,0 +1,1 @@
+"""NVIDIA cards through PyCUDA, with kernels compiled by NVRTC: a driver is needed, a toolkit is not."""

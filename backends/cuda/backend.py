@@ -1,0 +1,167 @@
+"""The CUDA backend: a device of PyCUDA under the executable that is written once in `backends.gpu`.
+
+What only a card can show has been compiled for four compute types but never run on one: see benchmarks/results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress
+from backends.cuda.nvrtc import OPTIONS, Nvrtc
+from backends.gpu.compiled import Store, default_folder
+from backends.gpu.device import Facts, Grid
+from backends.gpu.executable import GpuExecutable
+from backends.plan import Plan, Value
+
+
+def _pycuda() -> Any:
+    """pycuda.driver, initialized; BackendError where it, the driver or a card is missing."""
+    try:
+        import pycuda.driver as cuda
+    except ImportError as error:  # also where libcuda.so.1 is missing
+        if isinstance(error, ModuleNotFoundError):
+            reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
+        else:
+            reason = f"no CUDA driver: {error}"
+        raise BackendError(f"{reason}, or use --backend cpu") from None
+    try:
+        cuda.init()
+        count = cuda.Device.count()
+    except cuda.Error as error:
+        raise BackendError(f"the CUDA driver does not start: {error}; use --backend cpu") from None
+    if not count:
+        raise BackendError("the CUDA driver finds no card; use --backend cpu")
+    return cuda
+
+
+def devices() -> list[Any]:
+    """PyCUDA's devices; BackendError where there are none."""
+    cuda = _pycuda()
+    return [cuda.Device(number) for number in range(cuda.Device.count())]
+
+
+class CudaDevice:
+    """One card with its primary context and one stream."""
+
+    generic = False
+
+    def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
+        self._cuda = cuda = _pycuda()
+        self._nvrtc = Nvrtc()
+        self._context = device.retain_primary_context()
+        self._context.push()
+        self._stream = cuda.Stream()
+        self.store = Store(default_folder() if cache == "default" else cache)
+        major, minor = device.compute_capability()
+        free, total = cuda.mem_get_info()
+        version = cuda.get_driver_version()
+        self.facts = Facts(
+            name=device.name(),
+            api=f"CUDA driver {version // 1000}.{version % 1000 // 10}, NVRTC {self._nvrtc.version}",
+            compute=f"sm_{major}{minor}",
+            memory=total,
+            free=free,
+            local_memory=device.max_shared_memory_per_block,
+        )
+        self._modules: dict[str, Any] = {}
+
+    def alloc(self, size: int, what: str) -> Any:
+        cuda = self._cuda
+        try:
+            buffer = cuda.mem_alloc(max(size, 4))
+        except cuda.MemoryError:
+            raise BackendError(
+                f"{self.facts.name}: out of memory at {size / 2**30:.2f} GiB for {what}; use fewer layers on it "
+                "(-ngl N), a smaller context (-c N) or a smaller model"
+            ) from None
+        cuda.memset_d8_async(buffer, 0, max(size, 4), self._stream)
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        self._stream.synchronize()
+        buffer.free()
+
+    def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
+        self._cuda.memcpy_htod_async(int(target) + offset, np.ascontiguousarray(data), self._stream)
+        self._stream.synchronize()
+
+    def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
+        try:
+            self._cuda.memcpy_dtoh_async(into, int(source) + offset, self._stream)
+        except self._cuda.Error as error:
+            raise BackendError(f"{self.facts.name}: {error} at a step") from None
+        self.sync()
+
+    def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
+        self._cuda.memcpy_dtod_async(int(target) + target_offset, int(source) + source_offset, size, self._stream)
+
+    def compile(self, source: str, kernel: str) -> Any:
+        module = self._modules.get(source)
+        if module is None:
+            key = (source, self.facts.compute, self._nvrtc.version, *OPTIONS)
+            cubin = self.store.get(key, lambda: self._nvrtc.compile(source, kernel, self.facts.compute).cubin)
+            module = self._modules[source] = self._cuda.module_from_buffer(cubin)
+        return module.get_function(kernel)
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
+        pointers, stream, block = [int(argument) for argument in arguments], self._stream, (size, 1, 1)
+        kernel.prepare("P" * len(pointers))
+        call = kernel.prepared_async_call
+
+        def launch(grid: Grid) -> None:
+            call(grid, block, stream, *pointers, shared_size=local_bytes)
+
+        return launch
+
+    def sync(self) -> None:
+        try:
+            self._stream.synchronize()
+        except self._cuda.Error as error:
+            raise BackendError(f"{self.facts.name}: {error} at a step") from None
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        start, end = self._cuda.Event(), self._cuda.Event()
+        start.record(self._stream)
+        work()
+        end.record(self._stream)
+        end.synchronize()
+        return float(start.time_till(end)) / 1e3
+
+    def close(self) -> None:
+        self._modules = {}
+        self._context.pop()
+
+
+class CudaBackend:
+    """One card; `number` counts as the driver does."""
+
+    name = "cuda"
+
+    def __init__(self, number: int = 0, cache: Path | Literal["default"] | None = "default") -> None:
+        found = devices()
+        if not 0 <= number < len(found):
+            raise BackendError(f"there is no CUDA device {number}; there are {len(found)} (localllm devices)")
+        self.device = CudaDevice(found[number], cache)
+
+    def describe(self) -> str:
+        facts = self.device.facts
+        return f"cuda: {facts.name} ({facts.compute}), {facts.memory / 2**30:.1f} GiB"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> GpuExecutable:
+        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
+
+    def close(self) -> None:
+        self.device.close()

@@ -1,0 +1,1 @@
+"""What CUDA and OpenCL share: kernel sources, how a plan becomes launches, and the executable that replays them."""

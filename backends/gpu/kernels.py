@@ -1,0 +1,153 @@
+"""The kernels by name: which source files they are made of, their work-groups, their local memory, their constants.
+
+A `Kernel` is all that decides what is compiled; equal ones are compiled once. Sources stand in `kernels/*.cl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import Limits
+from backends.gpu import formats
+from backends.plan import BLOCK
+
+COLUMNS = 8  # activation rows of one work-group of the mat-vec, where there are several
+PARTITION = 256  # positions of one work-group of attention
+GROUPED = 8  # query heads of it
+TILE_ROWS = 16  # rows of a tile of prefill's attention
+FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
+HEADER = 8  # ints before the rows in the step buffer
+
+# What differs from model to model and may be given at run time: widths, strides, counts, factors.
+_NAMES = """K N X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT WINDOW
+    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT"""
+SHAPE = frozenset(_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    name: str
+    parts: tuple[str, ...]  # source files after the prelude
+    constants: tuple[tuple[str, object], ...]
+    size: int  # work-items of a group
+    local_bytes: int = 0
+    format: str = ""
+
+    def shape(self) -> list[tuple[str, int | float]]:
+        """The constants that a generic kernel is given at run time."""
+        return [(name, v) for name, v in self.constants if name in SHAPE and isinstance(v, int | float)]
+
+    def numbers(self) -> NDArray[np.int32]:
+        """Their values as 4 bytes each."""
+        values = [int(np.float32(v).view(np.int32)) if isinstance(v, float) else int(v) for _, v in self.shape()]
+        return np.array(values or [0], np.int32)
+
+    def source(self, generic: bool) -> str:
+        """All of it, constants first."""
+        given = {
+            name: f"AS_FLOAT(shape[{i}])" if isinstance(value, float) else f"shape[{i}]"
+            for i, (name, value) in enumerate(self.shape() if generic else [])
+        }
+        head = "#define GENERIC 1\n" * generic
+        head += "".join(f"#define {name} {given.get(name, _literal(value))}\n" for name, value in self.constants)
+        names = ("prelude", *(("unpack" if self.quantized else "plain",) if self.format else ()), *self.parts)
+        table = formats.tables(self.format)
+        return head + _text(names[0]) + table + "".join(_text(name) for name in names[1:])
+
+    @property
+    def quantized(self) -> bool:
+        return self.format in formats.QUANTIZED
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, float):
+        return f"({value:.9e}f)"
+    return str(int(value)) if isinstance(value, bool) else str(value)
+
+
+def _kernel(
+    name: str, part: str, constants: Mapping[str, Any], size: int, local_floats: int = 0, format: str = ""
+) -> Kernel:
+    every = {**(formats.defines(format) if format else {}), **constants}
+    return Kernel(name, (part,), tuple(every.items()), size, 4 * local_floats, format)
+
+
+def matvec(format: str, columns: int, constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("matvec", "linear", {"MATVEC": 1, "COLUMNS": columns, **constants}, 128, 128, format)
+
+
+def matmul(format: str, constants: Mapping[str, Any]) -> Kernel:
+    depth, more = (8, 64 * 4 + 32 * 3) if format in formats.QUANTIZED else (16, 0)
+    return _kernel("matmul", "linear", {"MATMUL": 1, **constants}, 128, (64 + 32) * (depth + 1) + more, format)
+
+
+def embed(format: str, limits: Limits, constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("embed", "rows", {"EMBED": 1, "MAX_ROWS": limits.rows, **constants}, 64, 0, format)
+
+
+def quantize(constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("quantize", "rows", {"QUANTIZE": 1, **constants}, 128, 128)
+
+
+def norm(constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("norm_rows", "rows", {"NORM": 1, **constants}, 128, 128)
+
+
+def elements(operation: str, constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("elements", "elements", {"PAIRED": 1, "OPERATION(a, b)": f"({operation})", **constants}, 128)
+
+
+def select_rows(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("select_rows", "elements", {"SELECT": 1, "MAX_ROWS": limits.rows, **constants}, 128)
+
+
+def rotate(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("rotate_heads", "elements", {"ROTATE": 1, "MAX_ROWS": limits.rows, **constants}, 128)
+
+
+def append(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
+    every = {"APPEND": 1, "MAX_ROWS": limits.rows, "BLOCK_TOKENS": BLOCK, **constants}
+    return _kernel("append", "elements", every, 128)
+
+
+def attention(stage: str, limits: Limits, grouped: int, constants: Mapping[str, Any]) -> Kernel:
+    """`stage`: attend_partition, attend_combine or attend_tile."""
+    every: dict[str, Any] = {
+        f"STAGE_{stage}": 1, "MAX_ROWS": limits.rows, "BLOCK_TOKENS": BLOCK,
+        "PARTITION": PARTITION, "PARTITIONS": partitions(limits), "GROUPED": grouped, **constants,
+    }  # fmt: skip
+    head = int(constants["HEAD"])
+    keys = 32 if head <= 192 else 16  # so that wide heads stay within 48 KiB of local memory
+    if stage == "attend_tile":
+        every |= {"OWN": -(-head // 128), "TILE_ROWS": TILE_ROWS, "TILE_KEYS": keys}
+    local = {
+        "attend_partition": grouped * (head + PARTITION) + 128,
+        "attend_combine": 0,
+        "attend_tile": TILE_ROWS * head + keys * (head + 1) + TILE_ROWS * (keys + 1) + 3 * TILE_ROWS,
+    }[stage]
+    return _kernel(stage, "attention", every, 64 if stage == "attend_combine" else 128, local)
+
+
+def partitions(limits: Limits) -> int:
+    return -(-limits.positions // PARTITION)
+
+
+def route(experts: int, used: int, constants: Mapping[str, Any]) -> Kernel:
+    every = {"ROUTE": 1, "EXPERTS": experts, "USED": used, **constants}
+    return _kernel("route", "experts", every, 128, 2 * experts + 256 + used)
+
+
+def combine(constants: Mapping[str, Any]) -> Kernel:
+    return _kernel("combine", "experts", {"COMBINE": 1, **constants}, 128)

@@ -1,0 +1,95 @@
+// Mixture of experts around the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH.
+
+#ifdef ROUTE
+// A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
+// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen.
+KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL int *choices,
+                   GLOBAL float *weights LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  LOCAL float *score = local_memory, *rank = score + EXPERTS, *best = rank + EXPERTS;
+  LOCAL int *place = (LOCAL int *)(best + 128), *chosen = place + 128;
+  logits += (size_t)GROUP_X * STRIDE;
+  for (int e = ITEM; e < EXPERTS; e += 128) score[e] = GATING == 1 ? sigmoid(logits[e]) : logits[e];
+  BARRIER();
+#if GATING == 0
+  float largest = LOWEST, sum = 0.0f;
+  for (int e = ITEM; e < EXPERTS; e += 128) largest = FMAX(largest, score[e]);
+  largest = group_max(largest, best, 128);
+  for (int e = ITEM; e < EXPERTS; e += 128) {
+    score[e] = exponential(score[e] - largest);
+    sum += score[e];
+  }
+  sum = group_sum(sum, best, 128);
+  for (int e = ITEM; e < EXPERTS; e += 128) score[e] = score[e] / sum;
+  BARRIER();
+#endif
+  for (int e = ITEM; e < EXPERTS; e += 128) {
+    float r = score[e];
+#if HAS_BIAS
+    r += bias[e];
+#endif
+    rank[e] = IS_NAN(r) ? LOWEST : r;
+  }
+  for (int i = 0; i < USED; i++) {
+    BARRIER();
+    int own = EXPERTS;
+    for (int e = ITEM; e < EXPERTS; e += 128) {
+      int taken = 0;
+      for (int k = 0; k < i; k++) taken |= chosen[k] == e;
+      if (!taken && (own == EXPERTS || rank[e] > rank[own])) own = e;
+    }
+    place[ITEM] = own;
+    best[ITEM] = own == EXPERTS ? LOWEST : rank[own];
+    for (int part = 64; part > 0; part >>= 1) {
+      BARRIER();
+      if (ITEM < part) {
+        int other = ITEM + part, wins = best[other] > best[ITEM] || (best[other] == best[ITEM] && place[other] < place[ITEM]);
+        if (wins) {
+          best[ITEM] = best[other];
+          place[ITEM] = place[other];
+        }
+      }
+    }
+    BARRIER();
+    if (ITEM == 0) chosen[i] = place[0];
+  }
+  BARRIER();
+  if (ITEM == 0) {
+    float total = 0.0f, peak = score[chosen[0]];
+    for (int i = 0; i < USED; i++) {
+      best[i] = score[chosen[i]];
+      peak = FMAX(peak, best[i]);
+    }
+#if GATING == 2
+    for (int i = 0; i < USED; i++) {
+      best[i] = exponential(best[i] - peak);
+      total += best[i];
+    }
+    for (int i = 0; i < USED; i++) best[i] = best[i] / total;
+    total = 0.0f;
+#endif
+    for (int i = 0; i < USED; i++) total += best[i];
+    for (int i = 0; i < USED; i++) {
+      float weight = best[i];
+#if NORMALIZE
+      weight = weight / FMAX(total, 6.103515625e-05f);
+#endif
+      choices[GROUP_X * USED + i] = chosen[i];
+      weights[GROUP_X * USED + i] = weight * FACTOR;
+    }
+  }
+}
+#endif
+
+#ifdef COMBINE
+KERNEL(128, combine)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *weights, GLOBAL float *y) {
+  int i = GROUP_X * 128 + ITEM;
+  if (i >= WIDTH) return;
+  float sum = 0.0f;
+  for (int n = 0; n < USED; n++) {
+    int pair = GROUP_Y * USED + n;
+    sum = FMA(weights[pair], x[(size_t)pair * STRIDE + i], sum);
+  }
+  y[(size_t)GROUP_Y * STRIDE + i] = sum;
+}
+#endif

@@ -1,0 +1,184 @@
+// Products of matrices (N, K) with rows of activations. Constants: K, N, X_STRIDE and Y_STRIDE (elements of a row of
+// input and of output), COUNT_AT (which count of the step), FACTOR, HAS_BIAS, HAS_RESIDUAL, RESIDUAL_STRIDE.
+// A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in all.
+
+#ifdef EXPERTS  // rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row
+#define EXPERT_ARGUMENTS , GLOBAL const int *choices, GLOBAL const float *scales
+#else
+#define EXPERT_ARGUMENTS
+#endif
+#define LINEAR_ARGUMENTS \
+  SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const int *step, \
+  GLOBAL const float *bias, GLOBAL const float *residual EXPERT_ARGUMENTS
+
+DEVICE void finish(SHAPE_PARAMETER float sum, int row, int column, GLOBAL float *y, GLOBAL const float *bias,
+                   GLOBAL const float *residual, size_t bias_at, float factor) {
+  float v = sum * factor;
+#if HAS_BIAS
+  v += bias[bias_at + row];
+#endif
+#if HAS_RESIDUAL
+  v += residual[(size_t)column * RESIDUAL_STRIDE + row];
+#endif
+  y[(size_t)column * Y_STRIDE + row] = v;
+}
+
+#ifdef QUANTIZED
+DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, const int *x, float d, float low,
+                       float high) {
+#if HALVES == 1
+  int dot = 0;
+  for (int i = 0; i < 8; i++) dot = DOT4(q[i], x[i], dot);
+  sum = FMA(s[0], d * (float)dot, sum);
+#if MINIMUM
+  sum = FMA(-m[0], low + high, sum);
+#endif
+#else
+  int first = 0, second = 0;
+  for (int i = 0; i < 4; i++) first = DOT4(q[i], x[i], first);
+  for (int i = 4; i < 8; i++) second = DOT4(q[i], x[i], second);
+  sum = FMA(s[1], d * (float)second, FMA(s[0], d * (float)first, sum));
+#if MINIMUM
+  sum = FMA(-m[1], high, FMA(-m[0], low, sum));
+#endif
+#endif
+  return sum;
+}
+#endif
+
+#ifdef MATVEC
+// A segment of 32 work-items has one row of the matrix and up to COLUMNS rows of activations; every work-item has
+// every 32nd chunk. The order of a sum depends on neither COLUMNS nor on how many rows there are.
+KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int row = GROUP_X * 4 + (ITEM >> 5), lane = ITEM & 31, column = GROUP_Y * COLUMNS;
+  size_t own = smaller(row, N - 1);
+  float sum[COLUMNS];
+  for (int j = 0; j < COLUMNS; j++) sum[j] = 0.0f;
+#ifdef EXPERTS
+  int columns = 1, expert = choices[column];
+  size_t rows = (size_t)EXPERTS * N, bias_at = (size_t)expert * N;
+  float factor = HAS_SCALES ? scales[expert] : 1.0f;
+  own += bias_at;
+  x += (size_t)(column / PER_ROW) * X_STRIDE;
+#else
+  int columns = smaller(step[COUNT_AT] - column, COLUMNS);
+  size_t rows = N, bias_at = 0;
+  float factor = FACTOR;
+  x += (size_t)column * X_STRIDE;
+#endif
+#ifdef QUANTIZED
+  for (int c = lane; c < K / 32; c += 32) {
+    int q[8], xq[8];
+    float s[2], m[2];
+    unpack_chunk(SHAPE w, rows, own, c, q, s, m);
+    for (int j = 0; j < COLUMNS; j++) {
+      if (j < columns) {
+        GLOBAL const float *r = x + (size_t)j * X_STRIDE;
+        GLOBAL const int *integers = (GLOBAL const int *)r + 8 * c;
+        for (int i = 0; i < 8; i++) xq[i] = integers[i];
+        GLOBAL const float *sums = r + K / 4 + K / 32 + 2 * c;
+        sum[j] = add_chunk(sum[j], q, s, m, xq, r[K / 4 + c], sums[0], sums[1]);
+      }
+    }
+  }
+#else
+  for (int k = lane; k < K; k += 32) {
+    float v = element(w, own * K + k);
+    for (int j = 0; j < COLUMNS; j++)
+      if (j < columns) sum[j] = FMA(v, x[(size_t)j * X_STRIDE + k], sum[j]);
+  }
+#endif
+  for (int j = 0; j < COLUMNS; j++) {
+    float total = sum32(sum[j], local_memory);
+    if (lane == 0 && row < N && j < columns) finish(SHAPE total, row, column + j, y, bias, residual, bias_at, factor);
+  }
+}
+#endif
+
+#ifdef MATMUL
+// A tile of 64 rows of the matrix and 32 rows of activations; a work-item has 4 x 4 of it.
+#ifdef QUANTIZED
+#define DEPTH 8  // words of a chunk
+#else
+#define DEPTH 16  // numbers at a time
+#endif
+KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  LOCAL float *wl = local_memory, *xl = wl + 64 * (DEPTH + 1);
+  int count = step[COUNT_AT], tx = ITEM & 7, ty = ITEM >> 3;
+  float sum[4][4];
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) sum[i][j] = 0.0f;
+#ifdef QUANTIZED
+  LOCAL float *ws = xl + 32 * (DEPTH + 1), *xs = ws + 64 * 4;  // scale and minimum of halves; scale and sums
+  for (int c = 0; c < K / 32; c++) {
+    if (ITEM < 64) {
+      int q[8];
+      float s[2], m[2];
+      unpack_chunk(SHAPE w, N, smaller(GROUP_X * 64 + ITEM, N - 1), c, q, s, m);
+      for (int i = 0; i < 8; i++) ((LOCAL int *)wl)[ITEM * 9 + i] = q[i];
+      for (int i = 0; i < 2; i++) {
+        ws[ITEM * 4 + i] = s[i];
+        ws[ITEM * 4 + 2 + i] = m[i];
+      }
+    } else {
+      int t = (ITEM - 64) >> 1, part = ITEM & 1;
+      GLOBAL const float *r = x + (size_t)smaller(GROUP_Y * 32 + t, count - 1) * X_STRIDE;
+      for (int i = 4 * part; i < 4 * part + 4; i++)
+        ((LOCAL int *)xl)[t * 9 + i] = ((GLOBAL const int *)r)[8 * c + i];
+      if (part == 0) {
+        xs[t * 3] = r[K / 4 + c];
+        xs[t * 3 + 1] = r[K / 4 + K / 32 + 2 * c];
+        xs[t * 3 + 2] = r[K / 4 + K / 32 + 2 * c + 1];
+      }
+    }
+    BARRIER();
+    int xq[4][8];
+    for (int j = 0; j < 4; j++)
+      for (int i = 0; i < 8; i++) xq[j][i] = ((LOCAL int *)xl)[(tx + 8 * j) * 9 + i];
+    for (int i = 0; i < 4; i++) {
+      int q[8], r = ty + 16 * i;
+      float s[2], m[2];
+      for (int k = 0; k < 8; k++) q[k] = ((LOCAL int *)wl)[r * 9 + k];
+      for (int k = 0; k < 2; k++) {
+        s[k] = ws[r * 4 + k];
+        m[k] = ws[r * 4 + 2 + k];
+      }
+      for (int j = 0; j < 4; j++) {
+        LOCAL float *of = xs + (tx + 8 * j) * 3;
+        sum[i][j] = add_chunk(sum[i][j], q, s, m, xq[j], of[0], of[1], of[2]);
+      }
+    }
+    BARRIER();
+  }
+#else
+  for (int k0 = 0; k0 < K; k0 += DEPTH) {
+    for (int n = ITEM; n < 64 * DEPTH; n += 128) {
+      int r = n / DEPTH, k = k0 + n % DEPTH;
+      size_t row = smaller(GROUP_X * 64 + r, N - 1);
+      wl[r * (DEPTH + 1) + n % DEPTH] = k < K ? element(w, row * K + k) : 0.0f;
+    }
+    for (int n = ITEM; n < 32 * DEPTH; n += 128) {
+      int t = n / DEPTH, k = k0 + n % DEPTH;
+      size_t row = smaller(GROUP_Y * 32 + t, count - 1);
+      xl[t * (DEPTH + 1) + n % DEPTH] = k < K ? x[row * X_STRIDE + k] : 0.0f;
+    }
+    BARRIER();
+    for (int k = 0; k < smaller(DEPTH, K - k0); k++) {
+      float wv[4], xv[4];
+      for (int i = 0; i < 4; i++) wv[i] = wl[(ty + 16 * i) * (DEPTH + 1) + k];
+      for (int j = 0; j < 4; j++) xv[j] = xl[(tx + 8 * j) * (DEPTH + 1) + k];
+      for (int i = 0; i < 4; i++)
+        for (int j = 0; j < 4; j++) sum[i][j] = FMA(wv[i], xv[j], sum[i][j]);
+    }
+    BARRIER();
+  }
+#endif
+  for (int i = 0; i < 4; i++)
+    for (int j = 0; j < 4; j++) {
+      int row = GROUP_X * 64 + ty + 16 * i, column = GROUP_Y * 32 + tx + 8 * j;
+      if (row < N && column < count) finish(SHAPE sum[i][j], row, column, y, bias, residual, 0, FACTOR);
+    }
+}
+#endif

@@ -1,0 +1,71 @@
+// Operations on whole rows: embedding, activation quantize, norms. Constants: K (width of a row or group), strides.
+
+#ifdef EMBED
+KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const int *step, GLOBAL float *RESTRICT y) {
+  int row = GROUP_Y, i = GROUP_X * 64 + ITEM;
+  size_t token = TOKENS_OF(step)[row];
+#ifdef QUANTIZED
+  if (i < K / 32) {  // a chunk each
+    int q[8];
+    float s[2], m[2];
+    unpack_chunk(SHAPE w, N, token, i, q, s, m);
+    for (int k = 0; k < 32; k++) {
+      float v = s[k / 16] * (float)byte_of(q[k / 4], k & 3);
+#if MINIMUM
+      v = v - m[k / 16];
+#endif
+      y[(size_t)row * Y_STRIDE + 32 * i + k] = v;
+    }
+  }
+#else
+  if (i < K) y[(size_t)row * Y_STRIDE + i] = element(w, token * K + i);
+#endif
+}
+#endif
+
+#ifdef QUANTIZE
+// A segment of 32 work-items has a block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|). The bits of
+// magnitudes are ordered as integers, and a NaN is above all, so that its block's scale becomes one.
+KERNEL(128, quantize)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL int *RESTRICT y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int row = GROUP_Y, i = GROUP_X * 128 + ITEM;
+  float v = i < K ? x[(size_t)row * X_STRIDE + i] : 0.0f;
+  float largest = AS_FLOAT((int)umax32((uint)AS_INT(v) & 0x7FFFFFFFu, local_memory));
+  float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
+  if (!(inverse < 3.0e38f)) inverse = 0.0f;  // of a subnormal maximum: such a block is zero
+  float scale = largest / 127.0f;
+  int q = largest <= -LOWEST ? (int)FLOOR_EVEN(v * inverse) : 0;  // no number: the scale says so
+  int sum = sum16(q, local_memory);
+  GLOBAL int *out = y + (size_t)row * Y_STRIDE;
+  if (i < K) {
+    ((GLOBAL i8 *)out)[i] = (i8)q;
+    if ((i & 31) == 0) ((GLOBAL float *)out)[K / 4 + i / 32] = scale;
+    if ((i & 15) == 0) ((GLOBAL float *)out)[K / 4 + K / 32 + i / 16] = scale * (float)sum;
+  }
+}
+#endif
+
+#ifdef NORM
+KERNEL(128, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT weight, GLOBAL const float *bias,
+                  GLOBAL float *RESTRICT y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int group = GROUP_X;
+  x += (size_t)GROUP_Y * X_STRIDE + (size_t)group * K;
+  y += (size_t)GROUP_Y * Y_STRIDE + (size_t)group * K;
+  weight += group * GROUP_STRIDE;
+  float mean = 0.0f, square = 0.0f;
+#if LAYER
+  for (int i = ITEM; i < K; i += 128) mean += x[i];
+  mean = group_sum(mean, local_memory, 128) / (float)K;
+#endif
+  for (int i = ITEM; i < K; i += 128) square = FMA(x[i] - mean, x[i] - mean, square);
+  float factor = 1.0f / SQRT(group_sum(square, local_memory, 128) / (float)K + EPS);
+  for (int i = ITEM; i < K; i += 128) {
+    float v = (x[i] - mean) * factor * weight[i];
+#if HAS_BIAS
+    v += bias[group * GROUP_STRIDE + i];
+#endif
+    y[i] = v;
+  }
+}
+#endif

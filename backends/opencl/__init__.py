@@ -1,0 +1,1 @@
+"""Graphics cards, and whatever else speaks OpenCL, through PyOpenCL."""

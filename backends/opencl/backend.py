@@ -1,0 +1,200 @@
+"""The OpenCL backend: a device of PyOpenCL under the executable that is written once in `backends.gpu`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress
+from backends.gpu.compiled import Store, default_folder
+from backends.gpu.device import Facts, Grid
+from backends.gpu.executable import GpuExecutable
+from backends.plan import Plan, Value
+
+OPTIONS = ("-cl-std=CL1.2",)
+NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
+
+
+def _pyopencl() -> Any:
+    try:
+        import pyopencl
+    except ImportError as error:
+        raise BackendError(
+            f"the opencl backend needs PyOpenCL ({error}); pip install 'localllm[opencl]', or use --backend cpu"
+        ) from None
+    return pyopencl
+
+
+def devices() -> list[Any]:
+    """PyOpenCL's devices, graphics cards first; BackendError where there is no PyOpenCL or no driver."""
+    cl = _pyopencl()
+    try:
+        found = [device for platform in cl.get_platforms() for device in platform.get_devices()]
+    except cl.LogicError as error:
+        raise BackendError(
+            f"no OpenCL driver ({_reason(error)}); install the card's driver, or pip install pocl-binary-distribution "
+            "to run OpenCL on the CPU"
+        ) from None
+    if not found:
+        raise BackendError("OpenCL finds no device; install the card's driver, or use --backend cpu")
+    return sorted(found, key=lambda device: kind_of(device) != "GPU")
+
+
+def kind_of(device: Any) -> str:
+    types = _pyopencl().device_type
+    return "GPU" if device.type & types.GPU else "CPU" if device.type & types.CPU else "other"
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]
+
+
+class OpenClDevice:
+    """One device with one queue."""
+
+    def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
+        self._cl = cl = _pyopencl()
+        self._device = device
+        self._context = cl.Context([device])
+        self._queue = cl.CommandQueue(self._context)
+        self.store = Store(default_folder() if cache == "default" else cache)
+        self.facts = Facts(
+            name=device.name.strip(),
+            api=f"{device.version.strip()}, driver {device.driver_version.strip()}",
+            compute=kind_of(device),
+            memory=device.global_mem_size,
+            free=device.global_mem_size,  # OpenCL has no question for what is free
+            local_memory=device.local_mem_size,
+        )
+        # PoCL runs kernels on the CPU and compiles each in a second, again for every work-group size where a binary is
+        # asked for; it keeps what it made in a cache of its own.
+        self.generic = "pocl" in device.version.lower()
+        self._programs: dict[str, Any] = {}
+
+    def alloc(self, size: int, what: str) -> Any:
+        cl = self._cl
+        try:
+            buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, max(size, 4))
+            cl.enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, max(size, 4))
+        except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
+            raise self._explained(error, f"{size / 2**30:.2f} GiB for {what}") from None
+        return buffer
+
+    def free(self, buffer: Any) -> None:
+        with suppress(self._cl.Error):
+            buffer.release()
+
+    def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
+        self._cl.enqueue_copy(self._queue, target, data, dst_offset=offset, is_blocking=True)
+
+    def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
+        try:
+            self._cl.enqueue_copy(self._queue, into, source, src_offset=offset, is_blocking=True)
+        except (self._cl.RuntimeError, self._cl.LogicError) as error:
+            raise self._explained(error, "a step") from None
+
+    def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
+        self._cl.enqueue_copy(
+            self._queue, target, source, src_offset=source_offset, dst_offset=target_offset, byte_count=size
+        )
+
+    def compile(self, source: str, kernel: str) -> Any:
+        cl = self._cl
+        program = self._programs.get(source)
+        if program is None and self.generic:
+            program = self._programs[source] = self._from_source(source)
+        if program is None:
+            key = (source, self.facts.name, self.facts.api, *OPTIONS)
+            binary = self.store.get(key, lambda: self._binary(source))
+            try:
+                program = cl.Program(self._context, [self._device], [binary]).build(list(OPTIONS))
+            except cl.Error:  # a binary that the driver no longer takes
+                program = self._from_source(source)
+            self._programs[source] = program
+        return program, kernel
+
+    def _binary(self, source: str) -> bytes:
+        return bytes(self._from_source(source).get_info(self._cl.program_info.BINARIES)[0])
+
+    def _from_source(self, source: str) -> Any:
+        try:
+            return self._cl.Program(self._context, source).build(list(OPTIONS), cache_dir=False)
+        except self._cl.RuntimeError as error:
+            raise BackendError(f"{self.facts.name}: its compiler refuses a kernel: {str(error)[:2000]}") from None
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
+        cl, queue, local = self._cl, self._queue, (size, 1, 1)
+        program, name = kernel
+        made = cl.Kernel(program, name)  # its own: the arguments stay set
+        made.set_args(*arguments, *([cl.LocalMemory(local_bytes)] if local_bytes else []))
+
+        def launch(grid: Grid) -> None:
+            cl.enqueue_nd_range_kernel(queue, made, (grid[0] * size, grid[1], grid[2]), local)
+
+        return launch
+
+    def sync(self) -> None:
+        try:
+            self._queue.finish()
+        except (self._cl.RuntimeError, self._cl.LogicError) as error:
+            raise self._explained(error, "a step") from None
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        self.sync()
+        start = perf_counter()
+        work()
+        self.sync()
+        return perf_counter() - start
+
+    def close(self) -> None:
+        self._programs = {}
+
+    def _explained(self, error: Exception, what: str) -> BackendError:
+        if any(name in str(error) for name in NO_MEMORY):
+            return BackendError(
+                f"{self.facts.name}: out of memory at {what}; use fewer layers on it (-ngl N), a smaller context "
+                "(-c N) or a smaller model"
+            )
+        return BackendError(f"{self.facts.name}: {_reason(error)} at {what}")
+
+
+class OpenClBackend:
+    """One OpenCL device; `number` counts as `devices` does."""
+
+    name = "opencl"
+
+    def __init__(
+        self,
+        number: int = 0,
+        cache: Path | Literal["default"] | None = "default",
+        kinds: tuple[str, ...] = ("GPU", "CPU", "other"),
+    ) -> None:
+        found = [device for device in devices() if kind_of(device) in kinds]
+        if not found:
+            raise BackendError(f"OpenCL finds no {' or '.join(kinds)}; use --backend cpu")
+        if not 0 <= number < len(found):
+            raise BackendError(f"there is no OpenCL device {number}; there are {len(found)} (localllm devices)")
+        self.device = OpenClDevice(found[number], cache)
+
+    def describe(self) -> str:
+        facts = self.device.facts
+        return f"opencl: {facts.name} ({facts.compute}), {facts.memory / 2**30:.1f} GiB"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> GpuExecutable:
+        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
+
+    def close(self) -> None:
+        self.device.close()

@@ -1,0 +1,115 @@
+"""Compiles every GPU kernel by NVRTC for four compute types, without a card: registers, spills and stack of each.
+
+    python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
+
+Kernels are those of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows, soft
+caps and sinks. One line a kernel and compute type; exits with 1 where one does not compile or spills beyond BUDGET.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from backends.base import BackendError, Limits
+from backends.cuda.nvrtc import Nvrtc
+from backends.gpu import formats, kernels
+from backends.gpu.kernels import Kernel
+
+ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
+BUDGET = 32  # bytes that a kernel may spill, stored and loaded
+LIMITS = Limits(512, 512, 65, 65 * 64)
+ACTIVATIONS = ("silu(a)", "gelu(a)", "sigmoid(a)", "silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)")
+
+
+def every_kernel() -> list[tuple[str, Kernel]]:
+    """(what it is, kernel): all that a plan may ask for, in the shapes of a 1B model."""
+    found: list[tuple[str, Kernel]] = []
+    for name in formats.FORMATS:
+        width = 2048 * 11 // 32 if name in formats.QUANTIZED else 2048
+        shape = {
+            "K": 2048, "N": 2048, "X_STRIDE": width, "Y_STRIDE": 2048, "RESIDUAL_STRIDE": 2048, "COUNT_AT": 0,
+            "FACTOR": 1.0, "HAS_BIAS": True, "HAS_RESIDUAL": True,
+        }  # fmt: skip
+        experts = {**shape, "EXPERTS": 32, "PER_ROW": 4, "HAS_SCALES": True}
+        found += [
+            (f"matvec {name} x 1", kernels.matvec(name, 1, shape)),
+            (f"matvec {name} x {kernels.COLUMNS}", kernels.matvec(name, kernels.COLUMNS, shape)),
+            (f"matvec {name}, experts", kernels.matvec(name, 1, experts)),
+            (f"matmul {name}", kernels.matmul(name, shape)),
+            (f"embed {name}", kernels.embed(name, LIMITS, {"K": 2048, "N": 32000, "Y_STRIDE": 2048})),
+        ]
+    for head, group, window, cap, sinks in (
+        (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
+    ):  # fmt: skip
+        shape = {
+            "HEADS": 8 * group, "KV_HEADS": 8, "HEAD": head, "Q_STRIDE": 8 * group * head, "FACTOR": head**-0.5,
+            "WINDOW": window, "HAS_SOFTCAP": cap, "SOFTCAP": 50.0, "HAS_SINKS": sinks, "TABLE_STRIDE_AT": 2,
+        }  # fmt: skip
+        found += [
+            (f"{stage} {head} x {group}", kernels.attention(stage, LIMITS, min(group, kernels.GROUPED), shape))
+            for stage in ("attend_partition", "attend_combine", "attend_tile")
+        ]
+    row: dict[str, Any] = {"WIDTH": 2048, "STRIDE": 2048}
+    found += [(f"elements {a}", kernels.elements(a, row)) for a in (*ACTIVATIONS, "swiglu_oai(a, b)", "(a) + (b)")]
+    found += [
+        ("elements cap", kernels.elements("FACTOR * hyperbolic_tangent((a) / FACTOR)", {**row, "FACTOR": 30.0})),
+        ("elements gate", kernels.elements("sigmoid(a) * (b)", {**row, "GATE_STRIDE": 1})),
+        ("select_rows", kernels.select_rows(LIMITS, row)),
+        ("append", kernels.append(LIMITS, {**row, "HEAD": 64, "KV_HEADS": 8, "SLOTS_AT": 2})),
+        ("quantize", kernels.quantize({"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048 * 11 // 32})),
+        ("combine", kernels.combine({**row, "USED": 4})),
+    ]
+    for style in (False, True):
+        found.append((f"rotate {style}", kernels.rotate(LIMITS, {**row, "HEAD": 64, "N_ROT": 64, "NEOX": style})))
+        shape = {"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048, "LAYER": style, "EPS": 1e-5, "HAS_BIAS": style}
+        found.append((f"norm {style}", kernels.norm({**shape, "GROUP_STRIDE": 0})))
+    for gating in range(3):
+        shape = {"STRIDE": 128, "GATING": gating, "NORMALIZE": True, "FACTOR": 1.0, "HAS_BIAS": True}
+        found.append((f"route {gating}", kernels.route(128, 8, shape)))
+    return found
+
+
+def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel) -> dict[str, Any]:
+    """A line of the report; `error` holds the compiler's words where it refuses."""
+    start = perf_counter()
+    line = {"kernel": label, "architecture": architecture, "nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}
+    try:
+        made = nvrtc.compile(kernel.source(generic=False), kernel.name, architecture)
+    except BackendError as error:
+        return {**line, "error": str(error)}
+    return {
+        **line, "registers": made.registers, "spilled": made.spilled, "stack": made.stack,
+        "cubin_bytes": len(made.cubin), "seconds": round(perf_counter() - start, 3),
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "gpu_compile.jsonl")
+    out = parser.parse_args().out
+    nvrtc = Nvrtc()
+    lines = []
+    for architecture in ARCHITECTURES:
+        mine = [report(nvrtc, architecture, label, kernel) for label, kernel in every_kernel()]
+        bad = [line for line in mine if "error" in line or line["spilled"] > BUDGET]
+        good = [line for line in mine if "error" not in line]
+        most = max(good, key=lambda line: line["registers"], default={"registers": 0, "kernel": ""})
+        print(
+            f"{architecture}: {len(good)} of {len(mine)} kernels compile, {len(bad)} fail or spill; most registers "
+            f"{most['registers']} ({most['kernel']}), largest stack {max((x['stack'] for x in good), default=0)} bytes"
+        )
+        for line in bad:
+            print(f"  {line['kernel']}: {line.get('error', '')[:600] or str(line['spilled']) + ' bytes spilled'}")
+        lines += mine
+    out.parent.mkdir(exist_ok=True)
+    out.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    return int(any("error" in line or line["spilled"] > BUDGET for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

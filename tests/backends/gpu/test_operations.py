@@ -1,0 +1,178 @@
+"""The conformance table on a graphics device: every operation against the reference backend, with the bounds that the
+CPU backend is held to. Rows that are decoded have the same bits alone and in company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import Backend
+from backends.gpu.kernels import FEW_ROWS
+from backends.plan import BLOCK, Experts, Operation
+from backends.reference import ReferenceBackend
+from tests.backends.support import Build, bind, feed, record
+from tests.backends.test_conformance import (
+    CASES,
+    HEADS,
+    NONE,
+    VOCABULARY,
+    Heads,
+    attend,
+    attention_slack,
+    table,
+)  # fmt: skip
+from tests.backends.test_experts import TABLE, TOKENS, mixture
+from tests.backends.test_keep import bound, inputs
+from tests.models.support import Driver, MemoryWeight
+
+
+def run(backend: Backend, build: Build, embedding: MemoryWeight, tokens: np.ndarray, *sizes: int) -> np.ndarray:
+    return feed(bind(backend, record(embedding, build)), tokens, sizes)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_operation(gpu: Backend, name: str) -> None:
+    case = CASES[name]
+    embedding = table(case.width)
+    plan = record(embedding, case.build)
+    ours, theirs = bind(gpu, plan), bind(ReferenceBackend(), plan)
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
+    truth = feed(theirs, tokens).astype(np.float64)
+    slack = case.slack(embedding.values()[tokens].astype(np.float64), truth)
+    alone = feed(ours, tokens[:10], [1] * 10)
+    for rows in (feed(ours, tokens), feed(ours, tokens, [FEW_ROWS, 5, 17])):
+        assert (np.abs(rows - truth) <= slack).all(), np.abs(rows - truth).max()
+    for sizes in ([2, 3], [10], [1, 9]):
+        np.testing.assert_array_equal(feed(ours, tokens[:10], sizes), alone)
+
+
+def test_select_rows(gpu: Backend) -> None:
+    embedding = table(40)
+    driver = Driver(bind(gpu, record(embedding, lambda r, x: r.scale(r.select_rows(x), 2.0))))
+    for wanted in ([4, 0, 2], [], [1], [4] * 30):
+        rows = driver.step([(0, [7, 1, 30, 1, 5])], logit_rows=wanted)
+        np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
+
+
+@pytest.mark.parametrize("h", [*HEADS, Heads(10, 1, 136), Heads(2, 1, 256)], ids=str)
+def test_attention(gpu: Backend, h: Heads) -> None:
+    """Two sequences in one batch, decoded and prefilled, over several blocks and partitions; then one goes on from a
+    copy of the other's blocks."""
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend(h))
+    ours, theirs = (Driver(bind(b, plan, rows=300, blocks=16), sequences=2) for b in (gpu, ReferenceBackend()))
+    slack = attention_slack(values, h, 6 * BLOCK)
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 900)
+    steps = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 250), (1, 40)], [(0, 20), (1, 1)], [(1, 17), (0, 1)]]
+
+    def step(parts: list[tuple[int, int]], start: int) -> None:
+        batch = [(s, tokens[start + 7 * s : start + 7 * s + count]) for s, count in parts]
+        np.testing.assert_allclose(ours.step(batch), theirs.step(batch), rtol=0, atol=slack)
+
+    for start, parts in enumerate(steps):
+        step(parts, 31 * start)
+    for driver in (ours, theirs):
+        driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
+        driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
+    step([(1, 30), (0, 2)], 300)
+
+
+def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:
+    """One sequence decodes alone; then with others that decode, that verify, and that are prefilled meanwhile."""
+    h = Heads(4, 2, 16)
+    values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend(h))
+    tokens = np.random.RandomState(2).randint(0, VOCABULARY, 400)
+    results = []
+    for company in ([], [(1, 1)], [(1, 9), (2, 15)], [(1, 40), (2, 1)]):
+        driver = Driver(bind(gpu, plan, rows=80, blocks=15), sequences=3)
+        driver.step([(0, tokens[:70])])
+        rows = []
+        for at in range(3):
+            parts = [(s, tokens[at * n : at * n + n]) for s, n in company]
+            rows.append(
+                driver.step([*parts[:1], (0, tokens[70 + at : 71 + at]), *parts[1:]])[sum(n for _, n in company[:1])]
+            )
+        results.append(np.array(rows))
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def test_large_keys_and_values_stay_in_the_range_of_halves(gpu: Backend) -> None:
+    values = np.zeros((4, 24), np.float32)
+    values[:, 16:] = np.array([1e6, -1e6, 65504, 3.0])[:, None]
+    rows = run(gpu, attend(Heads(1, 1, 8)), MemoryWeight.of("table", values), np.arange(4))
+    np.testing.assert_allclose(rows[:, 0], [65504, 0, 65504 / 3, 65507 / 4], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_is_no_number_is_not_lost(gpu: Backend, name: str) -> None:
+    values = np.ones((2, 24), np.float32)
+    values[0, 3] = np.nan
+    for tokens in (np.array([1, 0, 1]), np.array([1, 0, 1] * 10)):  # decoded, prefilled
+        rows = run(gpu, NONE[name], MemoryWeight.of("table", values), tokens)
+        assert [np.isnan(row).any() for row in rows] == [False, True, False] * (len(tokens) // 3)
+
+
+MIXTURES: dict[str, Build] = {
+    "softmax": mixture("softmax", 2),
+    "softmax, biased": mixture("softmax", 4, normalize=True, biased=True),
+    "sigmoid": mixture("sigmoid", 3, normalize=True, biased=True),
+    "chosen": mixture("softmax_of_chosen", 4, extras=True, activation="swiglu_oai"),
+    "all": mixture("softmax_of_chosen", 20),
+}
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts(gpu: Backend, name: str) -> None:
+    plan = record(TABLE, MIXTURES[name])
+    ours, theirs = bind(gpu, plan), bind(ReferenceBackend(), plan)
+    tokens = np.arange(TOKENS)
+    truth = feed(theirs, tokens)
+    np.testing.assert_allclose(feed(ours, tokens), truth, rtol=2e-5, atol=2e-5)
+    one_by_one = feed(ours, tokens[:12], [1] * 12)
+    np.testing.assert_allclose(one_by_one, truth[:12], rtol=2e-5, atol=2e-5)
+    np.testing.assert_array_equal(feed(ours, tokens[:12], [12]), one_by_one)
+
+
+def test_quantized_experts(gpu: Backend) -> None:
+    """int8 activations in three products in a row: a hundredth of the largest result."""
+    plan = record(TABLE, mixture("softmax", 3, formats=lambda name: {"down": "Q4_0", "up": "F16"}.get(name, "Q8_0")))
+    rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (gpu, ReferenceBackend()))
+    assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()
+
+
+def test_kept_values_and_routings(gpu: Backend) -> None:
+    plan = record(TABLE, MIXTURES["softmax"])
+    keep: list[Any] = inputs(plan)
+    ours, theirs = bound(gpu, plan, keep, TOKENS), bound(ReferenceBackend(), plan, [], TOKENS)
+    for executable in (ours, theirs):
+        feed(executable, np.arange(TOKENS))
+    for value in keep:
+        np.testing.assert_allclose(ours.value(value), theirs.value(value), rtol=2e-5, atol=2e-5)
+    (out,) = [op.out for op in plan.operations if isinstance(op, Experts)]
+    np.testing.assert_array_equal(ours.routing(out).choices, theirs.routing(out).choices)
+    np.testing.assert_allclose(ours.routing(out).hidden, theirs.routing(out).hidden, rtol=1e-4, atol=1e-5)
+
+
+def test_cache_blocks_can_be_taken_out_and_put_back(gpu: Backend) -> None:
+    h = Heads(4, 2, 16)
+    values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend(h))
+    first, second = (Driver(bind(gpu, plan)) for _ in range(2))
+    first.step([(0, np.arange(30))])
+    numbers = first.tables[0, :1]
+    content = first.executable.read_blocks(0, numbers)
+    second.executable.write_blocks(0, numbers, content)
+    second.lengths = [30]
+    np.testing.assert_array_equal(first.step([(0, [7])]), second.step([(0, [7])]))
+
+
+def test_every_operation_is_in_the_table() -> None:
+    plans = [record(table(case.width), case.build) for case in CASES.values()]
+    plans += [record(table(24), attend(Heads(1, 1, 8))), record(table(24), lambda r, x: r.select_rows(x))]
+    plans.append(record(TABLE, MIXTURES["softmax"]))
+    assert {type(op) for plan in plans for op in plan.operations} == set(Operation.__args__)
