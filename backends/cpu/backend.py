@@ -287,9 +287,9 @@ class CpuExecutable:
         """Bytes a second, best of three passes over the weights (of at most 512 MiB of them)."""
         self._must_be_open()
         size = min(self._weights.size, READ_AT_MOST)
-        piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
-        if not piece:
+        if size < bandwidth.LEAST:
             return 0.0
+        piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
         pieces = size // piece
         counters, sink = np.zeros((1, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
         a = bandwidth.ReadArg

@@ -12,6 +12,7 @@ from backends.cpu.simd import I64, Function, Value, vector
 
 PIECE = 1 << 18  # bytes of one task, fewer where there are not so many
 STEP = 256  # a piece is a multiple of this
+LEAST = 1 << 16  # bytes that are worth measuring
 
 
 class ReadArg(IntEnum):
