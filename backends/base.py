@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,24 @@ class Routing:
 
     choices: NDArray[np.int32]  # (T, used): numbers of experts
     hidden: F32  # (T, used, ffn): what each gave to the down matrix of its expert
+
+
+class Largest(NamedTuple):
+    """The largest logits of some rows, largest first: equal ones by id, a NaN before all."""
+
+    ids: NDArray[np.int32]  # (L, count)
+    logits: F32  # (L, count)
+
+
+@runtime_checkable
+class Picks(Protocol):
+    """What an executable has besides where it finds the largest logits quicker than it hands over all of them."""
+
+    most_picked: int  # that can be asked for
+
+    def step_largest(self, batch: Batch, count: int) -> Largest:
+        """As `step`, for the `count` largest logits of each row, or for all where there are not so many."""
+        ...
 
 
 class Executable(Protocol):

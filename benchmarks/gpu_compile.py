@@ -60,6 +60,7 @@ def every_kernel() -> list[tuple[str, Kernel]]:
         ("elements cap", kernels.elements("FACTOR * hyperbolic_tangent((a) / FACTOR)", {**row, "FACTOR": 30.0})),
         ("elements gate", kernels.elements("sigmoid(a) * (b)", {**row, "GATE_STRIDE": 1})),
         ("select_rows", kernels.select_rows(LIMITS, row)),
+        *((f"largest, pass {n + 1}", kernels.largest(n, {"STRIDE": 128256})) for n in range(2)),
         ("append", kernels.append(LIMITS, {**row, "HEAD": 64, "KV_HEADS": 8, "SLOTS_AT": 2})),
         ("quantize", kernels.quantize({"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048 * 11 // 32})),
         ("combine", kernels.combine({**row, "USED": 4})),

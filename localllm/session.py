@@ -7,15 +7,16 @@ of pieces; whoever stops reading it, or sets the cancel event, leaves the sessio
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.base import Largest, Picks
 from backends.plan import Batch
 from localllm.errors import LocalLLMError
 from localllm.sampling.sampler import Sampler
@@ -24,6 +25,7 @@ from localllm.stopping import StopStrings
 if TYPE_CHECKING:
     from localllm.model import Model
 
+_Result = TypeVar("_Result")
 StopReason = Literal["end", "stop", "length", "context", "cancelled"]
 
 
@@ -141,11 +143,13 @@ class Steps(Protocol):
 
 
 class PlainSteps:
-    """A pass for every token."""
+    """A pass for every token; of its logits come only those that decide, where the backend can tell."""
 
     def __init__(self, session: Session, sampler: Sampler) -> None:
         self._session, self._sampler = session, sampler
         self._logits: NDArray[np.float32] | None = None
+        self._largest: Largest | None = None
+        self._wanted = sampler.looks_at if sampler.looks_at <= session.most_picked else 0
         self.passes = 0
 
     @property
@@ -156,11 +160,16 @@ class PlainSteps:
         self._logits = logits
 
     def sample(self) -> int:
+        if self._largest is not None:
+            return self._sampler.sample_largest(self._largest.ids[-1], self._largest.logits[-1])
         assert self._logits is not None
         return self._sampler.sample(self._logits[-1])
 
     def feed(self, token: int, wanted: int) -> None:
-        self._logits = self._session.evaluate((token,), logits=False)
+        if self._wanted:
+            self._largest = self._session.evaluate_largest((token,), self._wanted)
+        else:
+            self._logits = self._session.evaluate((token,), logits=False)
         self.passes += 1
 
     def close(self) -> None: ...
@@ -203,6 +212,21 @@ class Session:
 
         The result is a view that the next evaluation overwrites.
         """
+        return self._step(tokens, logits, self._model.executable.step)
+
+    @property
+    def most_picked(self) -> int:
+        """How many of the largest logits `evaluate_largest` may be asked for; 0 where it is not there."""
+        executable = self._model.executable
+        return executable.most_picked if isinstance(executable, Picks) else 0
+
+    def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest:
+        """As `evaluate`, for the `count` largest logits of the last token alone."""
+        executable = self._model.executable
+        assert isinstance(executable, Picks)
+        return self._step(tokens, False, lambda batch: executable.step_largest(batch, count))
+
+    def _step(self, tokens: Sequence[int], logits: bool, run: Callable[[Batch], _Result]) -> _Result:
         sequence, count = self._sequence, len(tokens)
         if sequence.length + count > self._model.context:
             raise ContextFull(
@@ -224,7 +248,7 @@ class Session:
                 window_slots=window_slots[0] if window_slots else None,
                 window_tables=window_tables[0] if window_tables else None,
             )
-            return self._model.executable.step(batch)
+            return run(batch)
         except BaseException:
             sequence.truncate(start)
             raise

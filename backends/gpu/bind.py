@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from backends.base import BackendError, Limits
-from backends.gpu import formats, kernels
-from backends.gpu.kernels import COLUMNS, FEW_ROWS, GROUPED, Kernel
+from backends.gpu import formats, kernels, largest
+from backends.gpu.kernels import COLUMNS, FEW_ROWS, GROUPED, SORTED, Kernel
 from backends.plan import (
     BLOCK,
     Activate,
@@ -40,8 +40,9 @@ from backends.plan import (
 from backends.usage import additions_into_linears, uses_of
 
 NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
+PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
 
-Count = str  # "batch", "logits", "tiles", "partitions"
+Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
 Dimension = int | tuple[Count, int, int]  # (count, of a group, times): ceil(count / of a group) * times
 
 
@@ -93,11 +94,12 @@ class Program:
     lists: dict[str, int] = field(default_factory=dict)  # name of a buffer -> bytes
     where: dict[int, Buffer] = field(default_factory=dict)  # of values that outlive the step
     routings: dict[int, tuple[str, Buffer, int]] = field(default_factory=dict)  # choices, hidden rows, chosen
+    picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
 
     def kernels(self) -> list[Kernel]:
         """Each once, in order."""
         launches = (launch for s in self.stages for launch in (*s.one, *s.few, *s.many))
-        return list(dict.fromkeys(launch.kernel for launch in launches))
+        return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
 
     def scratch(self, limits: Limits) -> int:
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -180,6 +182,7 @@ class _Binder:
                 )
         kept = [*self.keep, self.plan.logits]
         self.out.where = {value.index: self.where[value.index] for value in kept}
+        self.largest(self.where[self.plan.logits.index])
         return self.out
 
     def embed(self, op: Embed) -> None:
@@ -332,6 +335,17 @@ class _Binder:
         grid = (-(-op.out.width // 128), ("logits", 1, 1), 1)
         self.stage("select", "logits", [Launch(kernel, grid, (x, "step", y))])
         self.used(op.x)
+
+    def largest(self, logits: Buffer) -> None:
+        reads = largest.passes(logits.stride, largest.MOST)
+        self.out.lists[PICKED] = 4 * largest.NUMBERS
+        for number, count in enumerate(reads):
+            keys = -(-count // SORTED) * largest.MOST * self.limits.logit_rows
+            self.out.lists[KEYS[number % 2]] = max(8 * keys, self.out.lists.get(KEYS[number % 2], 0))
+            kernel = kernels.largest(number, {"STRIDE": logits.stride})
+            read = KEYS[(number + 1) % 2] if number else NOTHING
+            grid: tuple[Dimension, Dimension, Dimension] = ((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1)
+            self.out.picks.append(Launch(kernel, grid, (logits, PICKED, read, KEYS[number % 2])))
 
     # -- mixture of experts: a row and an expert of its choice are a pair ---------------------------------------------
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
+from backends.base import BackendError, CacheTypes, Largest, Limits, Memory, Progress, Routing, cache_reads
 from backends.checks import (
     check_batch,
     check_blocks,
@@ -26,8 +26,8 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )  # fmt: skip
-from backends.gpu import bind, formats
-from backends.gpu.bind import NOTHING, Argument, Buffer, Dimension, Launch, Program
+from backends.gpu import bind, formats, largest
+from backends.gpu.bind import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.device import Device, Grid
 from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, TILE_ROWS, Kernel
 from backends.plan import BLOCK, F32, Batch, Embed, Experts, Plan, Rope, Value, Weight, rope_table
@@ -65,6 +65,8 @@ class GpuExecutable:
             tuple([self._prepare(compiled[one.kernel], one) for one in stage.launches(rows)] for rows in _ROW_CLASSES)
             for stage in program.stages
         ]
+        self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
+        self.most_picked, self._picked = largest.MOST, 0
         self.cache_layout = f"gpu f16 {BLOCK}"  # (heads, BLOCK, head_dim) of keys, then of values
         self.block_bytes = bind.block_bytes(plan)
         self._rope_filled = 0
@@ -154,6 +156,19 @@ class GpuExecutable:
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        self._run(batch, 0)
+        return self._logits[: len(batch.logit_rows)]
+
+    def step_largest(self, batch: Batch, count: int) -> Largest:
+        """The `count` largest logits of each row; all others stay on the device."""
+        if not 0 < count <= largest.MOST:
+            raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
+        count = min(count, self._plan.logits.width)
+        self._keys = np.zeros((len(batch.logit_rows), count, 2), np.uint32)
+        self._run(batch, count)
+        return largest.decoded(self._keys)
+
+    def _run(self, batch: Batch, picked: int) -> None:
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._plan.window)
         last = int(batch.positions.max())
@@ -163,12 +178,14 @@ class GpuExecutable:
         if batch.window_tables is not None:
             self._upload_tables("window tables", batch.window_tables)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
+        if picked and picked != self._picked:
+            self._device.upload(self._buffers[PICKED], 0, largest.numbers(self._plan.logits.width, picked))
+            self._picked = picked
         for rows in _pieces(batch):
-            self._piece(batch, rows)
-        return self._logits[: len(batch.logit_rows)]
+            self._piece(batch, rows, picked)
 
-    def _piece(self, batch: Batch, rows: NDArray[np.intp]) -> None:
-        """Some rows of the batch, and those of its logits that are of them."""
+    def _piece(self, batch: Batch, rows: NDArray[np.intp], picked: int) -> None:
+        """Some rows of the batch, and those of its logits that are of them: all, or the largest `picked`."""
         place = np.full(len(batch.tokens), -1, np.int32)
         place[rows] = np.arange(len(rows))
         wanted = np.flatnonzero(place[batch.logit_rows] >= 0)
@@ -193,17 +210,27 @@ class GpuExecutable:
             if count:
                 for launch, grid in bound[_row_class(count)]:
                     launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
-        self._read(batch, rows, wanted)
+        self._read(rows, wanted, self._pick(picked, counts) if picked and len(wanted) else "")
 
-    def _read(self, batch: Batch, rows: NDArray[np.intp], wanted: NDArray[np.intp]) -> None:
-        """Logits, and what was to be kept, to where they stand in the whole batch."""
+    def _pick(self, picked: int, counts: dict[str, int]) -> str:
+        """Find the largest logits; the name of the buffer that then has their keys."""
+        reads = largest.passes(self._plan.logits.width, picked)
+        counts |= {f"keys {number}": count for number, count in enumerate(reads)}
+        for (launch, grid), _ in zip(self._picks, reads, strict=False):
+            launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
+        return KEYS[(len(reads) - 1) % 2]
+
+    def _read(self, rows: NDArray[np.intp], wanted: NDArray[np.intp], keys: str) -> None:
+        """Logits or `keys` of the largest, and what was to be kept, to where they stand in the whole batch."""
         of = {"batch": rows, "logits": wanted}
+        if keys:
+            self._gather(keys, self._keys, wanted)
         kept = [(value, self._kept[value.index]) for value in self._plan.values if value.index in self._kept]
-        for value, into in [(self._plan.logits, self._logits), *kept]:
-            self._gather(self._program.where[value.index], into, of[value.rows])
+        for value, into in [*([] if keys else [(self._plan.logits, self._logits)]), *kept]:
+            self._gather(self._program.where[value.index].number, into, of[value.rows])
         for out, (choices, hidden, used) in self._program.routings.items():
             found = self._routings[out]
-            self._gather(hidden, found.hidden.reshape(len(found.hidden), -1), of[hidden.rows])
+            self._gather(hidden.number, found.hidden.reshape(len(found.hidden), -1), of[hidden.rows])
             numbers = np.empty((len(of[hidden.rows]), used), np.int32)
             if numbers.size:
                 self._device.download(self._buffers[choices], 0, numbers)
@@ -211,14 +238,15 @@ class GpuExecutable:
         if not len(wanted):
             self._device.sync()
 
-    def _gather(self, buffer: Buffer, into: F32, rows: NDArray[np.intp]) -> None:
+    def _gather(self, name: str | int, into: NDArray[Any], rows: NDArray[np.intp]) -> None:
+        """The first rows of a buffer to `rows` of an array."""
         if not len(rows):
             return
         if rows[-1] - rows[0] + 1 == len(rows):  # neighbours, as almost always: straight to their place
-            self._device.download(self._buffers[buffer.number], 0, into[rows[0] : rows[-1] + 1])
+            self._device.download(self._buffers[name], 0, into[rows[0] : rows[-1] + 1])
             return
-        found = np.empty((len(rows), buffer.stride), np.float32)
-        self._device.download(self._buffers[buffer.number], 0, found)
+        found = np.empty((len(rows), *into.shape[1:]), into.dtype)
+        self._device.download(self._buffers[name], 0, found)
         into[rows] = found
 
     def _upload_tables(self, name: str, tables: NDArray[np.int32]) -> None:

@@ -24,10 +24,11 @@ GROUPED = 8  # query heads of it
 TILE_ROWS = 16  # rows of a tile of prefill's attention
 FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
 HEADER = 8  # ints before the rows in the step buffer
+SORTED = 4096  # logits that a work-group of the search for the largest sorts
 
 # What differs from model to model and may be given at run time: widths, strides, counts, factors.
 _NAMES = """K N X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT WINDOW
-    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT"""
+    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT PASS"""
 SHAPE = frozenset(_NAMES.split())
 
 
@@ -111,6 +112,11 @@ def elements(operation: str, constants: Mapping[str, Any]) -> Kernel:
 
 def select_rows(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
     return _kernel("select_rows", "elements", {"SELECT": 1, "MAX_ROWS": limits.rows, **constants}, 128)
+
+
+def largest(number: int, constants: Mapping[str, Any]) -> Kernel:
+    """Pass `number` of the search for the largest logits."""
+    return _kernel("largest", "largest", {"PASS": number, "SORTED": SORTED, **constants}, 256, 2 * SORTED)
 
 
 def rotate(limits: Limits, constants: Mapping[str, Any]) -> Kernel:

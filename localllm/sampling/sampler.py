@@ -10,7 +10,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.chain import HIGHEST, Candidates, Context, Ids, changed, softmax, steps
+from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, softmax, steps
 from localllm.sampling.options import SamplerOptions, SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
@@ -33,6 +33,14 @@ class Sampler:
         # Nothing but the largest logit counts, whatever came before: one pass over the logits is all there is to do.
         self._argmax = options.greedy and len(self._steps) == 1 and not options.logit_bias
 
+    @property
+    def looks_at(self) -> int:
+        """How many of the largest logits decide alone what comes next; 0 where all of them count."""
+        if self._argmax:
+            return 1
+        cut_first = self._steps[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
+        return self.options.top_k if cut_first else 0
+
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
         """The tokens (n,) that may come next, and their probabilities (n,): above 0, and 1 together.
 
@@ -42,7 +50,9 @@ class Sampler:
         _refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
-        candidates = self._biased(Candidates(self._ids, logits))
+        return self._distribution(self._biased(Candidates(self._ids, logits)))
+
+    def _distribution(self, candidates: Candidates) -> tuple[Ids, Doubles]:
         for step in self._steps:
             candidates = step.run(candidates, self.options, self._context)
         probabilities = softmax(candidates)
@@ -67,6 +77,11 @@ class Sampler:
             _refuse_broken(float(logits[token]))
             return token
         return self.draw(*self.distribution(logits))
+
+    def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
+        """As `sample`, from the `looks_at` largest logits (n,) alone: falling, equal ones by id, a NaN before all."""
+        _refuse_broken(float(logits[0]))
+        return int(ids[0]) if self._argmax else self.draw(*self._distribution(Candidates(ids, logits, True)))
 
     def accept(self, token: int) -> None:
         """Append a token, of the prompt or of the answer, to what penalties and DRY look back on."""

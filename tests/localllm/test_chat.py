@@ -21,6 +21,8 @@ GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_
 class Script:
     """A sampler that says what it is told to, an answer after the other."""
 
+    looks_at = 0
+
     def __init__(self, *answers: Sequence[int]) -> None:
         self.tokens = [token for answer in answers for token in answer]
 
@@ -194,6 +196,8 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
 
 class Euros:
     """Writes the three bytes of a character again and again, going by what it is told was written."""
+
+    looks_at = 0
 
     def __init__(self, count: int) -> None:
         self.history: list[int] = []

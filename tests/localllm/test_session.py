@@ -45,6 +45,8 @@ def session(model: localllm.Model) -> Iterator[localllm.Session]:
 class Script:
     """A sampler that says what it is told to, so that a test chooses the tokens of an answer."""
 
+    looks_at = 0
+
     def __init__(self, tokens: Sequence[int]) -> None:
         self.tokens = list(tokens)
         self.accepted: list[int] = []
