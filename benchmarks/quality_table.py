@@ -4,8 +4,9 @@
 
 The model in the box, its matrices as F32, is the source and the base. Calibrated (imatrix, awq, gptq, --fit) is on
 stories and dialogues, the first part of each; measured on wikitext-2 and on the end of another file of stories, which
-no calibration saw. Both programs get the same importance matrix. Every row goes to results/quality.jsonl when it is
-done; `--table` prints what is stored there, as Markdown.
+no calibration saw. Both programs get the same importance matrix. What calibration gains is told by the divergence of
+the plain file less that of the calibrated one, token by token, so its error is that of the difference. Every row goes
+to results/quality.jsonl when it is done; `--table` prints what is stored there, as Markdown.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from compare import RESULTS, ROOT
 
 sys.path.insert(0, str(ROOT))
@@ -29,10 +31,13 @@ sys.path.insert(0, str(ROOT))
 from localllm import load
 from localllm.cli.text import markdown
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base, statistics
+from localllm.evaluation.likelihood import mean_of
 
 CONTEXT = 512
-PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "Q3_K_M", "Q3_K_S", "Q2_K")
-CALIBRATED = ("Q4_K_M", "Q4_0", "Q3_K_S", "Q2_K")
+PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS")
+PLAIN += ("Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K")
+CALIBRATED = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K")
+NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # llama-quantize insists
 SIZES = ("2.8MB", "2.4MB", "2.0MB")  # of --fit; the type beside each is near in size
 CALIBRATION_BYTES = 25_000  # of each text
 
@@ -48,7 +53,7 @@ class Way(NamedTuple):
 def ways(imatrix: str, text: str) -> Iterator[Way]:
     for kind in PLAIN:
         yield Way(kind, [kind], [kind])
-    for kind in CALIBRATED:
+    for kind in (*CALIBRATED, *NEED_IMATRIX):
         yield Way(f"{kind} imatrix", [kind, "--imatrix", imatrix], ["--imatrix", imatrix, kind])
         for method in ("awq", "gptq"):
             yield Way(f"{kind} {method}", [kind, "--method", method, "-f", text], None)
@@ -69,14 +74,15 @@ class Yardstick:
         self.base = statistics(scores)[0].perplexity
         self._file = LogitsFile(folder / name)
 
-    def measure(self, path: Path) -> dict[str, float]:
+    def measure(self, path: Path) -> tuple[dict[str, float], np.ndarray]:
+        """Means and their errors, and the divergence of every token."""
         with load(path, ctx=CONTEXT) as model:
             scores = Scores.join(list(evaluate(self.windows, ModelSource(model, self.windows), self._file)))
         result, divergence = statistics(scores)
         assert divergence is not None
         numbers = {"perplexity": result.perplexity, "kld": divergence.kld, "same_top": divergence.same_top}
         found = {name: mean.value for name, mean in numbers.items()}
-        return found | {f"{name}_error": mean.error for name, mean in numbers.items()}
+        return found | {f"{name}_error": mean.error for name, mean in numbers.items()}, scores.kld
 
 
 def calibration_text(texts: Path) -> str:
@@ -108,6 +114,7 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
     call(*ours, "imatrix", base, "-f", calibration, "-o", imatrix)
     texts = test_texts(arguments.texts)
     sticks = [Yardstick(name, text, base, folder, arguments.windows) for name, text in texts.items()]
+    plain: dict[str, list[np.ndarray]] = {}
     for way in ways(str(imatrix), str(calibration)):
         if not re.search(arguments.only, way.name):
             continue
@@ -117,14 +124,21 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
             files["llama-quantize"] = folder / "peer.gguf"
             call(arguments.llama_quantize, *way.peer[:-1], base, files["llama-quantize"], way.peer[-1])
         found: dict[str, dict[str, Any]] = {}
+        gains: dict[str, dict[str, float]] = {}
         for program, path in files.items():
             digest = hashlib.sha256(path.read_bytes()).hexdigest()
             twin = next((x for x in found.values() if x["sha256"] == digest), None)
-            found[program] = twin or {
-                "sha256": digest,
-                "bytes": path.stat().st_size,
-                "texts": {stick.name: stick.measure(path) for stick in sticks},
-            }
+            if twin is None:
+                measured = [stick.measure(path) for stick in sticks]
+                numbers = {stick.name: values for stick, (values, _) in zip(sticks, measured, strict=True)}
+                twin = {"sha256": digest, "bytes": path.stat().st_size, "texts": numbers}
+                if program == "ours":
+                    kind, tokens = way.name.split()[0], [kld for _, kld in measured]
+                    if way.name == kind:
+                        plain[kind] = tokens
+                    elif kind in plain:
+                        gains = against(plain[kind], tokens, sticks)
+            found[program] = twin
         yield {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "way": way.name,
@@ -132,7 +146,14 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
             "base": {stick.name: stick.base.value for stick in sticks},
             "same_file": len(found) == 2 and len({x["sha256"] for x in found.values()}) == 1,
             "files": found,
+            "less_than_plain": gains,
         }
+
+
+def against(plain: list[np.ndarray], tokens: list[np.ndarray], sticks: list[Yardstick]) -> dict[str, dict[str, float]]:
+    """By text, how much smaller the divergence is than that of the plain file, and the error of that."""
+    means = [mean_of(before - after) for before, after in zip(plain, tokens, strict=True)]
+    return {stick.name: {"kld": m.value, "kld_error": m.error} for stick, m in zip(sticks, means, strict=True)}
 
 
 def table(stored: list[dict[str, Any]]) -> str:
@@ -143,15 +164,19 @@ def table(stored: list[dict[str, Any]]) -> str:
             if program != "ours" and row["same_file"]:
                 continue
             numbers = []
-            for text in file["texts"].values():
+            for name, text in file["texts"].items():
+                gain = row.get("less_than_plain", {}).get(name) if program == "ours" else None
                 numbers += [
                     f"{text['perplexity']:.2f} ± {text['perplexity_error']:.2f}",
                     f"{text['kld']:.4f} ± {text['kld_error']:.4f}",
+                    f"{gain['kld']:.4f} ± {gain['kld_error']:.4f}" if gain else "",
                     f"{100 * text['same_top']:.1f} %",
                 ]
             who = "both, same bytes" if row["same_file"] else program
             lines.append((way, who, f"{file['bytes'] / 1e6:.2f} MB", *numbers))
-    header = [f"{text} {what}" for text in stored[0]["base"] for what in ("perplexity", "KLD", "same top")]
+    header = [
+        f"{text} {what}" for text in stored[0]["base"] for what in ("perplexity", "KLD", "less than plain", "same top")
+    ]
     return markdown(("type", "file of", "size", *header), lines, right=("size", *header))
 
 

@@ -168,6 +168,7 @@ _ROWS = (
 # fmt: on
 MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
+_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # of two with the same, the one llama-quantize knows
 
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -210,11 +211,11 @@ _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
 def find(name: str) -> Mix:
-    """The mix of this name in any case; QuantError where there is none."""
+    """The mix of this name in any case, or of this number (15 is Q4_K_M); QuantError where there is none."""
     upper = name.upper()
-    mix = MIXES.get(ALIASES.get(upper, upper))
+    mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
-        raise QuantError(f"there is no type {name!r}; known: {', '.join([*MIXES, *ALIASES])}")
+        raise QuantError(f"there is no type {name!r}; known: {', '.join([*MIXES, *ALIASES])}, COPY, and their numbers")
     return mix
 
 

@@ -84,16 +84,16 @@ class Gptq:
     def store(self, name: str, values: F32, format_name: str) -> U8:
         columns = values.shape[-1]
         matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
-        moments = self._moments_of(name)
-        stored = []
-        for i, matrix in enumerate(matrices):
-            seen = moments is not None and moments[i].any()  # an expert that got no row has nothing to go by
-            stored.append(
-                gptq.quantize(matrix, moments[i], format_name)
-                if seen and moments is not None and format_name not in NOT_ROUNDED
-                else quant.quantize(np.ascontiguousarray(matrix), format_name)
-            )
-        return np.concatenate(stored)
+        moments = self._moments_of(name) if format_name not in NOT_ROUNDED else None
+        if moments is None:
+            return quant.quantize(np.ascontiguousarray(matrices.reshape(-1, columns)), format_name)
+        alike = np.ones(columns, np.float32)  # to an expert that got no row, as in an importance matrix
+        return np.concatenate(
+            [
+                gptq.quantize(matrix, held, format_name) if held.any() else quant.quantize(matrix, format_name, alike)
+                for matrix, held in zip(matrices, moments, strict=True)
+            ]
+        )
 
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:

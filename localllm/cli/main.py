@@ -159,8 +159,9 @@ COMMANDS: dict[str, Command] = {
     "quantize": Command(
         "IN [OUT] TYPE",
         "make a smaller file of a model",
-        "IN is a GGUF file or a Hugging Face folder; TYPE is a name that llama-quantize knows, such as Q4_K_M, and\n"
-        "chooses the same formats. Without OUT the file goes beside IN. --fit or --max-kld stand for TYPE.",
+        "IN is a GGUF file or a Hugging Face folder; TYPE is a name that llama-quantize knows, such as Q4_K_M, or its\n"
+        "number, and chooses the same formats; COPY changes none. Without OUT the file goes beside IN. --fit or\n"
+        "--max-kld stand for TYPE.",
         (options.Quantize,),
         _quantize,
     ),

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -30,7 +30,7 @@ from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadat
 from localllm.quantize.source import Source, default_target, open_source
 from localllm.quantize.target import CONTEXT, WINDOWS, Goal, steps_for
 from quant import FORMATS, QuantError
-from quant.mixes import Mix, Options, find
+from quant.mixes import FLOATS, Mix, Options, find
 
 AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 
@@ -47,6 +47,7 @@ class _Asked(NamedTuple):
 def quantize(own: Quantize) -> None:
     """Do it, or with --dry-run say what would be done."""
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
+    text, test = _texts(own)
     with ExitStack() as stack:
         stack.enter_context(_terminated())
         progress = stack.enter_context(RateProgress())
@@ -54,54 +55,82 @@ def quantize(own: Quantize) -> None:
         for line in source.notes if isinstance(source, Checkpoint) else ():
             say(f"note: {line}", YELLOW)
         target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
-        if not own.dry_run:
-            _check_target(source, target, own.force)
+        _check_target(source, target, own.force or own.dry_run)
         imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
         steps, begun = _steps(source, asked, options), perf_counter()
         if steps and own.dry_run:
             show(source, steps, imatrix, own)
             return
-        known = [step.name for step in steps] if own.imatrix == AUTO else imatrix.entries if imatrix else ()
-        check(steps, known, own.allow_requantize)  # before hours of measuring
+        measured = own.imatrix == AUTO or bool(own.method)
+        check(steps, [step.name for step in steps] if measured else _known(imatrix), own.allow_requantize)
+        if steps and measured and not any(step.changes and step.after not in FLOATS for step in steps):
+            what = f"--method {own.method}" if own.method else "--imatrix auto"
+            raise UsageError(f"{what}: {asked.kind} rounds no tensor of this model to blocks; leave it out")
         if _needs_model(own) and isinstance(source, Checkpoint):
             source = stack.enter_context(_as_file(source, target, own))
         if own.imatrix == AUTO:
-            imatrix = _measured(own, source, progress)
+            imatrix = _measured(own, source, text, progress)
         note = ""
         if asked.kind == MIXED:
-            text, windows = _text(own, "--fit and --max-kld"), own.chunks or WINDOWS
+            windows = own.chunks or WINDOWS
             steps, kld = steps_for(source, goal, options, text, imatrix, own.threads, windows, progress)
             note = f", KL divergence {kld:.5f} on {own.file}"
         if own.dry_run:
             show(source, steps, imatrix, own)
             return
-        check(steps, imatrix.entries if imatrix else (), own.allow_requantize)
+        check(steps, [step.name for step in steps] if own.method else _known(imatrix), own.allow_requantize)
         # a method trades errors of weights for errors of outputs: there only the text tells
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
-        with _method(own, source, steps, progress) as method:
+        with _method(own, source, steps, text, progress) as method:
             how = How(_threads(own), imatrix, method, errors, progress)
             digest = _write(source, target, asked, steps, how, own)
         seconds = perf_counter() - begun
         said = [error_table(steps, errors)] if errors is not None else []
-        if own.report and own.test + own.file:
-            said.append(text_report(source.path, target, own, progress))
-    print(*said, f"{target}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n")
+        print(*said, f"{target}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
+        if own.report and test:
+            print(text_report(source.path, target, test, own, progress))
 
 
 def _needs_model(own: Quantize) -> bool:
     """Whether the model itself will be run, for which it must be a file."""
-    return bool(own.imatrix == AUTO or own.method or own.fit or own.max_kld or (own.report and own.test + own.file))
+    return bool(_measuring(own) or (own.report and own.test + own.file))
+
+
+def _measuring(own: Quantize) -> str:
+    """The option that asks for a text to measure on, if any does."""
+    asked = {
+        "--imatrix auto": own.imatrix == AUTO,
+        f"--method {own.method}": own.method,
+        "--fit": own.fit,
+        "--max-kld": own.max_kld,
+    }
+    return next((option for option, given in asked.items() if given), "")
+
+
+def _texts(own: Quantize) -> tuple[str, str]:
+    """What is measured on, and what is reported on; read before anything else, for the work in between may be long."""
+    option = _measuring(own)
+    if option and not own.file:
+        raise UsageError(f"{option}: needs a text to measure on; give one with -f FILE")
+    text = read_text(own.file) if own.file else ""
+    return text, read_text(own.test) if own.test else text
+
+
+def _known(imatrix: Imatrix | None) -> Collection[str]:
+    return imatrix.entries if imatrix else ()
 
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
-    """A folder as a file beside the target, for as long as it is needed."""
+    """A folder as a file beside the target, for as long as it is needed. Errors name the folder."""
     path = target.with_name(f".{secrets.token_hex(8)}.gguf")
     try:
         with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
             write_gguf(path, metadata(source.stored, None, None, ""), tensors)
         with open_gguf(path) as file:
             yield file
+    except LocalLLMError as problem:
+        raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
     finally:
         path.unlink(missing_ok=True)
 
@@ -114,6 +143,8 @@ def _threads(own: Quantize) -> int:
 
 
 def _asked(own: Quantize) -> _Asked:
+    if own.imatrix and own.method:
+        raise UsageError(f"--imatrix: --method {own.method} measures what matters on -f itself; leave one of them out")
     words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
     if goals:
         if len(goals) > 1 or own.pure:
@@ -143,7 +174,7 @@ def _options(own: Quantize) -> Options:
         _format("--output-tensor-type", own.output_tensor_type) if own.output_tensor_type else None,
         _format("--token-embedding-type", own.token_embedding_type) if own.token_embedding_type else None,
         tuple((_pattern(regex), _format("--tensor-type", name)) for regex, name in own.tensor_type),
-        bool(own.imatrix),
+        bool(own.imatrix or own.method),
     )
 
 
@@ -180,27 +211,21 @@ def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
 # -- doing it ------------------------------------------------------------------------------------------------------
 
 
-def _measured(own: Quantize, source: Source, progress: RateProgress) -> Imatrix:
-    text = _text(own, "--imatrix auto")
+def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:
     with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
         return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
 
 
 @contextmanager
-def _method(own: Quantize, source: Source, steps: list[Step], progress: RateProgress) -> Iterator[Method | None]:
+def _method(
+    own: Quantize, source: Source, steps: list[Step], text: str, progress: RateProgress
+) -> Iterator[Method | None]:
     if not own.method:
         yield None
         return
-    text = _text(own, f"--method {own.method}")
     with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
         windows = cut(model, text, CONTEXT, own.chunks or None)
         yield METHODS[own.method](model, windows, {step.name: step.after for step in steps}, progress)
-
-
-def _text(own: Quantize, option: str) -> str:
-    if not own.file:
-        raise UsageError(f"{option}: needs a text to measure on; give one with -f FILE")
-    return read_text(own.file)
 
 
 def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: How, own: Quantize) -> str:

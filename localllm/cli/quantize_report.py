@@ -9,7 +9,7 @@ from pathlib import Path
 from localllm.calibration.imatrix import Imatrix
 from localllm.cli.console import YELLOW, RateProgress, say
 from localllm.cli.options import Quantize
-from localllm.cli.perplexity import mean, read_text
+from localllm.cli.perplexity import mean
 from localllm.cli.text import columns, markdown, size
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
@@ -52,7 +52,7 @@ def summary(steps: Sequence[Step]) -> str:
 
 
 def _notes(steps: Sequence[Step], imatrix: Imatrix | None, own: Quantize) -> Iterator[str]:
-    if not own.imatrix and any(step.needs_imatrix for step in steps):
+    if not (own.imatrix or own.method) and any(step.needs_imatrix for step in steps):
         yield "note: this type needs --imatrix FILE, or --imatrix auto"
     known = imatrix.entries if imatrix is not None else [step.name for step in steps]
     try:
@@ -74,15 +74,15 @@ def error_table(steps: Sequence[Step], errors: Mapping[str, Error]) -> str:
     return markdown(("tensor", "format", *right), rows, right=right) if rows else "no tensor changed its format"
 
 
-def text_report(before: Path, after: Path, own: Quantize, progress: RateProgress) -> str:
-    """Perplexity of the text before and after, and how far the distributions are apart."""
+def text_report(before: Path, after: Path, text: str, own: Quantize, progress: RateProgress) -> str:
+    """Perplexity of the text (of --test or -f) before and after, and how far the distributions are apart."""
     name = own.test or own.file
     with ExitStack() as stack:
         models = [
             stack.enter_context(load(path, ctx=CONTEXT, threads=own.threads, progress=progress))
             for path in (before, after)
         ]
-        windows = cut(models[0], read_text(name), CONTEXT, own.chunks or None)
+        windows = cut(models[0], text, CONTEXT, own.chunks or None)
         base, changed = (ModelSource(model, windows) for model in models)
         result, divergence = statistics(Scores.join(list(evaluate(windows, changed, base, progress))))
     assert divergence is not None

@@ -84,8 +84,8 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
     least = size_of(source, given_plan(source, coarsest))
     if goal.max_bytes and least > goal.max_bytes:
         raise QuantizeError(
-            f"{source.path}: takes {least / 1e6:.1f} MB with every tensor in its coarsest format, and "
-            f"{goal.max_bytes / 1e6:.1f} MB are allowed; allow more"
+            f"{source.path}: takes {least:,} bytes with all tensors in their coarsest formats, and "
+            f"{goal.max_bytes:,} are allowed; allow more"
         )
 
 

@@ -72,6 +72,11 @@ def test_whole_files_are_those_of_llama_quantize(kind: str, tmp_path: Path) -> N
     assert hashlib.sha256(target.read_bytes()).hexdigest()[:16] == {**LLAMA_QUANTIZE, **PURE}[kind]
 
 
+def test_a_type_may_be_said_by_its_number(tmp_path: Path) -> None:
+    assert main(["quantize", str(write_source(tmp_path / "a.gguf")), "7"]) == 0
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a-Q8_0.gguf", "a.gguf"]
+
+
 def test_the_digest_that_is_printed_is_that_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "out.gguf"
     assert main(["quantize", "demo", str(target), "F16", "--allow-requantize"]) == 0
@@ -190,6 +195,7 @@ def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["a.gguf"], "IN [OUT] TYPE: give a model"),
         (["a.gguf", "b", "c", "Q8_0"], "IN [OUT] TYPE: give a model"),
         (["a.gguf", "Q9_K"], "there is no type 'Q9_K'; known: F32"),
+        (["a.gguf", "99"], "there is no type '99'; known: F32"),
         (["none.gguf", "Q8_0"], "none.gguf: file: cannot be opened: No such file"),
         (["a.gguf", "a.gguf", "Q8_0", "--force"], "a.gguf: is the file to quantize"),
         (["a.gguf", "old.gguf", "Q8_0"], "old.gguf: exists; give another name, or --force"),

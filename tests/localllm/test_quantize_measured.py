@@ -5,9 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import quant
+from localllm import load
+from localllm.calibration.method import Gptq
 from localllm.cli.main import main
+from localllm.evaluation import cut
 from localllm.gguf import open_gguf
 from localllm.quantize.target import NARROW, WIDE, candidates
 from quant import FORMATS
@@ -50,7 +55,7 @@ def test_a_divergence_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--fit", "10KB"], "0.0 MB are allowed; allow more"),
+        (["--fit", "10KB"], "10,000 are allowed; allow more"),
         (["--max-kld", "1e-9", "--token-embedding-type", "Q4_0"], "allow"),
         (["--fit", "1MB", "Q4_K_M"], "--fit: stands for TYPE; leave Q4_K_M out"),
         (["--fit", "1MB", "--max-kld", "1"], "--max-kld: cannot be had together with --fit"),
@@ -99,12 +104,83 @@ def test_an_imatrix_measured_on_the_way_is_said_in_the_file(tmp_path: Path) -> N
     assert str(keys["file"]).startswith("measured on ")
 
 
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("llama-shards", ["Q4_0", "--imatrix", "auto"]),
+        ("experts", ["Q4_0", "--imatrix", "auto"]),
+        ("experts", ["Q4_0", "--method", "awq"]),
+        ("mxfp4", ["Q4_0", "--method", "gptq", "--report"]),
+        ("gemma-pieces", ["--fit", "32KB"]),
+        ("mxfp4", ["--max-kld", "0.02", "--imatrix", "auto", "--report"]),
+    ],
+)
+def test_a_hugging_face_folder_is_measured_as_its_file_is(
+    folder: str, words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Equal to the bytes: what is measured on the folder is what is measured on the file it becomes."""
+    made = {}
+    assert run(HF / folder, tmp_path / "copy.gguf", "COPY") == 0
+    for source in (HF / folder, tmp_path / "copy.gguf"):
+        capsys.readouterr()
+        assert run(source, tmp_path / "o.gguf", *words, "--force") == 0
+        made[source] = (tmp_path / "o.gguf").read_bytes()
+        assert {p.name for p in tmp_path.iterdir()} == {"copy.gguf", "o.gguf"}  # it was a file for a while
+    assert len(set(made.values())) == 1
+    assert not list((HF / folder).glob("*.gguf"))
+    assert ("same top token" in capsys.readouterr().out) == ("--report" in words)
+
+
 def test_a_hugging_face_folder_becomes_a_file(tmp_path: Path) -> None:
-    """And leaves nothing behind where it had to be one in between, to be measured."""
-    folder = HF / "llama-shards"
-    assert main(["quantize", str(folder), str(tmp_path / "o.gguf"), "Q8_0"]) == 0
+    assert main(["quantize", str(HF / "llama-shards"), str(tmp_path / "o.gguf"), "Q8_0"]) == 0
     assert set(formats(tmp_path / "o.gguf").values()) == {"F32", "Q8_0"}
-    before = sorted(p.name for p in folder.iterdir())
-    main(["quantize", str(folder), str(tmp_path / "p.gguf"), "Q8_0", "--imatrix", "auto", *TEXT])
-    assert sorted(p.name for p in folder.iterdir()) == before
-    assert {p.name for p in tmp_path.iterdir()} <= {"o.gguf", "p.gguf"}
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["Q4_0", "--imatrix", "auto", "--method", "awq"], "--imatrix: --method awq measures what matters on -f"),
+        (["Q4_0", "--imatrix", "i.gguf", "--method", "gptq"], "--imatrix: --method gptq measures what matters on -f"),
+        (["F16", "--method", "gptq"], "--method gptq: F16 rounds no tensor of this model to blocks; leave it out"),
+        (["COPY", "--imatrix", "auto"], "--imatrix auto: COPY rounds no tensor of this model to blocks"),
+        (["Q4_0", "--method", "awq", "-f", "none.txt"], "none.txt: No such file"),
+        (["Q4_0", "--report", "--test", "none.txt"], "none.txt: No such file"),
+        (["--fit", "40KB"], r"hf/experts: takes \d\d,\d{3} bytes with all .* coarsest formats, and 40,000 are allowed"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_anything_is(
+    words: list[str], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["quantize", str(HF / "experts"), str(tmp_path / "o.gguf"), *TEXT, *words]) in (1, 2)
+    said = capsys.readouterr()
+    assert re.search(line, said.err)
+    assert (said.out, said.err.count("\n"), list(tmp_path.iterdir())) == ("", 1, [])
+
+
+@pytest.mark.parametrize("method", ["awq", "gptq"])
+def test_a_method_is_the_importance_that_coarse_formats_need(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["demo", tmp_path / "o.gguf", "F16", "--tensor-type", r"blk\.1\.attn_k\.=IQ2_XXS"]
+    assert run(*words) == 1
+    assert "IQ2_XXS without an importance matrix would be garbage" in capsys.readouterr().err
+    assert run(*words, "--method", method) == 0
+    assert formats(tmp_path / "o.gguf")["blk.1.attn_k.weight"] == "IQ2_XXS"
+    assert run("demo", "Q2_K_S", "--method", method, "--dry-run") == 0
+    assert "imatrix" not in capsys.readouterr().err
+
+
+def test_columns_are_alike_to_an_expert_that_no_token_chose(tmp_path: Path) -> None:
+    name = "blk.0.ffn_up_exps.weight"
+    assert run(HF / "experts", tmp_path / "m.gguf", "COPY") == 0
+    with load(tmp_path / "m.gguf", ctx=64, observe=True) as model:
+        tensor = model.file.tensors[name]
+        values = quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
+        method = Gptq(model, cut(model, Path(TEXT[1]).read_text(), 64, 2), {name: "Q4_0"})
+        seen = method.store(name, values, "Q4_0")
+        method._moments[name][1] = 0
+        rows = method.store(name, values, "Q4_0").reshape(len(values), -1)
+    alike = quant.quantize(values[1], "Q4_0", np.ones(values.shape[-1], np.float32)).reshape(-1)
+    assert (rows[1] == alike).all()
+    different = [i for i, row in enumerate(seen.reshape(rows.shape)) if (row != rows[i]).any()]
+    assert different == [1]

@@ -52,8 +52,16 @@ def test_the_table_has_every_type_of_llama_quantize_and_cases_of_all() -> None:
 
 def test_names_are_found_in_any_case_and_an_unknown_one_is_explained() -> None:
     assert find("q4_k_m").name == find("Q4_K").name == "Q4_K_M"
-    with pytest.raises(QuantError, match=r"no type 'Q9'; known: F32, .*MXFP4_MOE"):
-        find("Q9")
+    for unknown in ("Q9", "5", "-1", ""):
+        with pytest.raises(QuantError, match=rf"no type '{unknown}'; known: F32, .*MXFP4_MOE.*, COPY, and their numb"):
+            find(unknown)
+
+
+def test_the_numbers_of_llama_quantize_are_names_too() -> None:
+    """As its --help lists them."""
+    numbers = {0: "F32", 2: "Q4_0", 7: "Q8_0", 12: "Q3_K_M", 15: "Q4_K_M", 20: "IQ2_XS", 32: "BF16", 38: "MXFP4_MOE"}
+    assert {number: find(str(number)).name for number in numbers} == numbers
+    assert {find(str(mix.file_type)).name for mix in MIXES.values()} == set(MIXES) - {"MXFP4"}
 
 
 def test_every_format_of_a_rule_is_one_that_exists() -> None:
