@@ -5,6 +5,7 @@ What only a card can show has been compiled for four compute types but never run
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress
+from backends.cuda.graph import Graph
 from backends.cuda.nvrtc import OPTIONS, Nvrtc
 from backends.gpu.compiled import Store, default_folder
 from backends.gpu.device import Facts, Grid
@@ -57,6 +59,7 @@ class CudaDevice:
         self._context = device.retain_primary_context()
         self._context.push()
         self._stream = cuda.Stream()
+        self._driver = ctypes.CDLL("libcuda.so.1")  # which PyCUDA has opened
         self.store = Store(default_folder() if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
@@ -91,6 +94,16 @@ class CudaDevice:
         self._cuda.memcpy_htod_async(int(target) + offset, np.ascontiguousarray(data), self._stream)
         self._stream.synchronize()
 
+    def staging(self, size: int) -> NDArray[np.int32]:
+        try:
+            found: NDArray[np.int32] = self._cuda.pagelocked_zeros(size, np.int32)
+        except self._cuda.Error:  # the system locks no more memory
+            return np.zeros(size, np.int32)
+        return found
+
+    def send(self, target: Any, data: NDArray[Any]) -> None:
+        self._cuda.memcpy_htod_async(target, data, self._stream)
+
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
         try:
             self._cuda.memcpy_dtoh_async(into, int(source) + offset, self._stream)
@@ -118,6 +131,9 @@ class CudaDevice:
             call(grid, block, stream, *pointers, shared_size=local_bytes)
 
         return launch
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return Graph(self._driver, self._stream.handle, work)
 
     def sync(self) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 from numpy.typing import NDArray
 
 Grid = tuple[int, int, int]  # work-groups
@@ -39,6 +40,14 @@ class Device(Protocol):
         """Bytes of a contiguous array to a buffer; the array may be changed afterwards."""
         ...
 
+    def staging(self, size: int) -> NDArray[np.int32]:
+        """int32 (size,) of zeros that `send` and `download` copy from and to at full speed."""
+        ...
+
+    def send(self, target: Any, data: NDArray[Any]) -> None:
+        """Bytes of a `staging` array to the start of a buffer; it stays as it is until the next download or sync."""
+        ...
+
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
         """Bytes of a buffer to a contiguous array, complete on return."""
         ...
@@ -52,6 +61,12 @@ class Device(Protocol):
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         """A launch with its arguments (buffers) set once: work-groups of `size` items with `local_bytes` of local
         memory. Calling it with a grid queues it."""
+        ...
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """The launches that `work` asks for, which are not made now, as one that can be made again and again.
+
+        BackendError where the device does not allow it."""
         ...
 
     def sync(self) -> None:

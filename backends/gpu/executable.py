@@ -29,7 +29,8 @@ from backends.checks import (
 from backends.gpu import bind, formats, largest
 from backends.gpu.bind import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.device import Device, Grid
-from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, TILE_ROWS, Kernel
+from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, TILE_ROWS, Kernel, partitions
+from backends.gpu.replay import Replays, bucket
 from backends.plan import BLOCK, F32, Batch, Embed, Experts, Plan, Rope, Value, Weight, rope_table
 from quant import dequantize
 
@@ -70,9 +71,14 @@ class GpuExecutable:
         self.cache_layout = f"gpu f16 {BLOCK}"  # (heads, BLOCK, head_dim) of keys, then of values
         self.block_bytes = bind.block_bytes(plan)
         self._rope_filled = 0
-        self._step = np.zeros(_step_words(limits), np.int32)
+        self._step = device.staging(_step_words(limits))
+        self.replays = Replays(device)
+        self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}
-        self._logits = np.zeros((limits.logit_rows, plan.logits.width), np.float32)
+        self._logits = (
+            device.staging(limits.logit_rows * plan.logits.width).view(np.float32).reshape(limits.logit_rows, -1)
+        )
+        self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
         self._routings = {
@@ -164,9 +170,12 @@ class GpuExecutable:
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
         count = min(count, self._plan.logits.width)
-        self._keys = np.zeros((len(batch.logit_rows), count, 2), np.uint32)
         self._run(batch, count)
-        return largest.decoded(self._keys)
+        return largest.decoded(self._keys_of(len(batch.logit_rows), count))
+
+    def _keys_of(self, rows: int, count: int) -> NDArray[np.uint32]:
+        """Where the keys of the largest logits go: (rows, count, 2)."""
+        return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
         self._must_be_open()
@@ -198,35 +207,41 @@ class GpuExecutable:
             step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
         counts = {"batch": len(rows), "logits": len(wanted), "tiles": 0}
         counts["partitions"] = int(batch.positions[rows].max()) // PARTITION + 1
-        if len(rows) > FEW_ROWS:
+        if len(rows) <= FEW_ROWS:
+            counts["partitions"] = min(bucket(counts["partitions"]), partitions(self.limits))
+        else:
             tiles = _tiles(batch.sequence[rows])
             counts["tiles"] = len(tiles)
             step[HEADER + 4 * limit : HEADER + 4 * limit + tiles.size] = tiles.reshape(-1)
         at = HEADER + 7 * limit
         step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
-        self._device.upload(self._buffers["step"], 0, step)
+        self._device.send(self._buffers["step"], step)
+        reads = largest.passes(self._plan.logits.width, picked) if picked and len(wanted) else []
+        counts |= {f"keys {number}": count for number, count in enumerate(reads)}
+        if len(rows) <= FEW_ROWS:
+            shape = len(rows), len(wanted), counts["partitions"], picked
+            self.replays.run(shape, lambda: self._queue(counts, len(reads)))
+        else:
+            self._queue(counts, len(reads))
+        self._read(batch, rows, wanted, picked, len(reads))
+
+    def _queue(self, counts: dict[str, int], passes: int) -> None:
+        """Launch every stage, and so many passes of the search for the largest logits."""
         for stage, bound in zip(self._program.stages, self._launches, strict=True):
             count = counts[stage.rows]
             if count:
                 for launch, grid in bound[_row_class(count)]:
                     launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
-        self._read(rows, wanted, self._pick(picked, counts) if picked and len(wanted) else "")
-
-    def _pick(self, picked: int, counts: dict[str, int]) -> str:
-        """Find the largest logits; the name of the buffer that then has their keys."""
-        reads = largest.passes(self._plan.logits.width, picked)
-        counts |= {f"keys {number}": count for number, count in enumerate(reads)}
-        for (launch, grid), _ in zip(self._picks, reads, strict=False):
+        for launch, grid in self._picks[:passes]:
             launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
-        return KEYS[(len(reads) - 1) % 2]
 
-    def _read(self, rows: NDArray[np.intp], wanted: NDArray[np.intp], keys: str) -> None:
-        """Logits or `keys` of the largest, and what was to be kept, to where they stand in the whole batch."""
+    def _read(self, batch: Batch, rows: NDArray[np.intp], wanted: NDArray[np.intp], picked: int, passes: int) -> None:
+        """Logits or the largest of them, and what was to be kept, to where they stand in the whole batch."""
         of = {"batch": rows, "logits": wanted}
-        if keys:
-            self._gather(keys, self._keys, wanted)
+        if picked and passes:
+            self._gather(KEYS[(passes - 1) % 2], self._keys_of(len(batch.logit_rows), picked), wanted)
         kept = [(value, self._kept[value.index]) for value in self._plan.values if value.index in self._kept]
-        for value, into in [*([] if keys else [(self._plan.logits, self._logits)]), *kept]:
+        for value, into in [*([] if picked else [(self._plan.logits, self._logits)]), *kept]:
             self._gather(self._program.where[value.index].number, into, of[value.rows])
         for out, (choices, hidden, used) in self._program.routings.items():
             found = self._routings[out]
@@ -255,8 +270,9 @@ class GpuExecutable:
             raise BackendError(
                 f"batch: tables of {tables.size} blocks, bound for {self._tables_size // 4}; give only tables in use"
             )
-        if tables.size:
+        if tables.size and not np.array_equal(tables, self._sent.get(name, NOTHING_SENT)):
             self._device.upload(self._buffers[name], 0, tables)
+            self._sent[name] = tables.copy()
 
     def _grow_ropes(self, needed: int) -> None:
         """Fill tables up to a position of the batch; most chats never need a long context's full table."""
@@ -325,6 +341,8 @@ class GpuExecutable:
         """Give the memory back. Logits that were returned stay readable."""
         self._closed = True
         self._launches = []
+        if self._buffers:
+            self.replays.clear()
         for buffer in self._buffers.values():
             self._device.free(buffer)
         self._buffers = {}
@@ -334,6 +352,7 @@ class GpuExecutable:
             raise BackendError("this executable is closed; bind the plan again")
 
 
+NOTHING_SENT = np.empty((0, 0), np.int32)
 _ROW_CLASSES = (1, 2, FEW_ROWS + 1)  # a row, few, many
 
 

@@ -76,6 +76,7 @@ class OpenClDevice:
         # asked for; it keeps what it made in a cache of its own.
         self.generic = "pocl" in device.version.lower()
         self._programs: dict[str, Any] = {}
+        self._tape: list[tuple[Any, Grid, Grid]] | None = None  # what is being recorded
 
     def alloc(self, size: int, what: str) -> Any:
         cl = self._cl
@@ -92,6 +93,12 @@ class OpenClDevice:
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
         self._cl.enqueue_copy(self._queue, target, data, dst_offset=offset, is_blocking=True)
+
+    def staging(self, size: int) -> NDArray[np.int32]:
+        return np.zeros(size, np.int32)
+
+    def send(self, target: Any, data: NDArray[Any]) -> None:
+        self._cl.enqueue_copy(self._queue, target, data, is_blocking=False)
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
         try:
@@ -135,9 +142,29 @@ class OpenClDevice:
         made.set_args(*arguments, *([cl.LocalMemory(local_bytes)] if local_bytes else []))
 
         def launch(grid: Grid) -> None:
-            cl.enqueue_nd_range_kernel(queue, made, (grid[0] * size, grid[1], grid[2]), local)
+            items = (grid[0] * size, grid[1], grid[2])
+            if self._tape is None:
+                cl.enqueue_nd_range_kernel(queue, made, items, local)
+            else:
+                self._tape.append((made, items, local))
 
         return launch
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Launches with everything set: OpenCL 1.2 has no graphs."""
+        tape: list[tuple[Any, Grid, Grid]] = []
+        self._tape = tape
+        try:
+            work()
+        finally:
+            self._tape = None
+        queue, enqueue = self._queue, self._cl.enqueue_nd_range_kernel
+
+        def replay() -> None:
+            for kernel, items, local in tape:
+                enqueue(queue, kernel, items, local)
+
+        return replay
 
     def sync(self) -> None:
         try:

@@ -1,0 +1,43 @@
+"""CUDA graphs through the driver's own functions, which PyCUDA 2026.1 does not wrap: many launches become one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from backends.base import BackendError
+
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: what other threads and the garbage collector do meanwhile does not matter
+
+
+class Graph:
+    """What `work` queued on a stream, to be launched there again; the buffers it uses must outlive it."""
+
+    def __init__(self, driver: Any, stream: int, work: Callable[[], None]) -> None:
+        self._driver, self._stream = driver, ctypes.c_void_p(stream)
+        self._launchable = ctypes.c_void_p()
+        graph = ctypes.c_void_p()
+        self._check(driver.cuStreamBeginCapture_v2(self._stream, RELAXED))
+        try:
+            work()
+        finally:
+            ended = driver.cuStreamEndCapture(self._stream, ctypes.byref(graph))
+        self._check(ended)
+        try:
+            self._check(driver.cuGraphInstantiateWithFlags(ctypes.byref(self._launchable), graph, ctypes.c_uint64(0)))
+        finally:
+            driver.cuGraphDestroy(graph)
+
+    def __call__(self) -> None:
+        self._check(self._driver.cuGraphLaunch(self._launchable, self._stream))
+
+    def __del__(self) -> None:
+        if self._launchable:
+            self._driver.cuGraphExecDestroy(self._launchable)
+
+    def _check(self, result: int) -> None:
+        if result:
+            text = ctypes.c_char_p()
+            self._driver.cuGetErrorString(result, ctypes.byref(text))
+            raise BackendError(f"CUDA graph: {(text.value or b'').decode() or f'error {result}'}")
