@@ -4,8 +4,9 @@ A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A pa
 blocks, each the file's blocks of 16 rows: every element of its fields 16 times, once per row. A field of quantized
 values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. Where a block's smaller
 elements do not fill cache lines, a few blocks stand together; the 4-byte elements stand in the order of reading. So
-memory is read straight on, and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order). A
-panel of a float format is K vectors of 16.
+memory is read straight on, and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order).
+Formats that decode as fast as memory are also loaded in just that order (`in_order`): prefetchers lose a stream whose
+loads the compiler has mixed. A panel of a float format is K vectors of 16.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class IntegerPanel:
     repack_field: int = -1
     order: tuple[int, ...] = ()  # file offsets of the 4-byte elements as they are read, where that is not their order
     order_registers: int = 0  # and how many registers reading in that order takes; with fewer the file's order stays
+    in_order: bool = False  # a block's scales stand behind its values, and decoding loads as memory is ordered
 
     def _bytes(self, wide: bool) -> int:
         """Bytes of a panel's block in elements of 4 bytes, or in smaller ones."""
@@ -93,6 +95,8 @@ class IntegerPanel:
         together, wide, narrow = self.together, self._bytes(wide=True), self._bytes(wide=False)
         within = number % together
         start = panel + (number - within) * self.block_bytes
+        if together == 1 and self.in_order:
+            return Block(start, start + wide, places)
         if together == 2:  # wide, narrow, narrow, wide
             return Block(start + within * (wide + 2 * narrow), start + (within * narrow + wide), places)
         here = panel.f.minimum(blocks - (number - within), together)

@@ -240,6 +240,10 @@ class Function:
         )
         self.builder.call(function, [pointer.ir, I32(0), I32(3), I32(1)])
 
+    def keep_order(self) -> None:
+        """The compiler moves no load or store across this point; no instruction comes of it."""
+        self.builder.fence("seq_cst", targetscope="singlethread")
+
     # -- lanes -----------------------------------------------------------------------------------------------------
 
     def splat(self, scalar: Value, lanes: int = LANES) -> Value:

@@ -4,6 +4,7 @@ each in the code of all, also of those that it cannot run."""
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import subprocess
@@ -215,3 +216,20 @@ def test_the_mat_vec_keeps_its_sums_in_registers(name: str, format: str) -> None
     stack = len(re.findall(r"\(%(?:rsp|rbp)\)|\[(?:sp|x29)\b", loops[0]))
     assert dots >= 8
     assert stack <= STACK[name] * dots
+
+
+@pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])
+def test_a_decoding_product_loads_in_the_order_of_memory(format: str) -> None:
+    """Prefetchers follow a stream; a compiler left alone mixes the loads of a block."""
+    text = assembly(linear.linear(format), isa.named("avx512-vnni"))
+    runs = []
+    for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE):
+        offsets: dict[str, list[int]] = {}
+        for line in block.splitlines():
+            if found := re.search(r"(-?\d*)\((%r\w+(?:,%r\w+)?)\), %zmm", line):
+                offsets.setdefault(found[2], []).append(int(found[1] or 0))
+        if len(re.findall(ANY_DOT, block)) == INTEGER_PANELS[format].block_values // 4:  # one row, one block of it
+            runs += offsets.values()
+    values = max(runs, key=len)[:32]
+    assert len(values) == 32
+    assert sum(a < b for a, b in itertools.pairwise(values)) >= 28, values

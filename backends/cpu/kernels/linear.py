@@ -241,9 +241,22 @@ def _direct_block(
     integers: dict[tuple[int, int], Value] = {}
     seen = [0] * panel.groups
     due = 0
+    # All groups are summed before the first is weighed, where the registers hold their sums.
+    in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
     lines = panel.lines(block) if ahead else []
     share = -(-len(lines) // (panel.block_values // 4))
+
+    def weigh_complete() -> None:
+        nonlocal due
+        while due < panel.groups and seen[due] == panel.group // 4:
+            scale, minimum = panel.scales(f, block, due)
+            for t, row in enumerate(x):
+                _weigh(f, integers.pop((due, t)), scale, minimum, panel.group, row, due * panel.group, sums[t])
+            due += 1
+
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
+        if in_order:
+            f.keep_order()
         read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
         k = group * panel.group
         for t, row in enumerate(x):
@@ -252,11 +265,9 @@ def _direct_block(
             values = dot.broadcast4(f, row + _x_at(k + 4 * word))
             integers[group, t] = multiply(f, integers[group, t], weights, values)
         seen[group] += 1
-        while due < panel.groups and seen[due] == panel.group // 4:
-            scale, minimum = panel.scales(f, block, due)
-            for t, row in enumerate(x):
-                _weigh(f, integers.pop((due, t)), scale, minimum, panel.group, row, due * panel.group, sums[t])
-            due += 1
+        if not in_order:
+            weigh_complete()
+    weigh_complete()
     assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
 
 

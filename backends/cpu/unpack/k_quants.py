@@ -99,12 +99,12 @@ Q2_K = IntegerPanel("Q2_K", ((1, 16), (4, 16), (2, 2)), 256, 16, 0, True, _q2_st
 Q3_K = IntegerPanel(
     "Q3_K", ((4, 8), (4, 16), (1, 12), (2, 1)), 256, 16, 4, False, _q3_steps, _q3_scale, order=_as_read(8, 0, 32, 64)
 )
-Q4_K = IntegerPanel("Q4_K", ((2, 2), (1, 12), (4, 32)), 256, 32, 0, True, _q4_steps, _scale_min)
+Q4_K = IntegerPanel("Q4_K", ((2, 2), (1, 12), (4, 32)), 256, 32, 0, True, _q4_steps, _scale_min, in_order=True)
 Q5_K = IntegerPanel(
     "Q5_K", ((2, 2), (1, 12), (4, 8), (4, 32)), 256, 32, 0, True, _q5_steps, _scale_min,
-    order=_as_read(8, 16, 48, 80, 112, 144), order_registers=32,
+    order=_as_read(8, 16, 48, 80, 112, 144), order_registers=32, in_order=True,
 )  # fmt: skip
 Q6_K = IntegerPanel(
     "Q6_K", ((4, 32), (4, 16), (1, 16), (2, 1)), 256, 16, 32, False, _q6_steps, _q6_scale,
-    order=_as_read(8, 128, 0, 32) + _as_read(8, 160, 64, 96),
+    order=_as_read(8, 128, 0, 32) + _as_read(8, 160, 64, 96), in_order=True,
 )  # fmt: skip

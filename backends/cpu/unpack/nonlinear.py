@@ -55,5 +55,7 @@ def _fp4_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 IQ4_NL = IntegerPanel("IQ4_NL", ((2, 1), (4, 4)), 32, 32, 128, False, _nl_steps, _nl_scale)
-IQ4_XS = IntegerPanel("IQ4_XS", ((2, 1), (2, 1), (1, 4), (4, 32)), 256, 32, 128, False, _xs_steps, _xs_scale)
+IQ4_XS = IntegerPanel(
+    "IQ4_XS", ((2, 1), (2, 1), (1, 4), (4, 32)), 256, 32, 128, False, _xs_steps, _xs_scale, in_order=True
+)
 MXFP4 = IntegerPanel("MXFP4", ((1, 1), (4, 4)), 32, 32, FP4_CENTRE, False, _fp4_steps, _fp4_scale)
