@@ -38,10 +38,13 @@ def _q5_steps(f: Function, block: Block) -> Iterator[Step]:
     order = ((word, pair) for word in range(8) for pair in pairs)
     if f.isa.registers < 32:
         order = ((word, pair) for pair in pairs for word in range(8))
+    highs: dict[int, Value] = {}
     for word, pair in order:
-        w, high = words(f, block, 48 + 32 * pair + 4 * word), words(f, block, 16 + 4 * word)
+        if word not in highs:
+            highs[word] = words(f, block, 16 + 4 * word)
+        w = words(f, block, 48 + 32 * pair + 4 * word)
         for group, nibbles in ((2 * pair, w & 15), (2 * pair + 1, w >> 4)):
-            yield group, word, nibbles | (((high >> group) & 1) << 4)
+            yield group, word, nibbles | (((highs[word] >> group) & 1) << 4)
 
 
 def _q6_steps(f: Function, block: Block) -> Iterator[Step]:
