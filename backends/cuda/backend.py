@@ -5,10 +5,12 @@ What only a card can show has been compiled for four compute types but never run
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,6 +60,7 @@ class CudaDevice:
         self._nvrtc = Nvrtc()
         self._context = device.retain_primary_context()
         self._context.push()
+        atexit.register(self.close)
         self._stream = cuda.Stream()
         self._driver = ctypes.CDLL("libcuda.so.1")  # which PyCUDA has opened
         self.store = Store(default_folder() if cache == "default" else cache)
@@ -73,6 +76,7 @@ class CudaDevice:
             local_memory=device.max_shared_memory_per_block,
         )
         self._modules: dict[str, Any] = {}
+        self._graphs: WeakSet[Graph] = WeakSet()
 
     def alloc(self, size: int, what: str) -> Any:
         cuda = self._cuda
@@ -123,17 +127,19 @@ class CudaDevice:
         return module.get_function(kernel)
 
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
-        pointers, stream, block = [int(argument) for argument in arguments], self._stream, (size, 1, 1)
-        kernel.prepare("P" * len(pointers))
-        call = kernel.prepared_async_call
+        packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()
+        block, stream = (size, 1, 1), self._stream
+        call = kernel._launch_kernel  # what all of PyCUDA's ways end in, without packing the arguments every time
 
         def launch(grid: Grid) -> None:
-            call(grid, block, stream, *pointers, shared_size=local_bytes)
+            call(grid, block, packed, local_bytes, stream)
 
         return launch
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        return Graph(self._driver, self._stream.handle, work)
+        graph = Graph(self._driver, self._stream.handle, work)
+        self._graphs.add(graph)
+        return graph
 
     def sync(self) -> None:
         try:
@@ -150,8 +156,15 @@ class CudaDevice:
         return float(start.time_till(end)) / 1e3
 
     def close(self) -> None:
+        """Also called when the program ends: PyCUDA aborts where a context is left then."""
+        atexit.unregister(self.close)
+        for graph in self._graphs:
+            graph.destroy()
         self._modules = {}
-        self._context.pop()
+        if self._context is not None:
+            self._context.pop()
+            self._context.detach()  # what Python's garbage collector calls instead is not for primary contexts
+            self._context = None
 
 
 class CudaBackend:

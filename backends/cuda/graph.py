@@ -32,9 +32,14 @@ class Graph:
     def __call__(self) -> None:
         self._check(self._driver.cuGraphLaunch(self._launchable, self._stream))
 
-    def __del__(self) -> None:
+    def destroy(self) -> None:
+        """While its context is alive."""
         if self._launchable:
             self._driver.cuGraphExecDestroy(self._launchable)
+            self._launchable = ctypes.c_void_p()
+
+    def __del__(self) -> None:
+        self.destroy()
 
     def _check(self, result: int) -> None:
         if result:

@@ -75,9 +75,7 @@ class GpuExecutable:
         self.replays = Replays(device)
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}
-        self._logits = (
-            device.staging(limits.logit_rows * plan.logits.width).view(np.float32).reshape(limits.logit_rows, -1)
-        )
+        self._logits = np.zeros((limits.logit_rows, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
@@ -343,6 +341,7 @@ class GpuExecutable:
         self._launches = []
         if self._buffers:
             self.replays.clear()
+        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before their device is closed
         for buffer in self._buffers.values():
             self._device.free(buffer)
         self._buffers = {}
