@@ -1,37 +1,24 @@
-"""A plan bound to a device's memory: launches in order, replayed for every batch. Written once for CUDA and OpenCL.
-
-A batch goes in pieces: runs of more than FEW_ROWS rows of one sequence are prefill and go together through the tiles;
-all others go FEW_ROWS at a time through kernels whose sums have one order, so that decoding gives the same bits
-whatever else is in the batch.
-"""
+"""A plan bound to a device's memory: launches in order, replayed for every batch. Written once for CUDA and OpenCL."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import pairwise
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, CacheTypes, Largest, Limits, Memory, Progress, Routing, cache_reads
-from backends.checks import (
-    check_batch,
-    check_blocks,
-    check_cache,
-    check_content,
-    check_copy,
-    check_limits,
-    check_replacement,
-    not_finite,
-)  # fmt: skip
+from backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
+from backends.checks import check_batch, check_cache, check_limits, check_replacement
 from backends.gpu import bind, formats, largest
-from backends.gpu.bind import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
+from backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from backends.gpu.device import Device, Grid
-from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, TILE_ROWS, Kernel, partitions
+from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, Kernel, partitions
+from backends.gpu.paged import PARTS, PagedCache
+from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program, cache_bytes
 from backends.gpu.replay import Replays, bucket
-from backends.plan import BLOCK, F32, Batch, Embed, Experts, Plan, Rope, Value, Weight, rope_table
+from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
+from backends.plan import BLOCK, F32, Batch, Embed, Plan, Rope, Value, Weight, rope_table
 from quant import dequantize
 
 CACHE_TYPES = ("f16",)
@@ -55,7 +42,7 @@ class GpuExecutable:
         self._closed = False
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits)
-        _must_fit(device, self.memory)
+        must_fit(device, self.memory)
         try:
             compiled = self._compile(program, report)
             self._allocate(program, report)
@@ -63,15 +50,15 @@ class GpuExecutable:
             self.close()
             raise
         self._launches = [
-            tuple([self._prepare(compiled[one.kernel], one) for one in stage.launches(rows)] for rows in _ROW_CLASSES)
+            tuple([self._prepare(compiled[one.kernel], one) for one in stage.launches(rows)] for rows in ROW_CLASSES)
             for stage in program.stages
         ]
         self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
         self.most_picked, self._picked = largest.MOST, 0
-        self.cache_layout = f"gpu f16 {BLOCK}"  # (heads, BLOCK, head_dim) of keys, then of values
-        self.block_bytes = bind.block_bytes(plan)
+        self._cache = PagedCache(device, plan, limits, self._buffers)
+        self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
         self._rope_filled = 0
-        self._step = device.staging(_step_words(limits))
+        self._step = device.staging(step_words(limits))
         self.replays = Replays(device)
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}
@@ -110,13 +97,13 @@ class GpuExecutable:
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         for buffer in program.buffers:
             self._buffers[buffer.number] = alloc(4 * buffer.stride * rows[buffer.rows], "the activations")
-        for name, size in {**program.lists, NOTHING: 64, "step": 4 * _step_words(limits)}.items():
+        for name, size in {**program.lists, NOTHING: 64, "step": 4 * step_words(limits)}.items():
             self._buffers[name] = alloc(size, "the activations")
         self._tables_size = 4 * max(limits.blocks, -(-limits.positions // BLOCK)) * limits.rows
         for name in ("tables", "window tables"):
             self._buffers[name] = alloc(self._tables_size, "block tables")
-        for layer, size in enumerate(bind.cache_bytes(self._plan, limits)):
-            for part in ("keys", "values"):
+        for layer, size in enumerate(cache_bytes(self._plan, limits)):
+            for part in PARTS:
                 self._buffers[f"{part}:{layer}"] = alloc(size // 2, "the cache (-c makes it smaller)")
         for rope in program.ropes:
             self._buffers[_rope_name(rope)] = alloc(4 * limits.positions * rope.n_rot, "the rope tables")
@@ -188,7 +175,7 @@ class GpuExecutable:
         if picked and picked != self._picked:
             self._device.upload(self._buffers[PICKED], 0, largest.numbers(self._plan.logits.width, picked))
             self._picked = picked
-        for rows in _pieces(batch):
+        for rows in pieces(batch):
             self._piece(batch, rows, picked)
 
     def _piece(self, batch: Batch, rows: NDArray[np.intp], picked: int) -> None:
@@ -208,9 +195,9 @@ class GpuExecutable:
         if len(rows) <= FEW_ROWS:
             counts["partitions"] = min(bucket(counts["partitions"]), partitions(self.limits))
         else:
-            tiles = _tiles(batch.sequence[rows])
-            counts["tiles"] = len(tiles)
-            step[HEADER + 4 * limit : HEADER + 4 * limit + tiles.size] = tiles.reshape(-1)
+            found = tiles(batch.sequence[rows])
+            counts["tiles"] = len(found)
+            step[HEADER + 4 * limit : HEADER + 4 * limit + found.size] = found.reshape(-1)
         at = HEADER + 7 * limit
         step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
         self._device.send(self._buffers["step"], step)
@@ -228,10 +215,10 @@ class GpuExecutable:
         for stage, bound in zip(self._program.stages, self._launches, strict=True):
             count = counts[stage.rows]
             if count:
-                for launch, grid in bound[_row_class(count)]:
-                    launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
+                for launch, grid in bound[row_class(count)]:
+                    launch(tuple(dimension(d, counts) for d in grid))  # type: ignore[arg-type]
         for launch, grid in self._picks[:passes]:
-            launch(tuple(_dimension(d, counts) for d in grid))  # type: ignore[arg-type]
+            launch(tuple(dimension(d, counts) for d in grid))  # type: ignore[arg-type]
 
     def _read(self, batch: Batch, rows: NDArray[np.intp], wanted: NDArray[np.intp], picked: int, passes: int) -> None:
         """Logits or the largest of them, and what was to be kept, to where they stand in the whole batch."""
@@ -299,36 +286,15 @@ class GpuExecutable:
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         self._must_be_open()
-        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
-        for number, (layer, size) in enumerate(zip(self._plan.layers, self.block_bytes, strict=True)):
-            if bind.has_own_blocks(layer, self.limits) == windowed:
-                for part in ("keys", "values"):
-                    buffer = self._buffers[f"{part}:{number}"]
-                    for s, t in zip(source.tolist(), target.tolist(), strict=True):
-                        if s != t:
-                            self._device.copy(buffer, s * size // 2, buffer, t * size // 2, size // 2)
+        self._cache.copy(source, target, windowed)
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         self._must_be_open()
-        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        half = self.block_bytes[layer] // 2
-        found = np.empty((len(numbers), 2, half), np.uint8)
-        for i, number in enumerate(numbers.tolist()):
-            for j, part in enumerate(("keys", "values")):
-                self._device.download(self._buffers[f"{part}:{layer}"], number * half, found[i, j])
-        return found.reshape(len(numbers), -1)
+        return self._cache.read(layer, numbers)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
         self._must_be_open()
-        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        check_content(content, len(numbers), self.block_bytes[layer])
-        parts = np.ascontiguousarray(content).reshape(len(numbers), 2, -1)
-        if ((parts.view(np.uint16) & 0x7C00) == 0x7C00).any():
-            raise not_finite()
-        half = self.block_bytes[layer] // 2
-        for i, number in enumerate(numbers.tolist()):
-            for j, part in enumerate(("keys", "values")):
-                self._device.upload(self._buffers[f"{part}:{layer}"], number * half, parts[i, j])
+        self._cache.write(layer, numbers, content)
 
     def read_bandwidth(self) -> float:
         """Bytes a second of copying the largest matrix within the device's memory, reads and writes counted."""
@@ -344,7 +310,7 @@ class GpuExecutable:
         self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before their device is closed
         for buffer in self._buffers.values():
             self._device.free(buffer)
-        self._buffers = {}
+        self._buffers.clear()
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -352,18 +318,6 @@ class GpuExecutable:
 
 
 NOTHING_SENT = np.empty((0, 0), np.int32)
-_ROW_CLASSES = (1, 2, FEW_ROWS + 1)  # a row, few, many
-
-
-def _row_class(count: int) -> int:
-    return 0 if count == 1 else 1 if count <= FEW_ROWS else 2
-
-
-def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
-    if isinstance(dimension, int):
-        return dimension
-    count, each, times = dimension
-    return -(-counts[count] // each) * times
 
 
 def _name(argument: Argument) -> str | int:
@@ -376,86 +330,9 @@ def _rope_name(rope: Rope) -> str:
     return f"rope:{rope!r}"
 
 
-def _step_words(limits: Limits) -> int:
-    """Header, four numbers a row, tiles (two each, at most one a row), slots of windows, and rows of logits."""
-    return HEADER + 7 * limits.rows + limits.logit_rows
-
-
-def _pieces(batch: Batch) -> list[NDArray[np.intp]]:
-    """Rows of the batch by piece, in order: long runs of a sequence together, the others FEW_ROWS at a time."""
-    count = len(batch.tokens)
-    if count <= FEW_ROWS:
-        return [np.arange(count)]
-    starts = np.concatenate([[0], np.flatnonzero(np.diff(batch.sequence)) + 1, [count]])
-    long = np.repeat(np.diff(starts) > FEW_ROWS, np.diff(starts))
-    many, few = np.flatnonzero(long), np.flatnonzero(~long)
-    return [*([many] if len(many) else []), *(few[i : i + FEW_ROWS] for i in range(0, len(few), FEW_ROWS))]
-
-
-def _tiles(sequence: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(first row, rows) of tiles of one sequence each, at most TILE_ROWS rows."""
-    starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
-    found = [
-        (at, min(TILE_ROWS, stop - at)) for start, stop in pairwise(starts) for at in range(start, stop, TILE_ROWS)
-    ]
-    return np.array(found, np.int32)
-
-
 def _numbers(weight: Weight) -> F32:
     """A tensor of plain numbers as float32."""
     rows = int(np.prod(weight.shape[:-1], dtype=np.int64))
     return np.ascontiguousarray(
         dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]]
     )
-
-
-def memory_of(program: Program, plan: Plan, limits: Limits) -> Memory:
-    """What a program takes on a device, before anything is allocated."""
-    matrices = sum(formats.size_of(weight) for weight in program.matrices.values())
-    vectors = sum(4 * int(np.prod(weight.shape)) for weight in program.vectors.values())
-    cache = sum(bind.cache_bytes(plan, limits))
-    ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
-    read = {w.name: float(formats.size_of(w)) for w in program.matrices.values()}
-    for op in plan.operations:
-        if isinstance(op, Experts):
-            for stack in (op.gate, op.up, op.down):
-                read[stack.weight.name] *= op.used / op.router.width
-    tables = {op.table.name: op.table for op in plan.operations if isinstance(op, Embed)}
-    linear = {op.weight.name for op in plan.operations if not isinstance(op, Embed) and hasattr(op, "weight")}
-    for name, table in tables.items():  # a row of it, unless it is the output matrix too
-        if name not in linear:
-            read[name] = formats.size_of(table) / table.shape[0]
-    return Memory(
-        weights=matrices + vectors,
-        cache=cache,
-        scratch=program.scratch(limits) + ropes,
-        weights_per_token=int(sum(read.values())) + vectors,
-        **cache_reads(plan.layers, bind.block_bytes(plan)),
-    )
-
-
-def _must_fit(device: Device, memory: Memory) -> None:
-    needed, free = memory.weights + memory.cache + memory.scratch, device.facts.free
-    if needed > free:
-        sizes = f"weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f}"
-        raise BackendError(
-            f"{device.facts.name}: {needed / 2**30:.2f} GiB are needed ({sizes}), {free / 2**30:.2f} are free; "
-            "use fewer layers on it (-ngl N), a smaller context (-c N) or a smaller model"
-        )
-
-
-def copy_bandwidth(device: Device, size: int) -> float:
-    """Bytes a second, read and written, of a copy within the device's memory; the best of some."""
-    size = max(1 << 20, min(size, 256 << 20))
-    buffers = [device.alloc(size, "a measurement of bandwidth") for _ in range(2)]
-    try:
-        best, start = 0.0, perf_counter()
-        for _ in range(5):
-            seconds = device.seconds(lambda: device.copy(buffers[0], 0, buffers[1], 0, size))
-            best = max(best, 2 * size / max(seconds, 1e-9))
-            if perf_counter() - start > 0.2:
-                break
-    finally:
-        for buffer in buffers:
-            device.free(buffer)
-    return best

@@ -33,7 +33,7 @@ def devices(own: Devices) -> None:
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Facts of every device, and the reason of every backend that has none."""
     from backends.base import BackendError
-    from backends.gpu.executable import copy_bandwidth
+    from backends.gpu.budget import copy_bandwidth
 
     found: list[dict[str, Any]] = [_processor()]
     reasons = {}

@@ -1,0 +1,94 @@
+"""What binding decides: the buffers of a plan's values, and the launches of its operations. Nothing is allocated here.
+
+A stage has launches for few rows and, where another kernel is better, for many. Few rows (decode, verify) have kernels
+whose sums have one order whatever else is in the batch; many rows (prefill) have tiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from backends.base import Limits
+from backends.gpu.kernels import FEW_ROWS, Kernel
+from backends.plan import BLOCK, CacheLayer, Plan, Rope, Rows, Weight
+
+NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
+PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
+
+Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
+Dimension = int | tuple[Count, int, int]  # (count, of a group, times): ceil(count / of a group) * times
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """Rows of 4-byte elements for the values of a plan, one after the other."""
+
+    number: int
+    rows: Rows
+    stride: int  # elements of a row
+
+
+Argument = Buffer | Rope | str
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    kernel: Kernel
+    grid: tuple[Dimension, Dimension, Dimension]
+    arguments: tuple[Argument, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Launches of one operation, in order; `one` and `many` where a row, or more than FEW_ROWS, have their own."""
+
+    label: str
+    rows: Rows
+    few: tuple[Launch, ...]
+    many: tuple[Launch, ...] = ()
+    one: tuple[Launch, ...] = ()
+
+    def launches(self, rows: int) -> tuple[Launch, ...]:
+        """For this many rows."""
+        if rows > FEW_ROWS:
+            return self.many or self.few
+        return self.one if rows == 1 and self.one else self.few
+
+
+@dataclass(slots=True)
+class Program:
+    """All that binding decides."""
+
+    stages: list[Stage] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)
+    matrices: dict[str, Weight] = field(default_factory=dict)
+    vectors: dict[str, Weight] = field(default_factory=dict)
+    ropes: set[Rope] = field(default_factory=set)
+    lists: dict[str, int] = field(default_factory=dict)  # name of a buffer -> bytes
+    where: dict[int, Buffer] = field(default_factory=dict)  # of values that outlive the step
+    routings: dict[int, tuple[str, Buffer, int]] = field(default_factory=dict)  # choices, hidden rows, chosen
+    picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
+
+    def kernels(self) -> list[Kernel]:
+        """Each once, in order."""
+        launches = (launch for s in self.stages for launch in (*s.one, *s.few, *s.many))
+        return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
+
+    def scratch(self, limits: Limits) -> int:
+        rows = {"batch": limits.rows, "logits": limits.logit_rows}
+        return sum(4 * b.stride * rows[b.rows] for b in self.buffers) + sum(self.lists.values())
+
+
+def has_own_blocks(layer: CacheLayer, limits: Limits) -> bool:
+    """Whether the layer goes by the tables of the window."""
+    return bool(layer.window and limits.window_blocks)
+
+
+def block_bytes(plan: Plan) -> tuple[int, ...]:
+    """Of one cache block by layer, half of it keys and half values, as halves."""
+    return tuple(BLOCK * layer.kv_heads * layer.head_dim * 4 for layer in plan.layers)
+
+
+def cache_bytes(plan: Plan, limits: Limits) -> tuple[int, ...]:
+    """Of all blocks of a layer, by layer."""
+    return tuple(limits.blocks_of(layer) * size for layer, size in zip(plan.layers, block_bytes(plan), strict=True))
