@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ class GpuExecutable:
         self._rope_filled = 0
         self._step = device.staging(step_words(limits))
         self.replays = Replays(device)
+        self._again: Callable[[], None] = device.sync
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}
         self._logits = np.zeros((limits.logit_rows, plan.logits.width), np.float32)
@@ -203,11 +205,11 @@ class GpuExecutable:
         self._device.send(self._buffers["step"], step)
         reads = largest.passes(self._plan.logits.width, picked) if picked and len(wanted) else []
         counts |= {f"keys {number}": count for number, count in enumerate(reads)}
+        shape = len(rows), len(wanted), counts["partitions"], picked
+        self._again = partial(self._queue, counts, len(reads))
         if len(rows) <= FEW_ROWS:
-            shape = len(rows), len(wanted), counts["partitions"], picked
-            self.replays.run(shape, lambda: self._queue(counts, len(reads)))
-        else:
-            self._queue(counts, len(reads))
+            self._again = partial(self.replays.run, shape, self._again)
+        self._again()
         self._read(batch, rows, wanted, picked, len(reads))
 
     def _queue(self, counts: dict[str, int], passes: int) -> None:
@@ -267,6 +269,11 @@ class GpuExecutable:
             values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
             self._device.upload(self._buffers[_rope_name(rope)], 4 * self._rope_filled * rope.n_rot, values)
         self._rope_filled = stop
+
+    def replay(self) -> None:
+        """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
+        self._must_be_open()
+        self._again()
 
     # -- what else an executable does ---------------------------------------------------------------------------------
 

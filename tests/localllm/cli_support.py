@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import re
+import select
 import subprocess
 import sys
+import termios
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -79,3 +86,48 @@ def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedPr
     return subprocess.run(
         [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
     )
+
+
+class Terminal:
+    """The program on a pseudo-terminal: what is typed, what is seen, how it ends."""
+
+    def __init__(self, *words: object) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, words)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=REPOSITORY,
+            env={**os.environ, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches the program
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """What is on the screen up to a match, which is then past."""
+        end = monotonic() + seconds
+        while (found := re.search(pattern, self.seen)) is None:
+            assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+                except OSError:  # the program has closed the terminal
+                    assert re.search(pattern, self.seen), self.seen
+        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return text
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+            except OSError:
+                break
+        os.close(self.master)
+        return code

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.base import Backend
+from backends.base import Backend, BackendError
 from backends.opencl.backend import OpenClBackend, devices
 
 
@@ -18,13 +18,36 @@ def pocl() -> OpenClBackend:
 
 
 def card() -> OpenClBackend:
-    backend = OpenClBackend(cache=None)
-    assert backend.device.facts.compute == "GPU", "OpenCL finds no graphics card"
-    return backend
+    return OpenClBackend(cache=None, kinds=("GPU",))
 
 
-@pytest.fixture(scope="session", params=["pocl", pytest.param("card", marks=pytest.mark.gpu)])
+def cuda() -> Backend:
+    from backends.cuda.backend import CudaBackend
+
+    return CudaBackend(cache=None)
+
+
+CARDS = {"opencl card": card, "cuda": cuda}
+CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
+
+
+@pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    backend = {"pocl": pocl, "card": card}[request.param]()
+    """PoCL must be there; a card that `-m gpu` does not find is skipped with the reason."""
+    try:
+        backend = CARDS[request.param]() if request.param in CARDS else pocl()
+    except BackendError as error:
+        pytest.skip(f"{request.param}: {error}")
     yield backend
     backend.close()
+
+
+@pytest.fixture(params=["opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
+def backend_name(request: pytest.FixtureRequest) -> str:
+    """A backend by its name on the command line: OpenCL, on whatever device it finds first, and CUDA."""
+    if request.param == "cuda":
+        try:
+            cuda().close()
+        except BackendError as error:
+            pytest.skip(f"cuda: {error}")
+    return str(request.param)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import redirect_stdout
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from localllm.cli.main import main
 from models import ARCHITECTURES
 from tests.backends.test_reference_logits import logits, paths
 from tests.conftest import reference
+from tests.localllm.cli_support import Terminal
 from tests.models.support import nmse
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_position_of_the_reference_models(architecture: str) -> None:
+def test_every_position_of_the_reference_models(backend_name: str, architecture: str) -> None:
     """Prefilled in one and in several pieces, then token by token."""
     found = list(paths(architecture))
     if not found:
@@ -24,24 +26,48 @@ def test_every_position_of_the_reference_models(architecture: str) -> None:
     for path in found:
         truth = np.load(path.with_suffix(".npz"))["logits"]
         for chunks in ((32,), (1, 3, 7, 21)):
-            assert nmse(logits(path, "opencl", chunks), truth).max() < 5e-6
+            assert nmse(logits(path, backend_name, chunks), truth).max() < 5e-6
 
 
 @pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])
-def test_greedy_text(name: str) -> None:
-    with localllm.load(reference("models", f"{name}.gguf"), backend="opencl") as model:
+def test_greedy_text(backend_name: str, name: str) -> None:
+    with localllm.load(reference("models", f"{name}.gguf"), backend=backend_name) as model:
         pieces = list(model.generate("Once upon a time", max_tokens=160, temperature=0))
     text = "Once upon a time" + "".join(piece.text for piece in pieces)
     expected = reference("models", f"{name}.greedy160.txt").read_text(encoding="utf-8")
     assert text.strip() == expected.strip()
 
 
-def test_chat_with_the_model_in_the_box(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """`localllm chat --backend opencl`; greedy, so that it says what it says on the CPU."""
-    answers = {}
-    for backend in ("opencl", "cpu"):
-        monkeypatch.setattr("sys.stdin", io.StringIO("Hello! How are you?\n"))
-        assert main(["chat", "--backend", backend, "--temp", "0", "-n", "24", "--no-stats"]) == 0
-        answers[backend] = capsys.readouterr().out
-    assert len(answers["opencl"].split()) > 3
-    assert answers["opencl"] == answers["cpu"]
+def said(backend: str, words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What the program answers on a backend; greedy, so that it says the same on every one."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    with redirect_stdout(io.StringIO()) as out:
+        assert main([*words, "--backend", backend, "--temp", "0", "-n", "24"]) == 0
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "typed"),
+    [(["chat", "--no-stats"], "Hello! How are you?\n"), (["run", "demo", "Tell me about the sea."], "")],
+    ids=["chat", "run"],
+)
+def test_the_model_in_the_box_says_what_it_says_on_the_cpu(
+    backend_name: str, words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = (said(name, words, typed, monkeypatch) for name in (backend_name, "cpu"))
+    assert len(ours.split()) > 3
+    assert ours == theirs
+
+
+def test_chat_in_a_terminal(backend_name: str) -> None:
+    """`localllm chat --backend opencl`: it says what it runs on, answers, and says what that cost."""
+    terminal = Terminal("chat", "--backend", backend_name, "--temp", "0", "-n", "16")
+    assert f" on {backend_name}: " in terminal.wait_for(">>> ")
+    for text in ("Hello! How are you?", "What is your name?"):
+        terminal.type(text + "\n")
+        shown = terminal.wait_for(">>> ")
+        assert len(shown.removeprefix(text).split()) > 5
+        assert "tok/s" in shown
+    terminal.type("/bye\n")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
