@@ -101,6 +101,39 @@ class Picks(Protocol):
         ...
 
 
+@runtime_checkable
+class Parts(Protocol):
+    """What an executable has besides whose plan may be of several parts, between which something else computes."""
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        """Rows of the batch that it can take in at a time, in order."""
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """Take in the batch, one piece, that is run next."""
+        ...
+
+    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
+        """Run a part of the plan, all in turn, with the values that enter it (T or L, width).
+
+        What leaves it: views that the next part overwrites.
+        """
+        ...
+
+    def result(self) -> F32:
+        """Logits (L, vocabulary) after the last part, as of `Executable.step`."""
+        ...
+
+
+@runtime_checkable
+class PicksOfParts(Protocol):
+    """As `Picks`, after the last part."""
+
+    most_picked: int
+
+    def result_largest(self, count: int) -> Largest: ...
+
+
 class Executable(Protocol):
     """A bound plan. Not for use by several threads at once."""
 

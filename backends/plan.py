@@ -256,13 +256,29 @@ class CacheLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """Operations start..stop, which run without a break; values that come from outside before, and are wanted there
+    afterwards."""
+
+    start: int
+    stop: int
+    enters: tuple[Value, ...] = ()
+    leaves: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
-    """Operations in order; `logits` is the value (L, vocabulary) that a step returns."""
+    """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
+
+    What is recorded is one part; `backends.hybrid.cut` makes plans of several.
+    """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     layers: tuple[CacheLayer, ...]
     logits: Value
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...] = ()  # the operation that each layer begins with, and the output after the last
 
     @property
     def window(self) -> int:
@@ -301,6 +317,11 @@ class Recorder:
         self._operations: list[Operation] = []
         self._values: list[Value] = []
         self._layers: dict[int, CacheLayer] = {}
+        self._starts: list[int] = []
+
+    def begin_layer(self) -> None:
+        """What follows is of the next layer, or of the output after the last one."""
+        self._starts.append(len(self._operations))
 
     def _value(self, width: int, rows: Rows, name: str) -> Value:
         value = Value(len(self._values), width, rows, name)
@@ -402,4 +423,6 @@ class Recorder:
 
     def finish(self, logits: Value) -> Plan:
         layers = tuple(self._layers[i] for i in range(len(self._layers)))
-        return Plan(tuple(self._operations), tuple(self._values), layers, logits)
+        operations = tuple(self._operations)
+        whole = Part(0, len(operations))
+        return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts))

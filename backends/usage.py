@@ -24,21 +24,31 @@ def inputs_of(op: Operation) -> tuple[Value, ...]:
     return (op.x,)
 
 
+def embedded_rows(plan: Plan) -> int:
+    """Tokens that the plan knows: rows of the smallest table of embeddings, any number where it looks up none."""
+    return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1 << 31)
+
+
 def uses_of(plan: Plan) -> Counter[int]:
     uses = Counter(value.index for op in plan.operations for value in inputs_of(op))
     uses[plan.logits.index] += 1  # the caller's
+    uses.update(value.index for part in plan.parts for value in part.leaves)
     return uses
 
 
-def additions_into_linears(operations: list[Operation], uses: Counter[int]) -> dict[int, int]:
+def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
     """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
-    made = {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
+    operations = plan.operations
+    made = {value.index: part.start - 1 for part in plan.parts for value in part.enters}
+    made |= {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
     fused: dict[int, int] = {}
     for number, op in enumerate(operations):
         if isinstance(op, Add) and op.a is not op.b:
             for term, other in ((op.a, op.b), (op.b, op.a)):
                 at = made[term.index]
-                if isinstance(operations[at], Linear) and uses[term.index] == 1 and made[other.index] < at:
+                linear = operations[at]
+                own = isinstance(linear, Linear) and linear.out == term
+                if own and uses[term.index] == 1 and made[other.index] < at:
                     fused[at] = number
                     break
     return fused

@@ -52,8 +52,10 @@ def walk(
     sliding = _ropes(config, architecture, config.window_rope, factors, recorder)
     block = Block(config, architecture, tensors, recorder, full, sliding)
     for layer in range(config.layers):
+        recorder.begin_layer()
         x = block.attention(x, layer)
         x = block.feed_forward(x, layer)
+    recorder.begin_layer()
     x = block.norm("output_norm", x)
     scale = config.logit_scale
     if "output.weight" in tensors:

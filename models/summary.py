@@ -64,6 +64,8 @@ class _Tally:
                 self.weights[weight.name] = weight
                 self.bytes_read += _bytes(weight)
 
+    def begin_layer(self) -> None: ...
+
     def embed(self, table: Weight) -> int:
         self.weights[table.name] = table
         self.bytes_read += quant.row_bytes(table.format, table.shape[1])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,8 @@ from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import F32, Batch, Embed, Experts, Plan, Rope, Value, Weight
+from backends.plan import F32, Batch, Experts, Plan, Rope, Value, Weight
+from backends.usage import embedded_rows
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -166,17 +167,26 @@ class CpuExecutable:
         self._panels = panels
         self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
-        self._kept = {
-            value.index: self._rows(program, program.kept[value.index], allocated[value.rows], value.width)
-            for value in keep
-        }
+
+        def rows_of(value: Value, buffer: Buffer) -> F32:
+            return self._rows(program, buffer, allocated[value.rows], value.width)
+
+        self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
+        self._parts = [
+            _Part(
+                part.calls,
+                [rows_of(value, buffer) for value, buffer in part.enters],
+                [(value, rows_of(value, buffer)) for value, buffer in part.leaves],
+            )
+            for part in program.parts
+        ]
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
         self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache)
-        self._vocabulary_in = _embedding_rows(plan)
+        self._vocabulary_in = embedded_rows(plan)
 
     def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
         """A buffer's float32 rows (rows, width)."""
@@ -210,6 +220,19 @@ class CpuExecutable:
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        self.begin(batch)
+        self.replay()
+        return self.result()
+
+    def replay(self) -> None:
+        """Run the plan on the last batch again: what a step costs without the Python around it."""
+        self._pool.run(self.entries, self._counters)
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        return [np.arange(len(batch.tokens))]
+
+    def begin(self, batch: Batch) -> None:
+        """Take in the batch that is run next."""
         self._must_be_open()
         self._inputs.fill(batch, self._vocabulary_in)
         last = int(batch.positions.max())
@@ -217,12 +240,18 @@ class CpuExecutable:
             self._grow_ropes(last + 1)
         for sharing in self._sharing.values():
             sharing.fill(batch)
-        self.replay()
-        return self._logits[: len(batch.logit_rows)]
 
-    def replay(self) -> None:
-        """Run the plan on the last batch again: what a step costs without the Python around it."""
-        self._pool.run(self.entries, self._counters)
+    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
+        own = self._parts[part]
+        for into, rows in zip(own.enters, entering, strict=True):
+            into[: len(rows)] = rows
+        entries = self.entries[own.calls]
+        if len(entries):  # none where additions alone were left, which linears before make
+            self._pool.run(entries, self._counters[own.calls])
+        return [rows[: self._count(value)] for value, rows in own.leaves]
+
+    def result(self) -> F32:
+        return self._logits[: int(self._inputs.step[Step.LOGIT_ROWS])]
 
     def value(self, value: Value) -> F32:
         """What the last step left in a value that was to be kept; a view that the next step overwrites."""
@@ -277,7 +306,7 @@ class CpuExecutable:
             0, "nothing"
         )
         self._ropes.clear()
-        self._kept, self._routings = {}, {}
+        self._kept, self._routings, self._parts = {}, {}, []
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -335,6 +364,14 @@ class CpuExecutable:
         self._rope_filled = stop
 
 
+class _Part(NamedTuple):
+    """Entries of a part, and the rows of what crosses its edges."""
+
+    calls: slice
+    enters: list[F32]
+    leaves: list[tuple[Value, F32]]
+
+
 class _Inputs:
     """The batch's arrays at addresses that never change, by way of the step blocks.
 
@@ -365,10 +402,6 @@ class _Inputs:
                 step[slot] = address(array)
             step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
             step[Step.TABLES], step[Step.TABLE_STRIDE] = address(tables), tables.shape[1] * 4
-
-
-def _embedding_rows(plan: Plan) -> int:
-    return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1)
 
 
 def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:

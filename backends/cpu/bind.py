@@ -17,6 +17,7 @@ from backends.cpu.panels import panel_count
 from backends.cpu.program import (
     Call,
     Domain,
+    PartCalls,
     Program,
     Resource,
     Slot,
@@ -35,6 +36,7 @@ from backends.plan import (
     Linear,
     Norm,
     Operation,
+    Part,
     Plan,
     Rotate,
     Scale,
@@ -105,14 +107,31 @@ class _Binder:
     # -- operations ------------------------------------------------------------------------------------------------
 
     def run(self) -> Program:
-        operations = list(self.plan.operations)
-        fused = additions_into_linears(operations, self.uses)
+        fused = additions_into_linears(self.plan, self.uses)
+        parts = [self.part(part, fused) for part in self.plan.parts]
+        place_barriers(self.calls, parts)
+        kept = {value.index: self.where[value.index] for value in self.keep}
+        logits = self.where[self.plan.logits.index]
+        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings, parts)
+
+    def part(self, part: Part, fused: dict[int, int]) -> PartCalls:
+        enters = tuple([(value, self.take(value)) for value in part.enters])
+        first = len(self.calls)
+        self.emit(range(part.start, part.stop), fused)
+        leaves = tuple([(value, self.where[value.index]) for value in part.leaves])
+        self.used(*part.leaves)
+        return PartCalls(slice(first, len(self.calls)), enters, leaves)
+
+    def emit(self, numbers: range, fused: dict[int, int]) -> None:
+        """Calls of the operations with these numbers; `fused`: additions that linears make."""
+        operations = self.plan.operations
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
             Activate: self.activate, Softcap: self.softcap, Experts: self.experts,
         }  # fmt: skip
-        for number, op in enumerate(operations):
+        for number in numbers:
+            op = operations[number]
             if number in fused.values():
                 continue
             if isinstance(op, Linear):
@@ -127,10 +146,6 @@ class _Binder:
                     f"the cpu backend has no kernels for {type(op).__name__.lower()} yet; "
                     "--backend reference runs it, slowly"
                 )
-        place_barriers(self.calls)
-        kept = {value.index: self.where[value.index] for value in self.keep}
-        logits = self.where[self.plan.logits.index]
-        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings)
 
     def embed(self, op: Embed) -> None:
         y = self.take(op.out)

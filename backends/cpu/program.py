@@ -8,7 +8,7 @@ from typing import Literal
 from backends.cpu.buffers import Buffer, Buffers
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.attention import Shape
-from backends.plan import Rope
+from backends.plan import Rope, Value
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
@@ -30,6 +30,15 @@ class Call:
     barrier: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class PartCalls:
+    """The calls of a part, and where values that cross its edges lie."""
+
+    calls: slice
+    enters: tuple[tuple[Value, Buffer], ...]
+    leaves: tuple[tuple[Value, Buffer], ...]
+
+
 @dataclass(slots=True)
 class Program:
     """What binding decides before any memory is taken."""
@@ -41,10 +50,11 @@ class Program:
     lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
     kept: dict[int, Buffer]  # value -> rows that nothing else is written to
     routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
+    parts: list[PartCalls]
 
 
-def place_barriers(calls: list[Call]) -> None:
-    """A barrier before a call that touches what another thread may still be reading or writing."""
+def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
+    """A barrier before a call that touches what another thread may still be reading or writing, and after a part."""
     since: list[Call] = []
     for number, call in enumerate(calls):
         for earlier in since:
@@ -55,5 +65,6 @@ def place_barriers(calls: list[Call]) -> None:
                 since = []
                 break
         since.append(call)
-    if calls:
-        calls[-1].barrier = True
+    for part in parts:
+        for call in calls[part.calls][-1:]:
+            call.barrier = True

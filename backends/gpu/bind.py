@@ -9,7 +9,7 @@ from backends.base import BackendError, Limits
 from backends.gpu import formats, kernels, largest
 from backends.gpu.bind_products import Products, glu_expression
 from backends.gpu.kernels import FEW_ROWS, GROUPED, SORTED
-from backends.gpu.program import KEYS, NOTHING, PICKED, Buffer, Dimension, Launch, Program, has_own_blocks
+from backends.gpu.program import KEYS, NOTHING, PICKED, Buffer, Dimension, Launch, PartStages, Program, has_own_blocks
 from backends.plan import (
     Activate,
     Add,
@@ -33,14 +33,28 @@ from backends.usage import additions_into_linears
 
 class _Binder(Products):
     def run(self) -> Program:
+        fused = additions_into_linears(self.plan, self.uses)
+        for part in self.plan.parts:
+            enters, first = tuple([self.value(value) for value in part.enters]), len(self.out.stages)
+            self.emit(range(part.start, part.stop), fused)
+            leaves = tuple([self.where[value.index] for value in part.leaves])
+            self.used(*part.leaves)
+            self.out.parts.append(PartStages(slice(first, len(self.out.stages)), enters, leaves))
+        kept = [*self.keep, self.plan.logits]
+        self.out.where = {value.index: self.where[value.index] for value in kept}
+        self.largest(self.where[self.plan.logits.index])
+        return self.out
+
+    def emit(self, numbers: range, fused: dict[int, int]) -> None:
+        """Stages of the operations with these numbers; `fused`: additions that linears make."""
         emit: dict[type[Operation], Callable[[Any], None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate,
             Softcap: self.softcap, Experts: self.experts,
         }  # fmt: skip
-        operations = list(self.plan.operations)
-        fused = additions_into_linears(operations, self.uses)
-        for number, op in enumerate(operations):
+        operations = self.plan.operations
+        for number in numbers:
+            op = operations[number]
             if number in fused.values():
                 continue
             if isinstance(op, Linear):
@@ -53,10 +67,6 @@ class _Binder(Products):
                 raise BackendError(
                     f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet; use --backend cpu"
                 )
-        kept = [*self.keep, self.plan.logits]
-        self.out.where = {value.index: self.where[value.index] for value in kept}
-        self.largest(self.where[self.plan.logits.index])
-        return self.out
 
     def embed(self, op: Embed) -> None:
         weight, y = op.table, self.value(op.out)

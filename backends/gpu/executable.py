@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from backends.gpu.device import Device, Grid
 from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, Kernel, partitions
 from backends.gpu.paged import PARTS, PagedCache
 from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program, cache_bytes
-from backends.gpu.replay import Replays, bucket
+from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
-from backends.plan import BLOCK, F32, Batch, Embed, Plan, Rope, Value, Weight, rope_table
+from backends.plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
+from backends.usage import embedded_rows
 from quant import dequantize
 
 CACHE_TYPES = ("f16",)
@@ -60,7 +61,7 @@ class GpuExecutable:
         self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
         self._rope_filled = 0
         self._step = device.staging(step_words(limits))
-        self.replays = Replays(device)
+        self.replays = Replays(device, MOST * len(program.parts))
         self._again: Callable[[], None] = device.sync
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}
@@ -75,7 +76,8 @@ class GpuExecutable:
             )
             for out, (_, hidden, used) in program.routings.items()
         }
-        self._vocabulary_in = next(op.table.shape[0] for op in plan.operations if isinstance(op, Embed))
+        self._vocabulary_in = embedded_rows(plan)
+        self._piece_counts: dict[str, int] = {}
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -154,17 +156,34 @@ class GpuExecutable:
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
         """The `count` largest logits of each row; all others stay on the device."""
+        count = self._look_for(count)
+        self._run(batch, count)
+        return largest.decoded(self._keys_of(len(batch.logit_rows), count))
+
+    def _look_for(self, count: int) -> int:
+        """Let the search be for so many from now on; how many there are to find."""
+        self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
         count = min(count, self._plan.logits.width)
-        self._run(batch, count)
-        return largest.decoded(self._keys_of(len(batch.logit_rows), count))
+        if count != self._picked:
+            self._device.upload(self._buffers[PICKED], 0, largest.numbers(self._plan.logits.width, count))
+            self._picked = count
+        return count
 
     def _keys_of(self, rows: int, count: int) -> NDArray[np.uint32]:
         """Where the keys of the largest logits go: (rows, count, 2)."""
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
+        self._take_in(batch)
+        for rows in pieces(batch):
+            wanted = self._send(batch, rows)
+            passes = self._launch(slice(None), picked)
+            self._read(batch, rows, wanted, picked, passes)
+
+    def _take_in(self, batch: Batch) -> None:
+        """What all pieces of a batch have in common."""
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._plan.window)
         last = int(batch.positions.max())
@@ -174,14 +193,9 @@ class GpuExecutable:
         if batch.window_tables is not None:
             self._upload_tables("window tables", batch.window_tables)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
-        if picked and picked != self._picked:
-            self._device.upload(self._buffers[PICKED], 0, largest.numbers(self._plan.logits.width, picked))
-            self._picked = picked
-        for rows in pieces(batch):
-            self._piece(batch, rows, picked)
 
-    def _piece(self, batch: Batch, rows: NDArray[np.intp], picked: int) -> None:
-        """Some rows of the batch, and those of its logits that are of them: all, or the largest `picked`."""
+    def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
+        """Some rows of the batch to the device; which of its rows of logits are of them."""
         place = np.full(len(batch.tokens), -1, np.int32)
         place[rows] = np.arange(len(rows))
         wanted = np.flatnonzero(place[batch.logit_rows] >= 0)
@@ -203,18 +217,24 @@ class GpuExecutable:
         at = HEADER + 7 * limit
         step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
         self._device.send(self._buffers["step"], step)
-        reads = largest.passes(self._plan.logits.width, picked) if picked and len(wanted) else []
-        counts |= {f"keys {number}": count for number, count in enumerate(reads)}
-        shape = len(rows), len(wanted), counts["partitions"], picked
-        self._again = partial(self._queue, counts, len(reads))
-        if len(rows) <= FEW_ROWS:
+        self._piece_counts = counts
+        return wanted
+
+    def _launch(self, stages: slice, picked: int) -> int:
+        """Stages for what was sent, then passes of the search for the largest logits; how many of these."""
+        counts = self._piece_counts
+        reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
+        counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
+        shape = stages.start, stages.stop, counts["batch"], counts["logits"], counts["partitions"], picked
+        self._again = partial(self._queue, stages, counts, len(reads))
+        if counts["batch"] <= FEW_ROWS:
             self._again = partial(self.replays.run, shape, self._again)
         self._again()
-        self._read(batch, rows, wanted, picked, len(reads))
+        return len(reads)
 
-    def _queue(self, counts: dict[str, int], passes: int) -> None:
-        """Launch every stage, and so many passes of the search for the largest logits."""
-        for stage, bound in zip(self._program.stages, self._launches, strict=True):
+    def _queue(self, stages: slice, counts: dict[str, int], passes: int) -> None:
+        """Launch stages, and so many passes of the search for the largest logits."""
+        for stage, bound in zip(self._program.stages[stages], self._launches[stages], strict=True):
             count = counts[stage.rows]
             if count:
                 for launch, grid in bound[row_class(count)]:
@@ -274,6 +294,38 @@ class GpuExecutable:
         """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
         self._must_be_open()
         self._again()
+
+    # -- a part at a time ------------------------------------------------------------------------------------------
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        return pieces(batch)
+
+    def begin(self, batch: Batch) -> None:
+        self._take_in(batch)
+        self._send(batch, np.arange(len(batch.tokens)))
+
+    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
+        own = self._program.parts[part]
+        for buffer, rows in zip(own.enters, entering, strict=True):
+            if len(rows):
+                self._device.upload(self._buffers[buffer.number], 0, np.ascontiguousarray(rows))
+        self._launch(own.stages, 0)
+        found = [np.empty((self._counts[buffer.rows], buffer.stride), np.float32) for buffer in own.leaves]
+        for buffer, rows in zip(own.leaves, found, strict=True):
+            self._gather(buffer.number, rows, np.arange(len(rows)))
+        return found
+
+    def result(self) -> F32:
+        rows = np.arange(self._counts["logits"])
+        self._gather(self._program.where[self._plan.logits.index].number, self._logits, rows)
+        return self._logits[: len(rows)]
+
+    def result_largest(self, count: int) -> Largest:
+        count, rows = self._look_for(count), self._counts["logits"]
+        keys, passes = self._keys_of(rows, count), self._launch(slice(0, 0), count) if rows else 0
+        if passes:
+            self._gather(KEYS[(passes - 1) % 2], keys, np.arange(rows))
+        return largest.decoded(keys)
 
     # -- what else an executable does ---------------------------------------------------------------------------------
 

@@ -55,11 +55,21 @@ class Stage:
         return self.one if rows == 1 and self.one else self.few
 
 
+@dataclass(frozen=True, slots=True)
+class PartStages:
+    """The stages of a part, and where values that cross its edges lie."""
+
+    stages: slice
+    enters: tuple[Buffer, ...]
+    leaves: tuple[Buffer, ...]
+
+
 @dataclass(slots=True)
 class Program:
     """All that binding decides."""
 
     stages: list[Stage] = field(default_factory=list)
+    parts: list[PartStages] = field(default_factory=list)
     buffers: list[Buffer] = field(default_factory=list)
     matrices: dict[str, Weight] = field(default_factory=dict)
     vectors: dict[str, Weight] = field(default_factory=dict)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Hashable
 from backends.base import BackendError
 from backends.gpu.device import Device
 
-MOST = 64  # shapes that are held
+MOST = 64  # shapes that are held of a part of a plan
 
 
 class Replays:
     """What a device has recorded, by shape."""
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
+    def __init__(self, device: Device, most: int = MOST) -> None:
+        self._device, self._most = device, most
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Callable[[], None]] = {}
         self.refused = ""  # why the device records nothing, where it does not
@@ -32,7 +32,7 @@ class Replays:
         replay()
 
     def _record(self, shape: Hashable, work: Callable[[], None]) -> Callable[[], None]:
-        if len(self._recorded) >= MOST:
+        if len(self._recorded) >= self._most:
             self.clear()
         try:
             self._recorded[shape] = replay = self._device.record(work)

@@ -1,0 +1,66 @@
+"""The hybrid backend: a card and the host as one backend. It knows both by their interface alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
+from backends.hybrid.cut import Placement, Side, cut
+from backends.hybrid.executable import ONE_PLACE, HybridExecutable
+from backends.plan import Plan, Value
+
+
+@dataclass(frozen=True, slots=True)
+class HybridBackend:
+    """Binds plans as `placement` says; closes both."""
+
+    card: Backend
+    host: Backend
+    placement: Placement
+
+    @property
+    def name(self) -> str:
+        return f"{self.card.name}+{self.host.name}"
+
+    def describe(self) -> str:
+        return f"{self.card.describe()}; {self.host.describe()}"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> Executable:
+        """An executable of one side where all of the plan is there, else of both; BackendError as of either."""
+        parts = cut(plan, self.placement)
+        backends: dict[Side, Backend] = {"host": self.host, "card": self.card}
+        if len(parts.plans) == 1:
+            return backends[parts.order[0]].bind(plan, limits, cache, progress, keep)
+        if keep:
+            raise BackendError(ONE_PLACE)
+        bound: dict[Side, Executable] = {}
+        try:
+            for side, own in parts.plans.items():
+                bound[side] = backends[side].bind(own, limits, cache, _told(progress, backends[side].name))
+        except BaseException:
+            for executable in bound.values():
+                executable.close()
+            raise
+        return HybridExecutable(parts, bound, limits)
+
+    def close(self) -> None:
+        self.card.close()
+        self.host.close()
+
+
+def _told(progress: Progress | None, where: str) -> Progress | None:
+    """Progress that says where."""
+
+    def report(what: str, done: int, total: int) -> None:
+        assert progress is not None
+        progress(f"{what} ({where})", done, total)
+
+    return report if progress is not None else None

@@ -1,0 +1,20 @@
+"""A card and the CPU for tests of both together: PoCL, which runs OpenCL on the CPU, stands for the card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from backends.base import Backend
+from backends.cpu.backend import CpuBackend
+from tests.backends.gpu.conftest import pocl
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[tuple[Backend, Backend]]:
+    """(card, host)"""
+    card, host = pocl(), CpuBackend(2)
+    yield card, host
+    card.close()
+    host.close()

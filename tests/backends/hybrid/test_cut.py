@@ -1,0 +1,87 @@
+"""How a plan is cut: what is where, what crosses, and that nothing is lost."""
+
+from __future__ import annotations
+
+import pytest
+
+from backends.hybrid.cut import Placement, cut, most_layers, sides
+from backends.plan import Add, Append, Attention, Embed, Experts, Linear, Plan
+from backends.usage import inputs_of
+from tests.backends.support import Shape, plan
+from tests.models.support import plan_of
+from tests.models.tiny_families import FAMILIES
+
+DENSE, EXPERTS = "dense", "qwen2moe"
+PLANS = {DENSE: lambda: plan("F32", Shape(layers=3)), EXPERTS: lambda: plan_of(*FAMILIES[EXPERTS]())}
+
+
+def names(plan: Plan) -> set[str]:
+    """Matrices that a plan multiplies with."""
+    found = {op.weight.name for op in plan.operations if isinstance(op, Linear)}
+    return found | {op.gate.weight.name for op in plan.operations if isinstance(op, Experts)}
+
+
+def test_the_last_layers_go_to_the_card_and_the_output_counts_as_one() -> None:
+    """As -ngl of llama.cpp counts."""
+    model = PLANS[DENSE]()
+    assert most_layers(model) == 4
+    for layers, first in ((1, 3), (2, 2), (3, 1)):
+        parts = cut(model, Placement(layers))
+        assert parts.order == ("host", "card")
+        assert names(parts.plans["card"]) == {
+            name for name in names(model) if name == "output.weight" or int(name.split(".")[1]) >= first
+        }
+        assert any(isinstance(op, Embed) for op in parts.plans["host"].operations)
+        assert len(parts.plans["card"].layers) == 3 - first
+        assert [side for side, _ in parts.layers] == ["host"] * first + ["card"] * (3 - first)
+
+
+@pytest.mark.parametrize("layers", [4, 5, 1000])
+def test_all_layers_take_the_embeddings_along(layers: int) -> None:
+    model = PLANS[DENSE]()
+    assert set(sides(model, Placement(layers))) == {"card"}
+    assert set(sides(model, Placement(0, 7))) == {"host"}
+    assert cut(model, Placement(layers)).plans["card"].operations == model.operations
+
+
+def test_experts_of_the_first_layers_alone_stay_on_the_host() -> None:
+    """Router, shared expert, attention and cache do not; llama.cpp's -ncmoe means the tensors of the experts too."""
+    model = PLANS[EXPERTS]()
+    for count, layers in ((1, {0}), (2, {0, 1}), (9, {0, 1})):
+        parts = cut(model, Placement(99, count))
+        own = parts.plans["host"].operations
+        assert names(parts.plans["host"]) == {f"blk.{n}.ffn_gate_exps.weight" for n in layers}
+        assert {type(op).__name__ for op in own} <= {"Experts", "SelectRows"}
+        assert parts.plans["host"].layers == ()
+        assert parts.order == ("card", *("host", "card") * len(layers))
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("host_experts", [0, 1, 2])
+def test_no_operation_is_lost_and_every_value_crosses_once(name: str, host_experts: int) -> None:
+    model = PLANS[name]()
+    for layers in range(most_layers(model) + 1):
+        parts = cut(model, Placement(layers, host_experts))
+        kinds = [type(op) for own in parts.plans.values() for op in own.operations]
+        assert sorted(map(repr, kinds)).count(repr(Add)) == sum(isinstance(op, Add) for op in model.operations)
+        counts = dict.fromkeys(parts.plans, 0)
+        arriving: tuple[int, ...] = ()
+        crossed: list[int] = []
+        known: dict[str, set[int]] = {side: set() for side in parts.plans}
+        for side in parts.order:
+            own = parts.plans[side]
+            part = own.parts[counts[side]]
+            counts[side] += 1
+            assert tuple(value.index for value in part.enters) == arriving
+            known[side] |= set(arriving)
+            for op in own.operations[part.start : part.stop]:
+                assert {value.index for value in inputs_of(op)} <= known[side]
+                if isinstance(op, Append | Attention):
+                    assert op.layer < len(own.layers)
+                if not isinstance(op, Append):
+                    known[side].add(op.out.index)
+            arriving = tuple(value.index for value in part.leaves)
+            crossed += arriving
+        assert arriving == ()
+        assert len(set(crossed)) == len(crossed)
+        assert parts.plans[parts.order[-1]].logits == model.logits

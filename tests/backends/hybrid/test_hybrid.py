@@ -1,0 +1,202 @@
+"""A plan on a card and the CPU together: logits of every cut, caches that move, batches of many sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.base import Backend, BackendError, Executable, Limits, Picks
+from backends.hybrid.backend import HybridBackend
+from backends.hybrid.cut import Placement, most_layers
+from backends.hybrid.executable import HybridExecutable
+from backends.plan import BLOCK, Batch, Plan
+from tests.backends.gpu.conftest import pocl
+from tests.backends.support import Shape, plan, tokens
+from tests.conftest import reference
+from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
+from tests.models.test_reference_models import FILES
+from tests.models.tiny import TOKENS, VARIANTS
+from tests.models.tiny_families import FAMILIES
+
+Pair = tuple[Backend, Backend]
+LIMITS = Limits(64, 64, 4, 4 * BLOCK)
+MODEL = Shape(layers=3)
+
+
+def bound(pair: Pair, model: Plan, layers: int, host_experts: int = 0, limits: Limits = LIMITS) -> Executable:
+    return HybridBackend(*pair, Placement(layers, host_experts)).bind(model, limits)
+
+
+def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarray:
+    """Of every row: a prompt in one batch, then one by one."""
+    driver = Driver(executable)
+    rows = [driver.step([(0, ids[:prompt])]), *(driver.step([(0, [token])]) for token in ids[prompt:])]
+    executable.close()
+    return np.concatenate(rows)
+
+
+def placements(model: Plan, experts: bool) -> list[tuple[int, int]]:
+    """Every cut that leaves something on both sides."""
+    most = most_layers(model)
+    cuts = [(layers, 0) for layers in range(1, most)]
+    return cuts + [(layers, n) for layers in (most - 1, most) for n in (1, most)] if experts else cuts
+
+
+TINY = {**{name: VARIANTS[name] for name in ("llama plain", "qwen3")}, **FAMILIES}
+
+
+@pytest.mark.parametrize(
+    "name", ["llama plain", "qwen3", "llama experts", "glm4moe", "gpt-oss", "gemma2", "gemma3 pattern", "olmo3"]
+)
+def test_every_cut_of_a_tiny_model(pair: Pair, name: str) -> None:
+    """Dense, of experts, with windows, with soft caps and tied embeddings."""
+    model = plan_of(*TINY[name]())
+    truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
+    for layers, host_experts in placements(model, "experts" in name or name in ("glm4moe", "gpt-oss")):
+        found = bound(pair, model, layers, host_experts)
+        assert isinstance(found, HybridExecutable) or (name == "glm4moe" and host_experts == 1)  # its first is dense
+        assert nmse(logits(found, TOKENS.tolist(), 16), truth).max() < 1e-5, (layers, host_experts)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
+    model = plan_of(*open_model(reference("archs", f"{file}.gguf")))
+    truth = np.load(reference("archs", f"{file}.npz"))
+    for layers, host_experts in placements(model, file.endswith("-moe")):
+        ours = logits(bound(pair, model, layers, host_experts), truth["tokens"].tolist(), 32)
+        assert nmse(ours, truth["logits"]).max() < 5e-6, (layers, host_experts)
+
+
+def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
+    model = plan("Q8_0", MODEL)
+    for layers, side in ((0, 1), (4, 0), (99, 0)):
+        found = bound(pair, model, layers)
+        alone = pair[side].bind(model, LIMITS)
+        assert type(found) is type(alone)
+        assert found.memory == alone.memory
+        for executable in (found, alone):
+            executable.close()
+
+
+def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
+    """A long run and short ones go to the card in pieces; every row has the bits that it has alone."""
+    model, ids = plan("Q4_0", MODEL), tokens(60)
+    alone = []
+    for s in range(3):
+        found = bound(pair, model, 2, limits=Limits(64, 64, 6, 2 * BLOCK))
+        driver = Driver(found)
+        alone.append([driver.step([(0, ids[s : s + 30])]), driver.step([(0, ids[s + 30 : s + 32])])])
+        found.close()
+    together = bound(pair, model, 2, limits=Limits(64, 64, 6, 2 * BLOCK))
+    driver = Driver(together, sequences=3)
+    driver.step([(0, ids[:30])])
+    driver.step([(1, ids[1:31])])
+    rows = driver.step([(0, ids[30:32]), (2, ids[2:32]), (1, ids[31:33])])
+    assert (rows[:2] == alone[0][1]).all()
+    assert (rows[2:32] == alone[2][0]).all()
+    assert (rows[32:] == alone[1][1]).all()
+    last = driver.step([(0, ids[:1]), (2, ids[32:52])], logit_rows=[20])
+    assert last.shape == (1, 97)
+    together.close()
+
+
+def test_the_largest_logits_are_those_of_the_whole_row(pair: Pair) -> None:
+    found = bound(pair, plan("Q8_0", MODEL), 2)
+    assert isinstance(found, Picks)
+    assert found.most_picked >= 40
+    ids = tokens(20)
+    rows = np.arange(20, dtype=np.int32)
+    batch = Batch(ids.astype(np.int32), rows, rows, 0 * rows, np.arange(4, dtype=np.int32)[None], rows[[4, 19]])
+    whole = found.step(batch).copy()
+    largest = found.step_largest(batch, 5)
+    order = np.argsort(-whole, axis=1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(largest.ids, order)
+    np.testing.assert_array_equal(largest.logits, np.take_along_axis(whole, order, axis=1))
+    found.close()
+
+
+def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pair: Pair) -> None:
+    model, ids = plan("Q8_0", MODEL), tokens(150)
+    limits = Limits(160, 160, 6, 6 * BLOCK)
+    there, here = (bound(pair, model, 2, limits=limits) for _ in range(2))
+    truth = Driver(there).step([(0, ids)])[2 * BLOCK :]
+    host, card = (backend.bind(model, limits) for backend in reversed(pair))
+    assert there.cache_layout == here.cache_layout == f"2 of {host.cache_layout}, 1 of {card.cache_layout}"
+    assert there.block_bytes == (*host.block_bytes[:2], card.block_bytes[2])
+    for layer in range(3):
+        here.write_blocks(layer, np.array([4, 1]), there.read_blocks(layer, np.array([0, 1])))
+    here.copy_blocks(np.array([4]), np.array([5]))  # as a fork that goes on
+    driver = Driver(here)
+    driver.tables, driver.lengths = np.array([[5, 1, 3]], np.int32), [2 * BLOCK]
+    assert nmse(driver.step([(0, ids[2 * BLOCK :])]), truth).max() < 1e-9  # pieces of other sizes on the card
+    for executable in (there, here, host, card):
+        executable.close()
+
+
+def test_layers_with_a_window_keep_blocks_of_their_own_on_both_sides(pair: Pair) -> None:
+    """The tables of windows are given apart; another block than in the whole tables holds a token."""
+    model = plan_of(*FAMILIES["gemma3 pattern"]())
+    truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 24)
+    ids = TOKENS.astype(np.int32)
+    rows = np.arange(len(ids), dtype=np.int32)
+    batch = Batch(
+        ids, rows, rows + BLOCK, 0 * rows, np.array([[1, 2]], np.int32), rows, rows, np.array([[0, 1]], np.int32)
+    )
+    for layers in (1, 2, 3):
+        found = bound(pair, model, layers, limits=Limits(64, 64, 4, 2 * BLOCK, window_blocks=2))
+        assert nmse(found.step(batch), truth).max() < 1e-5
+        found.close()
+
+
+def test_what_needs_one_place_is_refused(pair: Pair) -> None:
+    model = plan("Q8_0", MODEL)
+    backend = HybridBackend(*pair, Placement(2))
+    with pytest.raises(BackendError, match="leave -ngl and -ncmoe out"):
+        backend.bind(model, LIMITS, keep=[model.values[0]])
+    found = backend.bind(model, LIMITS)
+    for refused in (lambda: found.value(model.values[0]), lambda: found.routing(model.values[0])):
+        with pytest.raises(BackendError, match="leave -ngl and -ncmoe out"):
+            refused()
+    found.close()
+
+
+@dataclass
+class Remembering:
+    """A backend that knows what it bound."""
+
+    backend: Backend
+    bound: list[Executable]
+    name: str = "cpu"
+
+    def describe(self) -> str:
+        return self.backend.describe()
+
+    def bind(self, *arguments: Any) -> Executable:
+        self.bound.append(self.backend.bind(*arguments))
+        return self.bound[-1]
+
+    def close(self) -> None: ...
+
+
+def test_one_side_is_closed_where_the_other_does_not_bind(pair: Pair) -> None:
+    host, small = Remembering(pair[1], []), pocl()
+    small.device.facts = replace(small.device.facts, local_memory=64)
+    model = plan("Q8_0", MODEL)
+    with pytest.raises(BackendError, match="64 bytes of local memory"):
+        HybridBackend(small, host, Placement(2)).bind(model, LIMITS)
+    (left,) = host.bound
+    with pytest.raises(BackendError, match="closed"):
+        left.read_blocks(0, np.array([0]))
+    small.close()
+
+
+def test_memory_and_pace_are_of_both(pair: Pair) -> None:
+    found = bound(pair, plan("Q8_0", Shape(width=256, ffn=512, layers=3)), 2)
+    assert found.memory.weights > 0
+    assert found.memory.cache == 4 * sum(found.block_bytes)
+    assert found.memory.cache_per_token == sum(found.block_bytes) // BLOCK
+    found.close()
