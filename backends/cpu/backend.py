@@ -153,7 +153,7 @@ class CpuExecutable:
         self._lists = {name: np.zeros(size, np.uint8) for name, size in program.lists.items()}
         names |= {name: address(memory) for name, memory in self._lists.items()}
 
-        self._counters = np.zeros((len(program.calls), 8), np.int64)
+        self._counters = np.zeros((len(program.calls), backend.pool.threads, 8), np.int64)
         self._blocks: list[NDArray[np.int64]] = []
         self.entries = np.zeros((len(program.calls), Entry.SIZE), np.int64)
         self.labels = [call.label for call in program.calls]
@@ -320,7 +320,7 @@ class CpuExecutable:
             return 0.0
         piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
         pieces = size // piece
-        counters, sink = np.zeros((1, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
+        counters, sink = np.zeros((self._pool.threads, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
         a = bandwidth.ReadArg
         block = int_block(
             a.SIZE,

@@ -60,7 +60,7 @@ class Pool:
                 bed.put(None)
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` (n, 8) are zeroed."""
+        """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` are zeroed."""
         sync = self._sync
         with self._running:
             if sync[Sync.QUIT]:

@@ -465,9 +465,10 @@ class Function:
 
     # -- threads ---------------------------------------------------------------------------------------------------
 
-    def atomic_add(self, pointer: Value, value: int) -> Value:
+    def atomic_add(self, pointer: Value, value: Value | int) -> Value:
         """Sequentially consistent fetch-and-add on an int64."""
-        return Value(self, self.builder.atomic_rmw("add", pointer.ir, I64(value), "seq_cst"))
+        added = value if isinstance(value, Value) else self.i64(value)
+        return Value(self, self.builder.atomic_rmw("add", pointer.ir, added.ir, "seq_cst"))
 
     def atomic_load(self, pointer: Value) -> Value:
         return Value(self, self.builder.load_atomic(pointer.ir, "acquire", 8, typ=I64))

@@ -24,7 +24,10 @@ from quant import dequantize, row_bytes
 PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
 
 
-L2_BYTES = 512 << 10  # of weights that a task keeps in L2 while the rows pass by
+PACKED_BYTES = 128 << 10  # of a task that multiplies out of the packed bytes: what a thread may wait for
+    128 << 10
+)  # of one task's weights where rows multiply out of the packed bytes: what a thread may wait for
+L2_BYTES = 512 << 10  # of unpacked weights that a task keeps in L2 while the rows pass by
 
 
 def _even(panels: int) -> int:
@@ -53,7 +56,7 @@ class Panels:
 
     def chunk(self, threads: int) -> int:
         """Panels of one task, even: several tasks per thread, for balance, and no more than stays in L2."""
-        return _even(min(L2_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
+        return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
         """The same for unpacked panels."""

@@ -305,7 +305,7 @@ def attention(shape: Shape) -> Kernel:
         parts = f.select(split, f.load_int(work, Work.PARTITIONS), f.i64(1))
         of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
         tiles = f.load_int(work, Work.TILES)
-        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * of_tile) as task:
+        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * of_tile, thread, threads) as task:
             # The last tiles see the most positions: they go first.
             tile, rest = tiles - 1 - task // of_tile, task % of_tile
             part, head = rest % parts, rest // parts * heads
@@ -336,7 +336,7 @@ def merge(shape: Shape) -> Kernel:
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         work = a.pointer(AttentionArg.WORK)
         count = f.load_int(work, Work.TILES) * f.load_int(work, Work.SPLIT) * shape.kv_heads
-        with tasks(f, a.pointer(AttentionArg.COUNTER), count) as task:
+        with tasks(f, a.pointer(AttentionArg.COUNTER), count, thread, threads) as task:
             head = task % shape.kv_heads
             for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work):
                 rows.final.clear(f)

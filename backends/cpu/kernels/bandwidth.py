@@ -30,7 +30,7 @@ def read() -> Kernel:
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         line = vector(I64, 8)
         sums = [f.var(f.zeros(line)) for _ in range(4)]
-        with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES)) as task:
+        with tasks(f, a.pointer(ReadArg.COUNTER), a.i64(ReadArg.PIECES), thread, threads) as task:
             start = a.pointer(ReadArg.START) + task * a.i64(ReadArg.PIECE)
             with f.loop(0, a.i64(ReadArg.PIECE), STEP) as at:
                 read_ahead(f, [start + (at + line) for line in range(0, STEP, LINE)])

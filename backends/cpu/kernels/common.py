@@ -10,6 +10,7 @@ from llvmlite import ir
 
 from backends.cpu.isa import Isa
 from backends.cpu.jit import Kernel
+from backends.cpu.memory import LINE
 from backends.cpu.simd import F32, I8, I32, Function, Value, vector
 
 f32x16 = vector(F32)
@@ -76,12 +77,25 @@ def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterato
 
 
 @contextmanager
-def tasks(f: Function, counter: Value, count: Value) -> Iterator[Value]:
-    """Loop over task numbers that threads take from a shared counter until there are none left."""
-    task = f.var(f.atomic_add(counter, 1))
-    with f.while_(lambda: task.get() < count):
-        yield task.get()
-        task.set(f.atomic_add(counter, 1))
+def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Value) -> Iterator[Value]:
+    """Loop over task numbers: each thread its own run of them from the front, then what is left of the others' runs,
+    from the back. So each thread reads memory straight on for as long as possible (a thread that takes whatever task
+    is next jumps: 4 to 9 % of a decode step on Zen 4), and no thread waits for longer than one task.
+
+    `counters`: a cache line per thread, zeroed: tasks taken from the front of its run, and << 32 from the back.
+    """
+    victim = f.var(f.i64(0))
+    with f.while_(lambda: victim.get() < threads):
+        own = victim.get().equals(0)
+        who = (thread + victim.get()) % threads
+        first = who * count // threads
+        size = (who + 1) * count // threads - first
+        taken = f.atomic_add(counters + who * LINE, f.select(own, f.i64(1), f.i64(1 << 32)))
+        front, back = taken & 0xFFFFFFFF, taken >> 32
+        left = (front + back) < size
+        with f.when(left):
+            yield first + f.select(own, front, size - 1 - back)
+        victim.set(f.select(left, victim.get(), victim.get() + 1))
 
 
 def quantize_block(f: Function, x: Value, out: Value) -> None:

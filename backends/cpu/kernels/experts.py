@@ -176,7 +176,7 @@ def multiply(format_name: str) -> Kernel:
         starts, order = a.pointer(ExpertArg.STARTS), a.pointer(ExpertArg.ORDER)
         panels, chunk = a.i64(LinearArg.PANELS), a.i64(LinearArg.CHUNK)
         per_expert = (panels + chunk - 1) // chunk
-        with tasks(f, a.pointer(LinearArg.COUNTER), per_expert * a.i64(ExpertArg.EXPERTS)) as task:
+        with tasks(f, a.pointer(LinearArg.COUNTER), per_expert * a.i64(ExpertArg.EXPERTS), thread, threads) as task:
             expert = task // per_expert
             begin = f.load_int(starts, expert)
             rows = f.load_int(starts, expert + 1) - begin

@@ -86,7 +86,7 @@ def linear(format_name: str) -> Kernel:
         for wanted, chunk_slot, part in ways(f, a, panel, thread, rows):
             with f.when(wanted):
                 panels, chunk = a.i64(LinearArg.PANELS), a.i64(chunk_slot)
-                with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk) as task:
+                with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk, thread, threads) as task:
                     first = task * chunk
                     part(place, rows, first, f.minimum(first + chunk, panels))
 
