@@ -25,8 +25,6 @@ PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels
 
 
 PACKED_BYTES = 128 << 10  # of a task that multiplies out of the packed bytes: what a thread may wait for
-    128 << 10
-)  # of one task's weights where rows multiply out of the packed bytes: what a thread may wait for
 L2_BYTES = 512 << 10  # of unpacked weights that a task keeps in L2 while the rows pass by
 
 
