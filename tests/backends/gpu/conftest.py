@@ -28,16 +28,22 @@ def cuda() -> Backend:
 
 
 CARDS = {"opencl card": card, "cuda": cuda}
+
+
+def of_card(name: str) -> Backend:
+    try:
+        return CARDS[name]()
+    except BackendError as error:
+        pytest.skip(f"{name}: {error}")
+
+
 CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 
 
 @pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
     """PoCL must be there; a card that `-m gpu` does not find is skipped with the reason."""
-    try:
-        backend = CARDS[request.param]() if request.param in CARDS else pocl()
-    except BackendError as error:
-        pytest.skip(f"{request.param}: {error}")
+    backend = pocl() if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
 
@@ -46,8 +52,5 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 def backend_name(request: pytest.FixtureRequest) -> str:
     """A backend by its name on the command line: OpenCL, on whatever device it finds first, and CUDA."""
     if request.param == "cuda":
-        try:
-            cuda().close()
-        except BackendError as error:
-            pytest.skip(f"cuda: {error}")
+        of_card("cuda").close()
     return str(request.param)
