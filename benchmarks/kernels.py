@@ -48,7 +48,8 @@ class Random:
         size = row_bytes(format_name, COLUMNS)
         random = np.random.default_rng(0)
         if FORMATS[format_name].quantize is not None:
-            self._piece = quantize(random.standard_normal((1024, COLUMNS), np.float32), format_name)
+            values = random.standard_normal((1024, COLUMNS), np.float32)
+            self._piece = quantize(values, format_name, np.ones(COLUMNS, np.float32))
         else:
             self._piece = random.integers(0, 256, (1024, size), np.uint8)
             self._piece &= 0xBF  # keeps scales finite in every format

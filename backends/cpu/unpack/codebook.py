@@ -24,8 +24,8 @@ Index = tuple[Value, Value | None]  # bits 0..7 and the bits above of 64 point n
 
 @cache
 def _points(name: str, factor: int) -> tuple[int, ...]:
-    """A number per point: its 4 or 8 coordinates times `factor` plus CENTRE, a byte each."""
-    points = (grid(name) * factor + CENTRE).astype(np.uint8)  # (points, 4 or 8)
+    """A number per point: its 4 or 8 coordinates times `factor` plus CENTRE, a byte each; one more with a factor."""
+    points = (grid(name) * factor + CENTRE + (factor > 1)).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
@@ -193,9 +193,9 @@ def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
-    """Eighths: 8 * coordinate + 1, or - 1 in the lanes of `down`."""
-    up, less = f.constant(i32x16, 0x01010101), f.constant(i32x16, -1)
-    return points + f.bits(f.select(down, less, up), u8x64)
+    """Eighths: 8 * coordinate - 1, or + 1 out of the lanes of `down`."""
+    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, none borrows
+    return f.bits(f.select(down, lanes - 0x02020202, lanes), u8x64)
 
 
 def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
