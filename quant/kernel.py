@@ -25,7 +25,7 @@ def search(
         if weighted and importance is None:
             raise QuantError(f"{function.upper()} cannot be written without importance; it needs an importance matrix")
         run = getattr(import_module(f"quant.compiled.{module}"), function)
-        more = import_module("quant.compiled.codebook").codebook(book) if book else ()
+        more = (import_module("quant.compiled.codebook").codebook(book),) if book else ()
         out = np.empty((x.size // block_values, block_bytes), np.uint8)
         weights = np.empty(0, np.float32) if importance is None else np.ascontiguousarray(importance)
         if len(out):

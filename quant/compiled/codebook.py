@@ -6,11 +6,13 @@ Coordinates of points are counted here as ggml's search does: level l is 2 * l +
 from __future__ import annotations
 
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quant.compiled.jit import compiled
+from quant.compiled.simd import LANES
 from quant.format import F32
 from quant.formats.grids import levels_of
 
@@ -27,20 +29,27 @@ _BOOKS = {
 }
 
 
-@cache
-def codebook(name: str) -> tuple[F32, I32, I32]:
-    """Points float32 (points, width); places int32, one for each key; and lists of neighbours.
+class Codebook(NamedTuple):
+    """A key is the levels of a run, a few bits each, the first lowest."""
 
-    A key is the levels of a run, `bits` each, the first lowest. Its place is the number of the point there, or, where
-    there is none, -1 - i: neighbours[i] counts the points that follow, nearest first, equals in their order.
-    """
+    points: F32  # (points, width)
+    packed: I32  # (points,): coordinates, four bits each, the first lowest
+    places: I32  # one for each key: the number of the point there, or, where there is none, -1 - i with i in `near`
+    near: I32  # near[i] counts the points that follow, nearest first, equals in their order
+    near_packed: I32  # their coordinates; sixteen may be read at any of them
+
+
+@cache
+def codebook(name: str) -> Codebook:
     bits, levels, distances = _BOOKS[name]
     points = np.ascontiguousarray(levels_of(name).astype(np.float32) * np.float32(2) + np.float32(1))
     places, length = np.empty(1 << bits * points.shape[1], np.int32), 0
     length = _neighbours(points, bits, levels, distances, places, np.empty(0, np.int32))
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
-    return points, places, near
+    packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
+    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # what stands at a count is not read
+    return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 
 @compiled

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quant.compiled.blocks import half_bits, put_half
-from quant.compiled.codebook import I32
-from quant.compiled.iq2_iq3 import TOO_LARGE, nearest, put_word, weigh_block, weights_of
+from quant.compiled.codebook import I32, Codebook
+from quant.compiled.iq2_iq3 import TOO_LARGE, put_word, weigh_block, weights_of
 from quant.compiled.jit import compiled
+from quant.compiled.runs import nearest
 from quant.format import F32, U8
 
 I64 = NDArray[np.int64]
@@ -33,21 +34,22 @@ def _order(x: F32, at: int, size: int, order: I64) -> None:
 
 @compiled
 def _look_up(
-    x: F32, weight: F32, at: int, levels: U8, scale: np.float32, shift: np.float32, points: F32, places: I32, near: I32
+    x: F32, weight: F32, at: int, levels: U8, scale: np.float32, shift: np.float32, book: Codebook
 ) -> tuple[int, bool]:
     """The point for the run at `at` of levels 0 ... 2 (8,), and whether the run is one itself."""
     key = 0
     for i in range(8):
         key |= int(levels[i]) << 2 * i
-    place = places[key]
+    place = book.places[key]
     if place >= 0:
         return place, True
     start = -1 - place
+    near = book.near
     found, best = near[start + 1], np.float32(3.4028235e38)
     for j in range(start + 1, start + 1 + near[start]):
         loss = np.float32(0)
         for i in range(8):
-            miss = scale * _value(points, near[j], i, shift) - x[at + i]
+            miss = scale * _value(book.points, near[j], i, shift) - x[at + i]
             loss += weight[at + i] * miss * miss
         if loss < best:
             best, found = loss, near[j]
@@ -109,7 +111,7 @@ def _scale_level(scale: np.float32, d: np.float32) -> int:
 
 
 @compiled
-def iq1_s(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
+def iq1_s(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
     weight, scales, words = np.empty(256, np.float32), np.empty(8, np.float32), np.empty(8, np.int64)
     order, levels, chosen, shifts = (
         np.empty(32, np.int64),
@@ -138,14 +140,14 @@ def iq1_s(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32)
             exact = True
             for run in range(4):
                 chosen[run], here = _look_up(
-                    value, weight, at + 8 * run, levels[8 * run : 8 * run + 8], scale, shift, points, places, near
+                    value, weight, at + 8 * run, levels[8 * run : 8 * run + 8], scale, shift, book
                 )
                 exact = exact and here
                 row[2 + 4 * group + run] = chosen[run] & 255
                 words[group] |= np.int64(chosen[run] >> 8) << 3 * run
             if not exact:
                 shifts[:] = shift
-                scale = _refit(value, weight, at, 4, chosen, shifts, scale, points)
+                scale = _refit(value, weight, at, 4, chosen, shifts, scale, book.points)
             words[group] |= np.int64(shift < 0) << 15
             scales[group] = scale
             largest = scale if not scale <= largest and largest == largest else largest
@@ -189,7 +191,7 @@ def _best_cut_halves(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int
 
 
 @compiled
-def iq1_m(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
+def iq1_m(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
     weight, scales, moved = np.empty(256, np.float32), np.empty(16, np.float32), np.empty(32, np.float32)
     order, levels, chosen = np.empty(16, np.int64), np.empty(16, np.uint8), np.empty(32, np.int32)
     worst = np.float32(0)
@@ -215,14 +217,14 @@ def iq1_m(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32)
             for run in range(2):
                 shifts[run] = -_EIGHTH if kept >> 1 - run & 1 else _EIGHTH
                 mine[run], here = _look_up(
-                    value, weight, at + 8 * run, levels[8 * run : 8 * run + 8], scale, shifts[run], points, places, near
+                    value, weight, at + 8 * run, levels[8 * run : 8 * run + 8], scale, shifts[run], book
                 )
                 exact = exact and here
             if not exact:
-                scale = _refit(value, weight, at, 2, mine, shifts, scale, points)
+                scale = _refit(value, weight, at, 2, mine, shifts, scale, book.points)
             scales[group] = scale
             largest = scale if not scale <= largest and largest == largest else largest
-        worst = _put_iq1_m(value, weight, scales, chosen, moved, largest, points, row, worst)
+        worst = _put_iq1_m(value, weight, scales, chosen, moved, largest, book.points, row, worst)
     return worst
 
 

@@ -1,29 +1,64 @@
 """IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook, signs stand apart.
 
 Calls as in k_quants, followed by the codebook (quant.compiled.codebook). The searches follow ggml's operation by
-operation, one block after the other: what takes their time is comparing neighbours in the codebook.
+operation, one group after the other (quant.compiled.runs).
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from quant.compiled.blocks import put_half
-from quant.compiled.codebook import I32
+from quant.compiled.codebook import I32, Codebook
 from quant.compiled.jit import compiled
+from quant.compiled.runs import ALL, ANY, OFF, Tried, nearest, search_group, tried
 from quant.compiled.search import positive
 from quant.compiled.simd import LANES, store
 from quant.format import F32, U8
 
 TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches such a value, and sums of its powers overflow
-OFF, ANY, ALL = 0, 1, 2  # which runs are looked up again for the final scale: those between points, all if any is, all
+
+
+class How(NamedTuple):
+    """What sets the searches apart."""
+
+    size: int  # values under one scale
+    even: bool  # of the signs of eight values only seven are stored
+    spread: np.float32  # of the mean square in the weight of a value, with importance
+    floor: np.float32  # and without
+    tiny: np.float32  # a group whose largest magnitude is below is stored as zero
+    tries: int  # scales to either side of the one that spans the group
+    step: np.float32  # between them
+    again: int  # which runs are looked up again for the final scale
+
+
+_F = np.float32
+_IQ2_XXS = How(32, True, _F(1), _F(0), _F(1e-15), 6, _F(0.1), ALL)
+_IQ2_XS = How(16, True, _F(1), _F(0), _F(1e-15), 9, _F(0.1), OFF)
+_IQ2_S = How(16, False, _F(2), _F(0.25), _F(1e-8), 9, _F(0.1), OFF)
+_IQ3_XXS = How(32, True, _F(2), _F(0), _F(1e-8), 15, _F(0.2), OFF)
+_IQ3_S = How(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
+
+
+class Found(NamedTuple):
+    """A block being searched: its values as they are compared, what is found of them, and room for what is tried."""
+
+    value: F32  # (256,): magnitudes
+    weight: F32  # (256,)
+    guesses: F32  # (8,): scales to begin with, where the search begins with such
+    points: I32  # (runs,)
+    signs: U8  # (32,), a bit for a value
+    scales: U8  # (groups,), four bits each
+    tried: Tried
 
 
 @compiled
-def nearest(x: np.float32) -> np.int64:
-    """`quant.compiled.simd.nearest`, for one number."""
-    bits = np.int64(np.float32(x + np.float32(12582912.0)).view(np.int32))
-    return (bits & 0x7FFFFF) - 0x400000
+def _found(book: Codebook) -> Found:
+    value, weight, guesses = np.empty(256, np.float32), np.empty(256, np.float32), np.empty(8, np.float32)
+    points = np.empty(256 // book.points.shape[1], np.int32)
+    return Found(value, weight, guesses, points, np.empty(32, np.uint8), np.empty(16, np.uint8), tried())
 
 
 @compiled
@@ -68,130 +103,32 @@ def split_signs(x: F32, weight: F32, even: bool, value: F32, signs: U8) -> None:
 
 
 @compiled
-def _look_up(
-    value: F32, root: F32, at: int, inverse: np.float32, scale: np.float32, points: F32, places: I32, near: I32
-) -> tuple[int, bool]:
-    """The point for the run at `at`, and whether the rounded run is a point itself."""
-    width = points.shape[1]
-    bits, top = (2, 2) if width == 8 else (3, 7)
-    key = 0
-    for i in range(width):
-        level = nearest(np.float32(0.5) * (inverse * value[at + i] - np.float32(1)))
-        key |= max(0, min(top, level)) << bits * i
-    place = places[key]
-    if place >= 0:
-        return place, True
-    start = -1 - place
-    found, best = near[start + 1], np.float32(3.4028235e38)
-    for j in range(start + 1, start + 1 + near[start]):
-        loss = np.float32(0)
-        for i in range(width):
-            miss = scale * points[near[j], i] - value[at + i]
-            loss += root[at + i] * miss * miss
-        if loss < best:
-            best, found = loss, near[j]
-    return found, False
-
-
-@compiled
-def _sums(value: F32, weight: F32, at: int, size: int, chosen: I32, points: F32) -> tuple[np.float32, np.float32]:
-    """Sums of weight * value * q and weight * q * q over a group whose runs are the points `chosen`."""
-    sum_xq = sum_qq = np.float32(0)
-    width = points.shape[1]
-    for run in range(size // width):
-        for i in range(width):
-            j, q = at + width * run + i, points[chosen[run], i]
-            sum_xq += weight[j] * value[j] * q
-            sum_qq += weight[j] * q * q
-    return sum_xq, sum_qq
-
-
-@compiled
-def search_group(
-    value: F32,
-    weight: F32,
-    root: F32,
-    at: int,
-    size: int,
-    top: np.float32,
-    scale: np.float32,
-    tries: int,
-    step: np.float32,
-    again: int,
-    points: F32,
-    places: I32,
-    near: I32,
-    chosen: I32,
-) -> np.float32:
-    """The scale of a group and, in `chosen`, the points of its runs; `top` is what the highest level is tried for."""
-    runs, width = size // points.shape[1], points.shape[1]
-    highest = np.float32(5 if width == 8 else 15)
-    aux, exact, exact_aux = np.empty(runs, np.int32), np.empty(runs, np.bool_), np.empty(runs, np.bool_)
-    chosen[:runs] = 0
-    exact[:] = again == OFF
-    best = np.float32(0)
-    for attempt in range(-tries, tries + 1):
-        inverse = (highest + np.float32(attempt) * step) / top
-        here = np.float32(1) / inverse
-        for run in range(runs):
-            aux[run], exact_aux[run] = _look_up(value, root, at + width * run, inverse, here, points, places, near)
-        sum_xq, sum_qq = _sums(value, weight, at, size, aux, points)
-        if sum_qq > 0 and sum_xq * sum_xq > best * sum_qq:
-            scale = sum_xq / sum_qq
-            best = scale * sum_xq
-            chosen[:runs] = aux
-            exact[:] = exact_aux
-    if (again == ALL or not exact.all()) and scale > 0:
-        for run in range(runs):
-            if again != OFF or not exact[run]:
-                inverse = np.float32(1) / scale
-                chosen[run], _ = _look_up(value, root, at + width * run, inverse, scale, points, places, near)
-        sum_xq, sum_qq = _sums(value, weight, at, size, chosen, points)
-        if sum_qq > 0:
-            scale = sum_xq / sum_qq
-    return scale
-
-
-@compiled
-def _positive_scales(value: F32, weight: F32, top: int, scales: F32) -> None:
-    """Scales (8,) of the groups of 32 for integers up to `top`, the groups side by side in lanes."""
+def _guess(found: Found) -> None:
+    """Scales of the groups of 32 for levels up to 4, the groups side by side in lanes."""
     xt, wt, qt = np.empty((32, LANES), np.float32), np.empty((32, LANES), np.float32), np.empty((32, LANES), np.float32)
     for lane in range(LANES):
         for i in range(32):
-            xt[i, lane], wt[i, lane] = value[lane % 8 * 32 + i], weight[lane % 8 * 32 + i]
-    store(qt, 0, positive(xt, wt, 32, top, qt))
-    for group in range(8):
-        scales[group] = qt[0, group]
+            at = lane % 8 * 32 + i
+            xt[i, lane], wt[i, lane] = found.value[at], found.weight[at]
+    store(qt, 0, positive(xt, wt, 32, 4, qt))
+    found.guesses[:] = qt[0, :8]
 
 
 @compiled
-def search_block(
-    x: F32,
-    importance: F32,
-    spread: np.float32,
-    floor: np.float32,
-    size: int,
-    even: bool,
-    tiny: np.float32,
-    tries: int,
-    step: np.float32,
-    again: int,
-    points: F32,
-    places: I32,
-    near: I32,
-    chosen: I32,
-    signs: U8,
-    s: U8,
-) -> np.float32:
-    """A block of 256: points of its runs, signs (32,), 4-bit scales s of its groups; returns the scale of the block."""
-    weight, value, width = np.empty(256, np.float32), np.empty(256, np.float32), points.shape[1]
-    peak = weigh_block(x, importance, spread, floor, weight)
+def _prepare(x: F32, importance: F32, how: How, found: Found) -> np.float32:
+    """Magnitudes, weights and signs of a block of 256; returns the largest magnitude."""
+    peak = weigh_block(x, importance, how.spread, how.floor, found.weight)
+    split_signs(x, found.weight, how.even, found.value, found.signs)
+    return peak
+
+
+@compiled
+def _search(peak: np.float32, how: How, book: Codebook, found: Found) -> np.float32:
+    """The points and scales of a block that was prepared; returns its own scale."""
     if peak > TOO_LARGE:
         return peak
-    split_signs(x, weight, even, value, signs)
-    root, scales, guesses, largest = np.sqrt(weight), np.empty(16, np.float32), np.empty(8, np.float32), np.float32(0)
-    if again == ALL:
-        _positive_scales(value, weight, 4, guesses)
+    value, weight, chosen, signs, size = found.value, found.weight, found.points, found.signs, how.size
+    root, scales, largest, width = np.sqrt(weight), np.empty(16, np.float32), np.float32(0), book.points.shape[1]
     for group in range(256 // size):
         at = size * group
         mine = chosen[at // width : (at + size) // width]
@@ -199,15 +136,17 @@ def search_block(
         top = value[at : at + size].max()
         scale = top / np.float32(5 if width == 8 else 15)
         scales[group] = 0
-        empty = top < tiny or top == 0
-        if again == ALL and not empty:
-            scale = guesses[group]
+        empty = top < how.tiny or top == 0
+        if how.again == ALL and not empty:
+            scale = found.guesses[group]
             top = scale * np.float32(3)
             empty = top <= 0
         if empty:
             signs[at // 8 : (at + size) // 8] = 0
             continue
-        scale = search_group(value, weight, root, at, size, top, scale, tries, step, again, points, places, near, mine)
+        scale = search_group(
+            value, weight, root, at, size, top, scale, how.tries, how.step, how.again, book, found.tried, mine
+        )
         if scale < 0:
             scale = -scale
             for run in range(at // 8, (at + size) // 8):
@@ -217,7 +156,7 @@ def search_block(
     d = largest / np.float32(31)
     for group in range(256 // size):
         level = nearest(np.float32(0.5) * (np.float32(1) / d * scales[group] - np.float32(1))) if d > 0 else 0
-        s[group] = max(0, min(15, level))
+        found.scales[group] = max(0, min(15, level))
     if largest == 0:
         chosen[:] = 0
         signs[:] = 0
@@ -231,12 +170,6 @@ def weights_of(importance: F32, block: int) -> F32:
 
 
 @compiled
-def put_nibbles(s: U8, count: int, row: U8, at: int) -> None:
-    for i in range(count // 2):
-        row[at + i] = s[2 * i] | s[2 * i + 1] << 4
-
-
-@compiled
 def put_word(word: int, count: int, row: U8, at: int) -> None:
     """The low `count` bytes of a word, lowest first."""
     for i in range(count):
@@ -244,99 +177,95 @@ def put_word(word: int, count: int, row: U8, at: int) -> None:
 
 
 @compiled
-def iq2_xxs(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
-    chosen, signs, s, worst = np.empty(32, np.int32), np.empty(32, np.uint8), np.empty(16, np.uint8), np.float32(0)
+def _put_nibbles(s: U8, count: int, row: U8, at: int) -> None:
+    for i in range(count // 2):
+        row[at + i] = s[2 * i] | s[2 * i + 1] << 4
+
+
+@compiled
+def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
+    """Of 32 values: four times seven signs and a scale, in a word."""
+    word = np.int64(found.scales[group]) << 28
+    for k in range(4):
+        word |= np.int64(found.signs[4 * group + k] & 127) << 7 * k
+    put_word(word, 4, row, at)
+
+
+@compiled
+def _put_points(points: I32, bits: int, row: U8, low: int, high: int) -> None:
+    """Low bytes of the numbers of points, and the `bits` above them packed."""
+    each = 8 // bits
+    for i in range(len(points) // each):
+        above = 0
+        for k in range(each):
+            row[low + each * i + k] = points[each * i + k] & 255
+            above |= points[each * i + k] >> 8 << bits * k
+        row[high + i] = above
+
+
+@compiled
+def iq2_xxs(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
+    found, worst = _found(book), np.float32(0)
     for block in range(len(x)):
-        weights, row = weights_of(importance, block), out[block]
-        d = search_block(
-            x[block], weights, np.float32(1), np.float32(0), 32, True, np.float32(1e-15), 6, np.float32(0.1), ALL,
-            points, places, near, chosen, signs, s,
-        )  # fmt: skip
+        row, peak = out[block], _prepare(x[block], weights_of(importance, block), _IQ2_XXS, found)
+        _guess(found)
+        d = _search(peak, _IQ2_XXS, book, found)
         for group in range(8):
-            word = np.int64(s[group]) << 28
             for k in range(4):
-                row[2 + 8 * group + k] = chosen[4 * group + k]
-                word |= np.int64(signs[4 * group + k] & 127) << 7 * k
-            put_word(word, 4, row, 6 + 8 * group)
+                row[2 + 8 * group + k] = found.points[4 * group + k]
+            _put_signs_and_scale(found, group, row, 6 + 8 * group)
         worst = put_half(d, row, 0, worst)
     return worst
 
 
 @compiled
-def iq2_xs(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
-    chosen, signs, s, worst = np.empty(32, np.int32), np.empty(32, np.uint8), np.empty(16, np.uint8), np.float32(0)
+def iq2_xs(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
+    found, worst = _found(book), np.float32(0)
     for block in range(len(x)):
-        weights, row = weights_of(importance, block), out[block]
-        d = search_block(
-            x[block], weights, np.float32(1), np.float32(0), 16, True, np.float32(1e-15), 9, np.float32(0.1), OFF,
-            points, places, near, chosen, signs, s,
-        )  # fmt: skip
+        row, peak = out[block], _prepare(x[block], weights_of(importance, block), _IQ2_XS, found)
+        d = _search(peak, _IQ2_XS, book, found)
         for run in range(32):
-            put_word(chosen[run] | np.int64(signs[run] & 127) << 9, 2, row, 2 + 2 * run)
-        put_nibbles(s, 16, row, 66)
+            put_word(found.points[run] | np.int64(found.signs[run] & 127) << 9, 2, row, 2 + 2 * run)
+        _put_nibbles(found.scales, 16, row, 66)
         worst = put_half(d, row, 0, worst)
     return worst
 
 
 @compiled
-def iq2_s(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
-    chosen, signs, s, worst = np.empty(32, np.int32), np.empty(32, np.uint8), np.empty(16, np.uint8), np.float32(0)
+def iq2_s(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
+    found, worst = _found(book), np.float32(0)
     for block in range(len(x)):
-        weights, row = weights_of(importance, block), out[block]
-        d = search_block(
-            x[block], weights, np.float32(2), np.float32(0.25), 16, False, np.float32(1e-8), 9, np.float32(0.1), OFF,
-            points, places, near, chosen, signs, s,
-        )  # fmt: skip
-        for run in range(32):
-            row[2 + run] = chosen[run] & 255
-            row[34 + run] = signs[run]
-        for i in range(8):
-            high = 0
-            for k in range(4):
-                high |= chosen[4 * i + k] >> 8 << 2 * k
-            row[66 + i] = high
-        put_nibbles(s, 16, row, 74)
+        row, peak = out[block], _prepare(x[block], weights_of(importance, block), _IQ2_S, found)
+        d = _search(peak, _IQ2_S, book, found)
+        _put_points(found.points, 2, row, 2, 66)
+        row[34:66] = found.signs
+        _put_nibbles(found.scales, 16, row, 74)
         worst = put_half(d * np.float32(0.9875), row, 0, worst)
     return worst
 
 
 @compiled
-def iq3_xxs(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
-    chosen, signs, s, worst = np.empty(64, np.int32), np.empty(32, np.uint8), np.empty(16, np.uint8), np.float32(0)
+def iq3_xxs(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
+    found, worst = _found(book), np.float32(0)
     for block in range(len(x)):
-        weights, row = weights_of(importance, block), out[block]
-        d = search_block(
-            x[block], weights, np.float32(2), np.float32(0), 32, True, np.float32(1e-8), 15, np.float32(0.2), OFF,
-            points, places, near, chosen, signs, s,
-        )  # fmt: skip
+        row, peak = out[block], _prepare(x[block], weights_of(importance, block), _IQ3_XXS, found)
+        d = _search(peak, _IQ3_XXS, book, found)
         for run in range(64):
-            row[2 + run] = chosen[run]
+            row[2 + run] = found.points[run]
         for group in range(8):
-            word = np.int64(s[group]) << 28
-            for k in range(4):
-                word |= np.int64(signs[4 * group + k] & 127) << 7 * k
-            put_word(word, 4, row, 66 + 4 * group)
+            _put_signs_and_scale(found, group, row, 66 + 4 * group)
         worst = put_half(d * np.float32(1.0125), row, 0, worst)
     return worst
 
 
 @compiled
-def iq3_s(x: F32, importance: F32, out: U8, points: F32, places: I32, near: I32) -> np.float32:
-    chosen, signs, s, worst = np.empty(64, np.int32), np.empty(32, np.uint8), np.empty(16, np.uint8), np.float32(0)
+def iq3_s(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
+    found, worst = _found(book), np.float32(0)
     for block in range(len(x)):
-        weights, row = weights_of(importance, block), out[block]
-        d = search_block(
-            x[block], weights, np.float32(2), np.float32(0), 32, False, np.float32(0), 9, np.float32(0.2), ANY,
-            points, places, near, chosen, signs, s,
-        )  # fmt: skip
-        for run in range(64):
-            row[2 + run] = chosen[run] & 255
-        for i in range(8):
-            high = 0
-            for k in range(8):
-                high |= chosen[8 * i + k] >> 8 << k
-            row[66 + i] = high
-        row[74:106] = signs
-        put_nibbles(s, 8, row, 106)
+        row, peak = out[block], _prepare(x[block], weights_of(importance, block), _IQ3_S, found)
+        d = _search(peak, _IQ3_S, book, found)
+        _put_points(found.points, 1, row, 2, 66)
+        row[74:106] = found.signs
+        _put_nibbles(found.scales, 8, row, 106)
         worst = put_half(d * np.float32(1.033), row, 0, worst)
     return worst

@@ -4,7 +4,8 @@
     < > <= >= ==            a Mask; & | ~ combine masks
     splat load store        from a number; from and to row i of a C-contiguous float32 (n, 16)
     store_bytes             integers as bytes, modulo 256, to row i of a C-contiguous uint8 (n, 16)
-    pick least most absolute root rint nearest any_lane
+    fields                  from 16 integers in a row the same four bits of each, as numbers
+    pick least most absolute root rint nearest any_lane lowest numbers
 
 A block format is searched with one block to a lane, so sums run in the order of a plain loop over one block and the
 bits are those of scalar code. Instruction sets with shorter vectors take several for one Lanes.
@@ -92,8 +93,8 @@ _operator(operator.or_, (mask, mask), mask, lambda b, v: b.or_(*v))
 _operator(operator.invert, (mask,), mask, lambda b, v: b.not_(v[0]))
 
 
-def _splat(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_FLOATS, ir.Undefined)
+def _splat(builder: Any, scalar: Any, kind: Any = _FLOATS) -> Any:
+    undefined = ir.Constant(kind, ir.Undefined)
     one = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
     return builder.shuffle_vector(one, undefined, ir.Constant(_INTS, [0] * LANES))
 
@@ -142,6 +143,27 @@ def store_bytes(typing: Any, array: Any, row: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.intp, lanes), emit
+
+
+@intrinsic
+def fields(typing: Any, array: Any, first: Any, which: Any) -> Any:
+    """Bits 4 * which ... 4 * which + 3 of elements first ... first + 15 of a C-contiguous int32 array."""
+
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        data = context.make_array(sig.args[0])(context, builder, values[0]).data
+        words = builder.load(builder.bitcast(builder.gep(data, [values[1]]), _INTS.as_pointer()))
+        words.align = 4
+        bits = builder.mul(builder.trunc(values[2], ir.IntType(32)), ir.Constant(ir.IntType(32), 4))
+        moved = builder.lshr(words, _splat(builder, bits, _INTS))
+        return builder.sitofp(builder.and_(moved, ir.Constant(_INTS, [15] * LANES)), _FLOATS)
+
+    return lanes(array, types.intp, types.intp), emit
+
+
+@intrinsic
+def numbers(typing: Any) -> Any:
+    """0, 1, ... 15."""
+    return lanes(), lambda c, b, s, v: ir.Constant(_FLOATS, [float(i) for i in range(LANES)])
 
 
 @intrinsic
@@ -200,3 +222,18 @@ def any_lane(typing: Any, which: Any) -> Any:
         return builder.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
 
     return types.boolean(mask), emit
+
+
+@intrinsic
+def lowest(typing: Any, a: Any) -> Any:
+    """The least of the lanes, none of which is NaN."""
+
+    def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
+        left = values[0]
+        for distance in (8, 4, 2, 1):
+            order = ir.Constant(_INTS, [(i + distance) % LANES for i in range(LANES)])
+            right = builder.shuffle_vector(left, left, order)
+            left = builder.select(builder.fcmp_ordered("<", left, right), left, right)
+        return builder.extract_element(left, ir.Constant(ir.IntType(32), 0))
+
+    return types.float32(lanes), emit

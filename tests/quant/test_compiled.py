@@ -1,0 +1,89 @@
+"""Compiled searches: where their code is kept, and the one place where they are not ggml's."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import quant
+from quant.compiled import jit
+from quant.formats.grids import levels_of
+
+X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float32)
+
+
+@pytest.mark.parametrize("importance", [None, np.ones(256, np.float32)], ids=["plain", "imatrix"])
+def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance: np.ndarray | None) -> None:
+    """ggml leaves there what its last group had: the bytes of a block would depend on its neighbours."""
+    x = X.copy()
+    x[1, 96:128] = 0
+    row = quant.quantize(x[1:], "IQ3_S", importance)[0]
+    np.testing.assert_array_equal(quant.quantize(x, "IQ3_S", importance).reshape(2, 110)[1], row)
+    assert not row[2 + 24 : 2 + 32].any()  # points
+    assert row[66 + 3] == 0  # their ninth bits
+    assert not row[74 + 12 : 74 + 16].any()  # signs
+    assert row[106 + 1] >> 4 == 0  # the scale
+    values = quant.dequantize(row[None], "IQ3_S")[0]
+    assert np.abs(values[96:128]).max() < 0.1 * np.abs(values).max()
+
+
+def test_every_neighbour_is_read_as_its_point() -> None:
+    """The packed coordinates are those of the points that the lists name, up to the last of the last list."""
+    from quant.compiled.codebook import codebook
+
+    for name in ("IQ1S", "IQ2XXS", "IQ2XS", "IQ2S", "IQ3XXS", "IQ3S"):
+        book = codebook(name)
+        places = book.places[book.places < 0]
+        assert len(places) > 3000
+        for place in (*places[:: len(places) // 50], places.min()):
+            near = book.near[-place : -place + book.near[-place - 1]]
+            packed = book.near_packed[-place : -place + len(near)].view(np.uint32)
+            shifts = 4 * np.arange(book.points.shape[1], dtype=np.uint32)
+            np.testing.assert_array_equal(packed[:, None] >> shifts & 15, 2 * levels_of(name)[near] + 1)
+        assert len(book.near_packed) >= len(book.near) + 15
+
+
+def test_a_cache_folder_is_private_and_named_after_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = jit.cache_folder.__wrapped__()
+    assert folder is not None
+    assert folder.parent == tmp_path / "cache" / "localllm" / "quant"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    other = tmp_path / "compiled"
+    other.mkdir()
+    for path in Path(jit.__file__).parent.glob("*.py"):
+        (other / path.name).write_bytes(path.read_bytes())
+    monkeypatch.setattr(jit, "__file__", str(other / "jit.py"))
+    assert jit.cache_folder.__wrapped__() == folder
+    with (other / "search.py").open("a") as file:
+        file.write("\n")
+    assert jit.cache_folder.__wrapped__() != folder
+
+
+@pytest.mark.parametrize("place", ["file", "/proc/no/such/place"])
+def test_where_no_cache_can_be_kept_code_is_compiled_anyway(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
+    monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
+    assert jit.cache_folder() is None
+
+    @jit.compiled
+    def half(x: float) -> float:
+        return x / 2
+
+    assert half(3.0) == 1.5
+    assert not half.stats.cache_hits
+    assert half.stats.cache_path is None
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_cache_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert jit.cache_folder.__wrapped__() is not None
+    monkeypatch.setattr(jit.os, "getuid", lambda: -1)
+    assert jit.cache_folder.__wrapped__() is None
