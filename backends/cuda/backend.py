@@ -76,6 +76,7 @@ class CudaDevice:
             local_memory=device.max_shared_memory_per_block,
         )
         self._modules: dict[str, Any] = {}
+        self._cubins: dict[str, bytes] = {}  # translated, not loaded
         self._graphs: WeakSet[Graph] = WeakSet()
 
     def alloc(self, size: int, what: str) -> Any:
@@ -118,13 +119,20 @@ class CudaDevice:
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
         self._cuda.memcpy_dtod_async(int(target) + target_offset, int(source) + source_offset, size, self._stream)
 
+    def translate(self, source: str, kernel: str) -> None:
+        if source not in self._modules:
+            self._cubins[source] = self._cubin(source, kernel)
+
     def compile(self, source: str, kernel: str) -> Any:
         module = self._modules.get(source)
         if module is None:
-            key = (source, self.facts.compute, self._nvrtc.version, *OPTIONS)
-            cubin = self.store.get(key, lambda: self._nvrtc.compile(source, kernel, self.facts.compute).cubin)
+            cubin = self._cubins.pop(source, None) or self._cubin(source, kernel)
             module = self._modules[source] = self._cuda.module_from_buffer(cubin)
         return module.get_function(kernel)
+
+    def _cubin(self, source: str, kernel: str) -> bytes:
+        key = (source, self.facts.compute, self._nvrtc.version, *OPTIONS)
+        return self.store.get(key, lambda: self._nvrtc.compile(source, kernel, self.facts.compute).cubin)
 
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()

@@ -54,6 +54,10 @@ class Device(Protocol):
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None: ...
 
+    def translate(self, source: str, kernel: str) -> None:
+        """The slow part of `compile`, ahead of it and by several threads at a time; nothing where they may not."""
+        ...
+
     def compile(self, source: str, kernel: str) -> Any:
         """A kernel of a source, through the cache on disk."""
         ...

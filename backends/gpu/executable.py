@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -89,10 +91,13 @@ class GpuExecutable:
                 f"{self._device.facts.name}: a work-group has {self._device.facts.local_memory} bytes of local memory, "
                 f"this model's kernels need {local}; use --backend cpu"
             )
-        made = {}
-        for done, kernel in enumerate(wanted):
-            report("compiling kernels", done, len(wanted))
-            made[kernel] = self._device.compile(kernel.source(self._device.generic), kernel.name)
+        made, device = {}, self._device
+        sources, names = [k.source(device.generic) for k in wanted], [k.name for k in wanted]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            translated = pool.map(device.translate, sources, names)
+            for done, (kernel, source, _) in enumerate(zip(wanted, sources, translated, strict=True)):
+                report("compiling kernels", done, len(wanted))
+                made[kernel] = device.compile(source, kernel.name)
         report("compiling kernels", len(wanted), len(wanted))
         return made
 

@@ -111,6 +111,8 @@ class OpenClDevice:
             self._queue, target, source, src_offset=source_offset, dst_offset=target_offset, byte_count=size
         )
 
+    def translate(self, source: str, kernel: str) -> None: ...
+
     def compile(self, source: str, kernel: str) -> Any:
         cl = self._cl
         program = self._programs.get(source)

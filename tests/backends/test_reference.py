@@ -287,6 +287,7 @@ BATCH = Batch(
         ({"sequence": [0, 1, 0], "slots": [64, 1, 66], "positions": [0, 1, 2]}, "must stand together"),
         ({"slots": [65, 64, 0], "positions": [1, 0, 0]}, "in order of position"),
         ({"tables": [[4], [0]]}, "a table names a block outside 0 to 3"),
+        ({"tables": [[1], [-1]]}, "a table names a block outside 0 to 3"),  # of the last row, which alone goes by it
         ({"logit_rows": [3]}, "logit_rows must be from 0 to 2"),
         ({"logit_rows": [0, 1, 2]}, "3 rows of logits, bound for 2"),
         ({f: [] for f in ("tokens", "positions", "slots", "sequence", "logit_rows")}, "0 rows, bound for 1 to 4"),
