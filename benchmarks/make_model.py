@@ -51,6 +51,7 @@ NEED_IMPORTANCE = ("IQ1_S", "IQ2_XXS", "IQ2_XS")
 GEOMETRIES = {
     "llama-1b": Geometry(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
+    "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for what takes long
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 

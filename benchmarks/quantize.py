@@ -1,6 +1,7 @@
 """Time `localllm quantize` and `llama-quantize` in turn on the same file, with peak memory; are the files the same?
 
     python benchmarks/quantize.py MODEL-F16.gguf --llama-quantize PATH [--types Q4_K_M,Q8_0] [-t 2] [--rounds 3]
+                                 [--imatrix FILE]
 
 Whole processes: what a user waits for. Ours also hashes the file and waits until it is on the disk; the peer does
 neither, so that the folder of the results should be in memory (--folder, /dev/shm by default).
@@ -46,7 +47,9 @@ def measure(model: Path, kind: str, arguments: argparse.Namespace, folder: Path)
     files = [folder / "ours.gguf", folder / "peer.gguf"]
     threads = str(arguments.threads)
     ours = [sys.executable, "-m", "localllm", "quantize", str(model), str(files[0]), kind, "-t", threads, "--force"]
-    peer = [str(arguments.llama_quantize), str(model), str(files[1]), kind, threads]
+    given = ["--imatrix", str(arguments.imatrix)] if arguments.imatrix else []
+    peer = [str(arguments.llama_quantize), *given, str(model), str(files[1]), kind, threads]
+    ours += given
     samples = [(run(ours), run(peer)) for _ in range(arguments.rounds)]
     same, tensors = equal_tensors(*files)
     return {
@@ -54,6 +57,7 @@ def measure(model: Path, kind: str, arguments: argparse.Namespace, folder: Path)
         "model": model.name,
         "file_bytes": model.stat().st_size,
         "type": kind,
+        "imatrix": arguments.imatrix is not None,
         "threads": arguments.threads,
         "our_seconds": [a[0] for a, _ in samples],
         "peer_seconds": [b[0] for _, b in samples],
@@ -72,6 +76,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-quantize", type=Path, required=True)
     parser.add_argument("--types", default="Q4_K_M,Q8_0")
+    parser.add_argument("--imatrix", type=Path, help="importance matrix for both")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"))

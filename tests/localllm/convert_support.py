@@ -1,7 +1,9 @@
-"""What tests of conversion share: the logits of an opened folder, and a GGUF file made of one."""
+"""What tests of conversion share: safetensors files, the logits of an opened folder, a GGUF file made of one."""
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,3 +36,19 @@ def write_f32(model: Checkpoint, path: Path) -> None:
 def values(tensor: Tensor) -> np.ndarray:
     """float32 of the tensor's shape."""
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
+
+
+def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """The format by its definition; dtypes F32, F16, U8."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        raw = array.tobytes()
+        dtype = {"float32": "F32", "float16": "F16", "uint8": "U8"}[str(array.dtype)]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    path.write_bytes(blob(header, data))

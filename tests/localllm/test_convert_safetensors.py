@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
@@ -11,24 +10,9 @@ import pytest
 
 from localllm.convert import ConvertError
 from localllm.convert.safetensors import Shard, open_shards
+from tests.localllm.convert_support import blob, save
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
-
-
-def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + data
-
-
-def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """The format by its definition; dtypes F32, F16, U8."""
-    header, data = {}, b""
-    for name, array in tensors.items():
-        raw = array.tobytes()
-        dtype = {"float32": "F32", "float16": "F16", "uint8": "U8"}[str(array.dtype)]
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
-        data += raw
-    path.write_bytes(blob(header, data))
 
 
 def test_rows_are_the_bytes_of_the_file(tmp_path: Path) -> None:
