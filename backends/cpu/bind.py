@@ -44,8 +44,24 @@ from backends.plan import (
     Softcap,
     Stack,
     Value,
+    Weight,
 )  # fmt: skip
 from backends.usage import additions_into_linears, uses_of
+
+KINDS = (False, True)  # activation blocks of 32, super-blocks of 256
+
+
+def _products(op: Operation) -> list[tuple[Value, Weight]]:
+    """Values of the plan that an operation multiplies by matrices."""
+    if isinstance(op, Linear):
+        return [(op.x, op.weight)]
+    return [(op.x, op.gate.weight), (op.x, op.up.weight)] if isinstance(op, Experts) else []
+
+
+def block_slots(first: int, kind: bool, blocks: Buffer, width: int) -> dict[int, Slot]:
+    """Slots from `first` on for a kernel that writes activation blocks of a kind."""
+    at = first + 3 * kind
+    return {at: blocks, at + 1: blocks.stride, first + 2: width // X_VALUES}
 
 
 class _Binder:
@@ -55,7 +71,7 @@ class _Binder:
         self.calls: list[Call] = []
         self.kernels: dict[str, Kernel] = {}
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
-        self.quantized: dict[int, Buffer] = {}  # value -> activation blocks
+        self.quantized: dict[tuple[int, bool], Buffer] = {}  # value, whether in super-blocks -> activation blocks
         self.uses = uses_of(plan)
         self.keep = keep
         self.uses.update(value.index for value in keep)  # a use that never comes
@@ -63,10 +79,10 @@ class _Binder:
         self.lists: dict[str, int] = {}
         self.limits = limits
         self.wants_blocks = {
-            op.x.index
+            (x.index, INTEGER_PANELS[weight.format].super_scales is not None)
             for op in plan.operations
-            if (isinstance(op, Linear) and op.weight.format in INTEGER_PANELS)
-            or (isinstance(op, Experts) and {op.gate.weight.format, op.up.weight.format} & INTEGER_PANELS.keys())
+            for x, weight in _products(op)
+            if weight.format in INTEGER_PANELS
         }
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -76,9 +92,9 @@ class _Binder:
         self.where[value.index] = buffer
         return buffer
 
-    def blocks_of(self, value: Value) -> Buffer:
+    def blocks_of(self, value: Value, wide: bool) -> Buffer:
         buffer = self.buffers.take(value.rows, quantized_stride(value.width))
-        self.quantized[value.index] = buffer
+        self.quantized[value.index, wide] = buffer
         return buffer
 
     def used(self, *values: Value) -> None:
@@ -87,8 +103,9 @@ class _Binder:
             self.uses[value.index] -= 1
             if not self.uses[value.index]:
                 self.buffers.give(self.where.pop(value.index))
-                if value.index in self.quantized:
-                    self.buffers.give(self.quantized.pop(value.index))
+                for kind in KINDS:
+                    if (value.index, kind) in self.quantized:
+                        self.buffers.give(self.quantized.pop((value.index, kind)))
 
     def call(
         self, kernel: Kernel, size: int, slots: dict[int, Slot], domain: Domain, label: str,
@@ -98,11 +115,26 @@ class _Binder:
         self.calls.append(Call(kernel.name, size, slots, domain, reads or set(), writes or set(), label))
 
     def quantize_slots(self, value: Value, first: int) -> tuple[dict[int, Slot], set[Resource]]:
-        """Slots (address, stride, blocks) for a kernel that also writes the value's activation blocks, if wanted."""
-        if value.index not in self.wants_blocks:
-            return {}, set()
-        q = self.blocks_of(value)
-        return {first: q, first + 1: q.stride, first + 2: value.width // X_VALUES}, {q.number}
+        """Slots (address, stride, blocks, address and stride of super-blocks) for a kernel that also writes the value's
+        activation blocks, if wanted."""
+        slots: dict[int, Slot] = {}
+        writes: set[Resource] = set()
+        for kind in KINDS:
+            if (value.index, kind) in self.wants_blocks:
+                q = self.blocks_of(value, kind)
+                slots |= block_slots(first, kind, q, value.width)
+                writes.add(q.number)
+        return slots, writes
+
+    def input_of(self, value: Value, weight: Weight) -> Buffer:
+        """What a product with `weight` reads: float rows, or activation blocks of its kind."""
+        panel = INTEGER_PANELS.get(weight.format)
+        if panel is None:
+            return self.where[value.index]
+        kind = panel.super_scales is not None
+        if (value.index, kind) not in self.quantized:
+            self.quantize(value, kind)
+        return self.quantized[value.index, kind]
 
     # -- operations ------------------------------------------------------------------------------------------------
 
@@ -170,10 +202,7 @@ class _Binder:
         self.used(op.x)
 
     def linear(self, op: Linear, addition: Add | None) -> None:
-        a, name, integer = linear.LinearArg, op.weight.name, op.weight.format in INTEGER_PANELS
-        if integer and op.x.index not in self.quantized:
-            self.quantize(op.x)
-        x = (self.quantized if integer else self.where)[op.x.index]
+        a, name, x = linear.LinearArg, op.weight.name, self.input_of(op.x, op.weight)
         residual: dict[int, Slot] = {}
         reads: set[Resource] = {x.number}
         out = op.out
@@ -196,11 +225,10 @@ class _Binder:
         self.call(linear.linear(op.weight.format), a.SIZE, slots, "tasks", name, reads, {y.number})
         self.used(op.x)
 
-    def quantize(self, value: Value) -> None:
-        x, q, a = self.where[value.index], self.blocks_of(value), rowwise.QuantizeArg
+    def quantize(self, value: Value, kind: bool) -> None:
+        x, q, a = self.where[value.index], self.blocks_of(value, kind), rowwise.QuantizeArg
         slots: dict[int, Slot] = {
-            a.X: x, a.X_STRIDE: x.stride, a.ROWS: f"rows:{value.rows}", a.Q: q, a.Q_STRIDE: q.stride,
-            a.Q_BLOCKS: value.width // X_VALUES,
+            a.X: x, a.X_STRIDE: x.stride, a.ROWS: f"rows:{value.rows}", **block_slots(a.Q, kind, q, value.width),
         }  # fmt: skip
         self.call(rowwise.quantize(), a.SIZE, slots, value.rows, "quantize", {x.number}, {q.number})
 
@@ -290,12 +318,9 @@ class _Binder:
 
         ffn, width = op.gate.weight.shape[1], op.down.weight.shape[1]
         lists: set[Resource] = {starts, order}
-        if {op.gate.weight.format, op.up.weight.format} & INTEGER_PANELS.keys() and op.x.index not in self.quantized:
-            self.quantize(op.x)
+        inputs = [self.input_of(op.x, stack.weight) for stack in (op.gate, op.up)]
         hidden = [self.buffers.take(rows, float_stride(ffn), used) for _ in range(2)]
-        for stack, y in zip((op.gate, op.up), hidden, strict=True):
-            integer = stack.weight.format in INTEGER_PANELS
-            x = (self.quantized if integer else self.where)[op.x.index]
+        for stack, x, y in zip((op.gate, op.up), inputs, hidden, strict=True):
             self._multiply(stack, x, y, used, lists, own)
         self.used(op.x, op.router)
         gate, up = hidden
@@ -305,9 +330,10 @@ class _Binder:
             a.Y_STRIDE: gate.stride, a.WIDTH: ffn, a.ROWS: (starts, 8 * count),
         }  # fmt: skip
         touched: set[Resource] = {gate.number}
-        if op.down.weight.format in INTEGER_PANELS:
+        panel = INTEGER_PANELS.get(op.down.weight.format)
+        if panel is not None:
             blocks = self.buffers.take(rows, quantized_stride(ffn), used)
-            slots |= {a.Q: blocks, a.Q_STRIDE: blocks.stride, a.Q_BLOCKS: ffn // X_VALUES}
+            slots |= block_slots(a.Q, panel.super_scales is not None, blocks, ffn)
             touched.add(blocks.number)
         self.call(rowwise.glu(op.activation), a.SIZE, slots, "select", "glu", {gate.number, up.number, starts}, touched)
         mixed = self.buffers.take(rows, float_stride(width), used)

@@ -1,10 +1,13 @@
-"""Sums of four byte products per lane: the one operation that needs a row per instruction set.
+"""Sums of byte products per lane: the one operation that needs a row per instruction set.
 
 `small`: bytes 0..127 times signed bytes. `biased`: bytes that stand for q = byte - 128, times signed bytes; on a row
-with `biased_needs_offset` the caller takes off 128 * sum(x). Every row returns the same integers.
+with `biased_needs_offset` the caller takes off 128 * sum(x). `Sum` chains them over a group of values and multiplies
+by the group's integer scale. `pairs` sums products of 16 bits. Every row returns the same integers.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from llvmlite import ir
 
@@ -12,6 +15,8 @@ from backends.cpu.isa import Dot
 from backends.cpu.simd import I8, I16, I32, Function, Value, vector
 
 BYTES, INTS = 64, 16  # a register value: 16 lanes of 4 bytes
+BIASED = 128  # largest magnitude of q where bytes are biased; else the largest byte
+Weight = Callable[[], Value]  # emits the scale of a group, as `weight_form` makes it
 
 
 def small(f: Function, acc: Value, w: Value, x: Value) -> Value:
@@ -28,8 +33,70 @@ def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
         return _sdot(f, acc, q, x)
     if f.isa.dot == "plain":
         return _plain(f, acc, q, x, signed=True)
-    # maddubs: |q| times x with q's sign; the pair sums stay within 128 * 127 * 2 < 2^15.
-    return _maddubs(f, acc, _with_sign(f, q, q), _with_sign(f, x, q))
+    return _widened(f, acc, _short_sums(f, q, x, signed=True))
+
+
+class Sum:
+    """The sum of a group's products, emitted four a lane at a time, times the group's scale if it has one.
+
+    `largest` says what the weights' bytes may be: 0..largest, or BIASED. AVX2 sums int16 for as long as they hold it
+    and multiplies by the scale in widening them.
+    """
+
+    def __init__(self, f: Function, start: Value, largest: int, weight: Weight | None = None) -> None:
+        self._f, self._total, self._biased, self._weight = f, start, largest == BIASED, weight
+        self._shorts: list[Value] = []
+        self._added, self._room = 0, 32767 // (2 * 127 * largest)
+
+    def add(self, w: Value, x: Value) -> None:
+        f = self._f
+        if f.isa.dot != "maddubs":
+            self._total = (biased if self._biased else small)(f, self._total, w, x)
+            return
+        here = _short_sums(f, w ^ 0x80 if self._biased else w, x, signed=self._biased)
+        self._shorts = [a + b for a, b in zip(self._shorts, here, strict=True)] if self._shorts else here
+        self._added += 1
+        if self._added == self._room:
+            self._widen()
+
+    def _widen(self) -> None:
+        weight = self._weight() if self._weight is not None else None
+        self._total = _widened(self._f, self._total, self._shorts, weight)
+        self._shorts, self._added = [], 0
+
+    def total(self) -> Value:
+        """int32 x 16."""
+        if self._shorts:
+            self._widen()
+        if self._weight is None or self._f.isa.dot == "maddubs":
+            return self._total
+        return self._total * self._weight()
+
+
+def weight_form(f: Function, scale: Value) -> Value:
+    """An int32 x 16 scale of 16 bits as `Sum` wants it: twice in a lane where products are widened by it."""
+    return pair(scale, scale) if f.isa.dot == "maddubs" else scale
+
+
+def pair(low: Value, high: Value) -> Value:
+    """Two int32 x 16 of 16 bits in the halves of each lane."""
+    return (low & 0xFFFF) | (high << 16)
+
+
+def pairs(f: Function, acc: Value, a: Value, b: Value) -> Value:
+    """acc[lane] += a.low * b.low + a.high * b.high, the halves of the lanes as signed 16 bits."""
+    if f.isa.dot == "vnni512":
+        return _vpdpbusd(f, acc, a, b, "llvm.x86.avx512.vpdpwssd.512")
+    if f.isa.dot == "vnni256":
+        out = []
+        for i in range(2):
+            t, u, v = (_part(f, value, i, 2) for value in (acc, a, b))
+            out.append(_vpdpbusd(f, t, u, v, "llvm.x86.avx512.vpdpwssd.256"))
+        return f.join(out)
+    if f.isa.dot == "maddubs":
+        shorts = f.bits(a, vector(I16, 32))
+        return _widened(f, acc, [_part(f, shorts, i, 2) for i in range(2)], b)
+    return acc + (a << 16).sra(16) * (b << 16).sra(16) + a.sra(16) * b.sra(16)
 
 
 def _x86(f: Function, name: str, result: ir.Type, *values: Value) -> Value:
@@ -66,12 +133,24 @@ def _vpdpbusd(f: Function, acc: Value, w: Value, x: Value, name: str) -> Value:
 
 
 def _maddubs(f: Function, acc: Value, w: Value, x: Value) -> Value:
+    return _widened(f, acc, _short_sums(f, w, x))
+
+
+def _short_sums(f: Function, w: Value, x: Value, signed: bool = False) -> list[Value]:
+    """w[2 i] * x[2 i] + w[2 i + 1] * x[2 i + 1] as int16, in halves of a register (AVX2)."""
+    if signed:  # |w| times x with w's sign; sums stay within 128 * 127 * 2 < 2^15
+        w, x = _with_sign(f, w, w), _with_sign(f, x, w)
+    halves = [[_part(f, v, i, 2) for v in (w, x)] for i in range(2)]
+    return [_x86(f, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), *half) for half in halves]
+
+
+def _widened(f: Function, acc: Value, shorts: list[Value], weight: Value | None = None) -> Value:
+    """acc + each int16 times that of `weight`, two by two (AVX2)."""
     out = []
-    for i in range(2):
-        a, u, s = (_part(f, v, i, 2) for v in (acc, w, x))
-        pairs = _x86(f, "llvm.x86.avx2.pmadd.ub.sw", vector(I16, 16), u, s)
-        ones = f.constant(vector(I16, 16), 1)
-        out.append(a + _x86(f, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), pairs, ones))
+    for i, short in enumerate(shorts):
+        factor = f.constant(short.type, 1) if weight is None else f.bits(_part(f, weight, i, 2), short.type)
+        wide = _x86(f, "llvm.x86.avx2.pmadd.wd", vector(I32, 8), short, factor)
+        out.append(_part(f, acc, i, 2) + wide)
     return f.join(out)
 
 

@@ -25,6 +25,7 @@ i32x16 = vector(I32)
 
 Step = tuple[int, int, Value]  # group, word in the group, bytes of 16 rows x 4 values
 Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32 x 16
+SUPER_BLOCK = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,21 +42,40 @@ class Block:
 
 
 @dataclass(frozen=True, slots=True)
+class SuperScales:
+    """Scales in two steps: value = whole[0] * (of_group[0] * q) - whole[1] * of_group[1]."""
+
+    whole: Callable[[Function, Block], Scales]  # float32 x 16
+    of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 of 8 bits: scales signed, minimums not negative
+
+    def product(self, f: Function, block: Block, group: int) -> Scales:
+        """Both steps in one, as the file's format defines the values."""
+        (d, d_minimum), (scale, minimum) = self.whole(f, block), self.of_group(f, block, group)
+        if d_minimum is None or minimum is None:
+            return d * f.to_float(scale), None
+        return d * f.to_float(scale), d_minimum * f.to_float(minimum)
+
+
+@dataclass(frozen=True, slots=True)
 class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
     `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` those of one group.
-    q = byte - offset.
+    q = byte - offset. With `super_scales` a block of 256 is summed in integers and multiplies activations that share
+    one scale as well.
     """
 
     name: str
     fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block, in order
     block_values: int
     group: int  # values that share a scale: 16 or 32
-    offset: int  # 128: bytes may be anything; less: bytes stay below 128
+    offset: int  # 128: bytes may be anything; less: bytes are up to `largest`
     minimum: bool  # whether `scales` has a minimum
     steps: Callable[[Function, Block], Iterator[Step]]
     scales: Callable[[Function, Block, int], Scales]
+    largest: int = 127
+    super_scales: SuperScales | None = None
+    folds: bool = False  # q times the scale of its group fits a byte: 0..127 without an offset, -128..127 with one
     direct_rows: int = 8  # up to so many rows multiply out of the packed bytes; more are worth unpacking for
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
@@ -117,13 +137,14 @@ class IntegerPanel:
     def panel_bytes(self, columns: int) -> int:
         return -(-(columns // self.block_values) * self.block_bytes // LINE) * LINE
 
-    def tile_bytes(self, columns: int) -> int:
-        """Bytes of one panel unpacked for the mat-mul: per group a scale, maybe a minimum, and a byte per value."""
-        return columns // self.group * self.tile_group_bytes
-
     @property
-    def tile_group_bytes(self) -> int:
-        return 64 * (1 + self.minimum) + LANES * self.group
+    def magnitude(self) -> int:
+        """What `dot.Sum` wants to know of the bytes."""
+        return 128 if self.offset == 128 else self.largest
+
+    def tile_bytes(self, columns: int) -> int:
+        """Bytes of one panel unpacked for the mat-mul, at most: a byte per value, a scale and a minimum per group."""
+        return columns * LANES + columns // self.group * (2 * 64) + columns // self.block_values * (2 * 64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,7 +414,8 @@ class Function:
         return Value(self, self.builder.fptosi(x.ir, type_))
 
     def truncate(self, x: Value, element: ir.Type) -> Value:
-        return Value(self, self.builder.trunc(x.ir, vector(element, x.type.count)))
+        type_ = vector(element, x.type.count) if isinstance(x.type, ir.VectorType) else element
+        return Value(self, self.builder.trunc(x.ir, type_))
 
     def bits(self, x: Value, type_: ir.Type) -> Value:
         return Value(self, self.builder.bitcast(x.ir, type_))

@@ -2,7 +2,9 @@
 
 The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers
 rint(x * (127 / max)); integers are multiplied exactly, and every group of weights that shares a scale adds
-float(integer) * (weight scale * activation scale) to one chain of float32 fused multiply-adds.
+float(integer) * (weight scale * activation scale) to one chain of float32 fused multiply-adds. Where groups have
+integer scales, blocks of activations are as long as the format's super-blocks, 256, and a super-block adds as a group
+does: its integer is the sum over its groups of scale * integer.
 """
 
 from __future__ import annotations
@@ -38,9 +40,14 @@ def activations(width: int) -> np.ndarray:
     return (blocks * size).astype(np.float32).reshape(VOCABULARY, width)
 
 
-def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Integers float64 (T, blocks, 32) and scales float32 (T, blocks, 1) of activations, as defined."""
-    blocks = x.reshape(len(x), -1, 32)
+def block_of(format: str) -> int:
+    """Activations that share a scale."""
+    return 32 if INTEGER_PANELS[format].super_scales is None else 256
+
+
+def quantized(x: np.ndarray, size: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    """Integers float64 (T, blocks, size) and scales float32 (T, blocks, 1) of activations, as defined."""
+    blocks = x.reshape(len(x), -1, size)
     largest = np.abs(blocks).max(axis=2, keepdims=True)
     with np.errstate(divide="ignore", over="ignore"):
         inverse = np.float32(127.0) / largest
@@ -48,9 +55,9 @@ def quantized(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.rint(blocks * inverse).astype(np.float64), largest / np.float32(127.0)
 
 
-def error(x: np.ndarray) -> np.ndarray:
+def error(x: np.ndarray, size: int = 32) -> np.ndarray:
     """What quantizing may change of every activation: half a step, or all of it in a block below 1e-36."""
-    steps = np.repeat(quantized(x)[1][:, :, 0].astype(np.float64), 32, axis=1)  # (T, width)
+    steps = np.repeat(quantized(x, size)[1][:, :, 0].astype(np.float64), size, axis=1)  # (T, width)
     return np.where(127 * steps < 1e-36, np.abs(x), 0.5001 * steps)
 
 
@@ -66,7 +73,7 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
         ours = feed(bind(cpu, plan), tokens)
 
         w = weight.values().astype(np.float64)
-        integers, scales = quantized(x)
+        integers, scales = quantized(x, block_of(format))
         defined = (integers * scales).reshape(x.shape) @ w.T
         # A weight is scale * q - minimum; both parts are at most 3 times the largest weight of the group, which 16
         # random q spread over their range. Groups are of 16 at least; each rounds its product, its scale and its sum.
@@ -75,7 +82,7 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
         assert (np.abs(ours - defined) <= rounding).all(), format
 
         exact = feed(bind(ReferenceBackend(), plan), tokens)
-        slack = error(x) @ np.abs(w).T + rounding
+        slack = error(x, block_of(format)) @ np.abs(w).T + rounding
         assert (np.abs(ours - exact) <= slack).all(), format
 
 
@@ -112,6 +119,34 @@ def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
     np.testing.assert_array_max_ulp(ours, total, 2)
 
 
+def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
+    """Q4_K: the integers of groups times theirs of scales, exact; then the scale's part and the minimum's of each
+    super-block, in order."""
+    rows, blocks = 48, 5
+    x, weight = activations(256 * blocks), stored("w", "Q4_K", (rows, 256 * blocks))
+    bytes_ = weight.rows.reshape(rows, blocks, 144)
+    d, d_min = np.moveaxis(bytes_[:, :, :4].copy().view(np.float16).astype(np.float32), 2, 0)  # (rows, blocks)
+    six = bytes_[:, :, 4:16].astype(np.int64)
+    low, high, mixed = six[:, :, :4], six[:, :, 4:8], six[:, :, 8:]
+    scales = np.concatenate([low & 63, mixed & 15 | low >> 6 << 4], axis=2)  # (rows, blocks, 8)
+    minimums = np.concatenate([high & 63, mixed >> 4 | high >> 6 << 4], axis=2)
+    packed = bytes_[:, :, 16:].reshape(rows, blocks, 4, 1, 32)
+    codes = np.concatenate([packed & 15, packed >> 4], axis=3).reshape(rows, blocks, 8, 32).astype(np.int64)
+    integers, x_scales = quantized(x, 256)
+    activation = integers.astype(np.int64).reshape(VOCABULARY, blocks, 8, 32)
+    dots = np.einsum("rbg,tbgk,rbgk->btr", scales, activation, codes)
+    sums = np.einsum("rbg,tbgk->btr", minimums, activation)
+    total = np.zeros((VOCABULARY, rows), np.float32)
+    for block in range(blocks):
+        for part, scale in ((dots, d), (sums, -d_min)):
+            factor = scale[:, block] * x_scales[:, block]  # (T, rows) float32
+            product = part[block].astype(np.float32).astype(np.float64) * factor
+            total = (product + total).astype(np.float32)
+    ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
+    assert (ours == total).mean() > 0.999
+    np.testing.assert_array_max_ulp(ours[ours != total], total[ours != total], 2)
+
+
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, at: int, value: float) -> None:
@@ -145,7 +180,8 @@ def test_scale_bias_and_residual(cpu: CpuBackend, format: str) -> None:
     w, v = (np.abs(m.values().astype(np.float64)) for m in (weight, other))
     x = np.abs(embedding.values().astype(np.float64))
     # |silu'| < 1.1: what quantizing changes of gate and up, times the other, through the last product.
-    gate, up, of_gate, of_up = x @ w.T, x @ v.T, error(embedding.values()) @ w.T, error(embedding.values()) @ v.T
+    errors = error(embedding.values(), block_of(format))
+    gate, up, of_gate, of_up = x @ w.T, x @ v.T, errors @ w.T, errors @ v.T
     slack = 1.1 * (gate * of_up + up * of_gate + of_gate * of_up)
     slack = 0.001 * (slack @ np.abs(back.values()).T) + 1e-5 * (x + np.abs(exact)) + 1e-5
     assert (np.abs(ours - exact) <= slack).all()

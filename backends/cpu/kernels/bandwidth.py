@@ -5,8 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, kernel, tasks
-from backends.cpu.kernels.linear import read_ahead
+from backends.cpu.kernels.common import Arguments, kernel, read_ahead, tasks
 from backends.cpu.memory import LINE
 from backends.cpu.simd import I64, Function, Value, vector
 

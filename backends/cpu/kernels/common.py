@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -11,7 +11,7 @@ from llvmlite import ir
 from backends.cpu.isa import Isa
 from backends.cpu.jit import Kernel
 from backends.cpu.memory import LINE
-from backends.cpu.simd import F32, I8, I32, Function, Value, vector
+from backends.cpu.simd import F32, I8, I16, I32, Function, Value, vector
 
 f32x16 = vector(F32)
 i32x16 = vector(I32)
@@ -21,6 +21,13 @@ i32x16 = vector(I32)
 # starts from it), and scale * sum (a format with minimums subtracts minimum * that).
 X_BLOCK, X_VALUES = 52, 32
 X_SCALE, X_OFFSET, X_OFFSET_HALF, X_SUM = 32, 36, 40, 48
+
+# For formats of super-blocks: 256 values that share a scale, and in place of the sums times scale the sums themselves,
+# so that a super-block is exact in integers: of each 16 and each 32 values as int16, -32 * those of 16 and -128 * those
+# of 32 and of all as int32.
+S_BLOCK, S_VALUES = 416, 256
+S_SCALE, S_OFFSET, S_SUMS_16, S_SUMS_32, S_OFFSETS_16, S_OFFSETS_32 = 256, 260, 264, 296, 312, 376
+assert S_BLOCK * X_VALUES == X_BLOCK * S_VALUES  # rows of both kinds are as long
 
 
 class Step(IntEnum):
@@ -98,22 +105,42 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
         victim.set(f.select(left, victim.get(), victim.get() + 1))
 
 
-def quantize_block(f: Function, x: Value, out: Value) -> None:
-    """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
-    a, b = f.load(x, f32x16), f.load(x + 64, f32x16)
-    # The bits of magnitudes are ordered as integers, and a NaN is above all: the block's scale becomes one.
-    sizes = [f.bits(half, i32x16) & 0x7FFFFFFF for half in (a, b)]
-    largest = f.bits(f.reduce(f.fmax(*sizes), f.fmax), F32)
+def read_ahead(f: Function, lines: Sequence[Value]) -> None:
+    """Ask for what stands `isa.read_ahead` bytes behind these lines, where that helps."""
+    if f.isa.read_ahead:
+        for line in lines:
+            f.prefetch(line + f.isa.read_ahead)
+
+
+def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:
+    """(127 / maximum, maximum / 127) of the bits of magnitudes, which are ordered as integers with a NaN above all: the
+    block's scale becomes one."""
+    largest = f.bits(f.reduce(sizes, f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
     # A subnormal maximum would give an infinite inverse: such a block is zero.
     inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
+    return inverse, largest / f.constant(F32, 127.0)
+
+
+def _size(f: Function, x: Value) -> Value:
+    return f.bits(x, i32x16) & 0x7FFFFFFF
+
+
+def _quantized_16(f: Function, x: Value, inverse: Value, out: Value) -> Value:
+    """Stores 16 integers; their sum."""
+    integers = f.to_int32(f.round_even(x * inverse))
+    f.store(out, f.truncate(integers, I8))
+    return f.reduce(integers, lambda p, q: p + q)
+
+
+def quantize_block(f: Function, x: Value, out: Value) -> None:
+    """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
+    halves = f.load(x, f32x16), f.load(x + 64, f32x16)
+    inverse, scale = _scale_of(f, f.fmax(_size(f, halves[0]), _size(f, halves[1])))
     wide = f.splat(inverse)
-    scale = largest / f.constant(F32, 127.0)
     total = f.constant(I32, 0)
-    for half, values in enumerate((a, b)):
-        integers = f.to_int32(f.round_even(values * wide))
-        f.store(out + 16 * half, f.truncate(integers, I8))
-        part = f.reduce(integers, lambda p, q: p + q)
+    for half, values in enumerate(halves):
+        part = _quantized_16(f, values, wide, out + 16 * half)
         f.store(out + X_OFFSET_HALF + 4 * half, part * -128)
         total = total + part
     f.store(out + X_SCALE, scale)
@@ -124,6 +151,29 @@ def quantize_block(f: Function, x: Value, out: Value) -> None:
 def quantize_row(f: Function, x: Value, out: Value, blocks: Value) -> None:
     with f.loop(0, blocks) as block:
         quantize_block(f, x + block * (4 * X_VALUES), out + block * X_BLOCK)
+
+
+def quantize_super_block(f: Function, x: Value, out: Value) -> None:
+    """256 floats at x to one activation super-block, by the rule of `quantize_block`."""
+    sizes = f.var(f.zeros(i32x16))
+    with f.loop(0, 4 * S_VALUES, 64) as at:
+        sizes.set(f.fmax(_size(f, f.load(x + at, f32x16)), sizes.get()))
+    inverse, scale = _scale_of(f, sizes.get())
+    wide = f.splat(inverse)
+    total = f.var(f.constant(I32, 0))
+    with f.loop(0, S_VALUES // 32) as group:
+        both = f.constant(I32, 0)
+        for half in range(2):
+            number = group * 2 + half
+            part = _quantized_16(f, f.load(x + number * 64, f32x16), wide, out + number * 16)
+            f.store(out + (number * 2 + S_SUMS_16), f.truncate(part, I16))
+            f.store(out + (number * 4 + S_OFFSETS_16), part * -32)
+            both = both + part
+        f.store(out + (group * 2 + S_SUMS_32), f.truncate(both, I16))
+        f.store(out + (group * 4 + S_OFFSETS_32), both * -128)
+        total.set(total.get() + both)
+    f.store(out + S_SCALE, scale)
+    f.store(out + S_OFFSET, total.get() * -128)
 
 
 # exp by range reduction to [-ln 2 / 2, ln 2 / 2] and the polynomial of Cephes' expf (relative error < 2e-7).

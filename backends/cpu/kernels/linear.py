@@ -12,24 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import ModuleType
 
-from backends.cpu import dot
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import (
-    X_BLOCK,
-    X_OFFSET,
-    X_OFFSET_HALF,
-    X_SCALE,
-    X_SUM,
-    X_VALUES,
-    Arguments,
-    f32x16,
-    i32x16,
-    kernel,
-    tasks,
-)  # fmt: skip
-from backends.cpu.panels import Block, FloatPanel, IntegerPanel, u8x64
-from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
+from backends.cpu.kernels import blocks, super_blocks
+from backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
+from backends.cpu.panels import FloatPanel, IntegerPanel
+from backends.cpu.simd import F32, LANES, Function, Value, Variable
 from backends.cpu.unpack import panel_of
 
 READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
@@ -178,163 +167,52 @@ def _float_rows(
 # -- quantized formats, few rows -------------------------------------------------------------------------------------
 
 
+def _arithmetic(panel: IntegerPanel) -> ModuleType:
+    return blocks if panel.super_scales is None else super_blocks
+
+
 def _direct_rows(
     f: Function, a: Arguments, panel: IntegerPanel, place: Place, rows: Value, first: Value, last: Value
 ) -> None:
+    way = _arithmetic(panel)
+
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last) as p:
             w = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, 1)
-            x_bytes = panel.block_values // X_VALUES * X_BLOCK
+            x_bytes = panel.block_values // way.VALUES * way.X_BYTES
             with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
                 here = panel.block(w, block, a.i64(LinearArg.BLOCKS))
-                _direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
+                way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
             _finish(f, place, p, row, sums)
 
-    _for_rows(f, rows, [n for n in (3, 2, 1) if n <= f.isa.int_tile[0]], tile)
-
-
-def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Ask for what stands `isa.read_ahead` bytes behind these lines, where that helps."""
-    if f.isa.read_ahead:
-        for line in lines:
-            f.prefetch(line + f.isa.read_ahead)
-
-
-def _x_at(k: int) -> int:
-    """Byte of value k in a row of activation blocks."""
-    return k // X_VALUES * X_BLOCK + k % X_VALUES
-
-
-def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
-    """Integer accumulator of the group at k: -offset * (sum of its activations), where the dot product needs it."""
-    if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
-        return f.zeros(i32x16)
-    slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4
-    sum128 = f.load(x + (k // X_VALUES * X_BLOCK + slot), I32, 4)
-    shift = (128 // panel_offset).bit_length() - 1
-    return f.splat(sum128.sra(shift) if shift else sum128)
-
-
-def _weigh(
-    f: Function, integers: Value, scale: Value, minimum: Value | None, group: int, x: Value, k: int, total: Variable
-) -> None:
-    """total += scale * activation scale * integers - minimum * (sum of activations)."""
-    block = x + k // X_VALUES * X_BLOCK
-    x_scale = f.broadcast(block + X_SCALE, F32)
-    value = f.fma(f.to_float(integers), scale * x_scale, total.get())
-    if minimum is not None:
-        if group == X_VALUES:
-            x_sum = f.broadcast(block + X_SUM, F32)
-        else:  # halves have their integer sum only
-            sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
-            x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
-        value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
-    total.set(value)
-
-
-def _direct_block(
-    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
-) -> None:
-    """One block of a panel times one stretch of every row; groups are weighed in order of k."""
-    multiply = dot.biased if panel.offset == 128 else dot.small
-    integers: dict[tuple[int, int], Value] = {}
-    seen = [0] * panel.groups
-    due = 0
-    # All groups are summed before the first is weighed, where the registers hold their sums.
-    in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
-    lines = panel.lines(block) if ahead else []
-    share = -(-len(lines) // (panel.block_values // 4))
-
-    def weigh_complete() -> None:
-        nonlocal due
-        while due < panel.groups and seen[due] == panel.group // 4:
-            scale, minimum = panel.scales(f, block, due)
-            for t, row in enumerate(x):
-                _weigh(f, integers.pop((due, t)), scale, minimum, panel.group, row, due * panel.group, sums[t])
-            due += 1
-
-    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        if in_order:
-            f.keep_order()
-        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
-        k = group * panel.group
-        for t, row in enumerate(x):
-            if (group, t) not in integers:
-                integers[group, t] = _start(f, panel.offset, panel.group, row, k)
-            values = dot.broadcast4(f, row + _x_at(k + 4 * word))
-            integers[group, t] = multiply(f, integers[group, t], weights, values)
-        seen[group] += 1
-        if not in_order:
-            weigh_complete()
-    weigh_complete()
-    assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
+    _for_rows(f, rows, [n for n in way.DIRECT_ROWS if n <= f.isa.int_tile[0]], tile)
 
 
 # -- quantized formats, many rows ------------------------------------------------------------------------------------
 
 
-def _tile_offset(f: Function, panel: IntegerPanel) -> int:
-    """What unpacked bytes carry: 128 where any byte may be multiplied, else what the format has."""
-    return 128 if f.isa.biased_needs_offset else panel.offset
-
-
 def _tiled_rows(
     f: Function, a: Arguments, panel: IntegerPanel, place: Place, scratch: Value, rows: Value, first: Value, last: Value
 ) -> None:
-    groups = a.i64(LinearArg.BLOCKS) * panel.groups
-    unpacked = groups * panel.tile_group_bytes
+    way = _arithmetic(panel)
+    per_block, size_ = panel.block_values // way.VALUES, way.tile_bytes(f.isa, panel)
+    parts = a.i64(LinearArg.BLOCKS) * per_block
+    unpacked = parts * size_
     with f.loop(first, last) as p:
         source = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
         target = scratch + (p - first) * unpacked
         with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
-            at = block * (panel.groups * panel.tile_group_bytes)
-            _unpack_block(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
+            at = block * (per_block * size_)
+            way.unpack(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
     tile_rows, tile_panels = f.isa.int_tile
 
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last, tile_panels) as p:
             w = [scratch + (p - first + i) * unpacked for i in range(tile_panels)]
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, tile_panels)
-            per_block = X_VALUES // panel.group
-            with f.loop(0, groups // per_block) as block:
-                here = [v + block * (per_block * panel.tile_group_bytes) for v in w]
-                there = [v + block * X_BLOCK for v in x]
-                for group in range(per_block):
-                    _tile_group(f, panel, [v + group * panel.tile_group_bytes for v in here], there, group, sums)
+            with f.loop(0, parts) as part:
+                way.tile(f, panel, [v + part * size_ for v in w], [v + part * way.X_BYTES for v in x], sums)
             _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
-
-
-def _unpack_block(f: Function, panel: IntegerPanel, source: Block, target: Value) -> None:
-    """A packed block to, per group: scale, minimum if there is one, bytes."""
-    header = 64 * (1 + panel.minimum)
-    for group in range(panel.groups):
-        for i, number in enumerate(panel.scales(f, source, group)):
-            if number is not None:
-                f.store(target + (group * panel.tile_group_bytes + 64 * i), number)
-    add = _tile_offset(f, panel) - panel.offset
-    for group, word, weights in panel.steps(f, source):
-        at = group * panel.tile_group_bytes + header + 64 * word
-        f.store(target + at, weights + add if add else weights)
-
-
-def _tile_group(
-    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], group: int,
-    sums: Sequence[Sequence[Variable]],
-) -> None:  # fmt: skip
-    offset, header, k = _tile_offset(f, panel), 64 * (1 + panel.minimum), group * panel.group
-    multiply = dot.biased if offset == 128 else dot.small
-    integers = [[_start(f, offset, panel.group, row, k)] * len(w) for row in x]
-    for word in range(panel.group // 4):
-        weights = [f.load(v + (header + 64 * word), u8x64) for v in w]
-        for t, row in enumerate(x):
-            values = dot.broadcast4(f, row + _x_at(k + 4 * word))
-            for i, bytes_ in enumerate(weights):
-                integers[t][i] = multiply(f, integers[t][i], bytes_, values)
-    for i, v in enumerate(w):
-        scale = f.load(v, f32x16)
-        minimum = f.load(v + 64, f32x16) if panel.minimum else None
-        for t, row in enumerate(x):
-            _weigh(f, integers[t][i], scale, minimum, panel.group, row, k, sums[t][i])

@@ -12,6 +12,9 @@ from typing import Literal
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import (
+    S_BLOCK,
+    S_VALUES,
+    X_VALUES,
     Arguments,
     Step,
     activate,
@@ -19,6 +22,7 @@ from backends.cpu.kernels.common import (
     kernel,
     own_rows,
     quantize_row,
+    quantize_super_block,
     sigmoid,
     tanh,
 )  # fmt: skip
@@ -44,7 +48,9 @@ class NormArg(IntEnum):
     Q = 10  # activation blocks of y, 0 for none
     Q_STRIDE = 11
     Q_BLOCKS = 12
-    GROUP_STRIDE = 13  # bytes from the weights of one group to those of the next; 0 where all groups share them
+    S = 13  # activation super-blocks of y, 0 for none
+    S_STRIDE = 14
+    GROUP_STRIDE = 15  # bytes from the weights of one group to those of the next; 0 where all groups share them
     SIZE = 16
 
 
@@ -97,9 +103,15 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
 
 
 def _quantize_if_wanted(f: Function, a: Arguments, y: Value, row: Value, q_slot: int) -> None:
-    """Activation blocks of the row just made, while it is in L1; slots q_slot.. are address, stride, blocks."""
+    """Activation blocks of the row just made, while it is in L1; slots q_slot.. are address, stride, blocks of 32, and
+    address and stride of super-blocks."""
+    blocks = a.i64(q_slot + 2)
     with f.when(a.i64(q_slot).differs(0)):
-        quantize_row(f, y, a.pointer(q_slot) + row * a.i64(q_slot + 1), a.i64(q_slot + 2))
+        quantize_row(f, y, a.pointer(q_slot) + row * a.i64(q_slot + 1), blocks)
+    with f.when(a.i64(q_slot + 3).differs(0)):
+        out = a.pointer(q_slot + 3) + row * a.i64(q_slot + 4)
+        with f.loop(0, blocks // (S_VALUES // X_VALUES)) as block:
+            quantize_super_block(f, y + block * (4 * S_VALUES), out + block * S_BLOCK)
 
 
 class QuantizeArg(IntEnum):
@@ -109,6 +121,8 @@ class QuantizeArg(IntEnum):
     Q = 3
     Q_STRIDE = 4
     Q_BLOCKS = 5
+    S = 6
+    S_STRIDE = 7
     SIZE = 8
 
 
@@ -134,6 +148,8 @@ class GluArg(IntEnum):
     Q = 8
     Q_STRIDE = 9
     Q_BLOCKS = 10
+    S = 11
+    S_STRIDE = 12
     SIZE = 16
 
 

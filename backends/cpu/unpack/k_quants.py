@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, words
+from backends.cpu.panels import SUPER_BLOCK, Block, IntegerPanel, Scales, Step, SuperScales, byte, half, words
 from backends.cpu.simd import Function, Value
 
 
-def _six_bits(f: Function, block: Block, at: int, group: int) -> tuple[Value, Value]:
-    """6-bit scale and minimum of a group of Q4_K and Q5_K, int32 x 16; `at` is where the 12 bytes start."""
-    j = group
+def _six_bits(f: Function, block: Block, group: int) -> Scales:
+    """Of a group of Q4_K and Q5_K; the 12 bytes start at 4."""
+    at, j = 4, group
     if j < 4:
         return byte(f, block, at + j) & 63, byte(f, block, at + j + 4) & 63
     low = byte(f, block, at + j + 4)
@@ -19,9 +19,13 @@ def _six_bits(f: Function, block: Block, at: int, group: int) -> tuple[Value, Va
     return scale, minimum
 
 
-def _scale_min(f: Function, block: Block, group: int) -> Scales:
-    scale, minimum = _six_bits(f, block, 4, group)
-    return half(f, block, 0) * f.to_float(scale), half(f, block, 2) * f.to_float(minimum)
+def _halves(at: int, minimum_at: int | None = None) -> Callable[[Function, Block], Scales]:
+    """Scale and minimum of the block, half-precision numbers at these offsets."""
+
+    def whole(f: Function, block: Block) -> Scales:
+        return half(f, block, at), None if minimum_at is None else half(f, block, minimum_at)
+
+    return whole
 
 
 def _q4_steps(f: Function, block: Block) -> Iterator[Step]:
@@ -60,7 +64,7 @@ def _q6_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _q6_scale(f: Function, block: Block, group: int) -> Scales:
-    return half(f, block, 208) * f.to_float(byte(f, block, 192 + group, signed=True)), None
+    return byte(f, block, 192 + group, signed=True), None
 
 
 def _q2_steps(f: Function, block: Block) -> Iterator[Step]:
@@ -73,7 +77,7 @@ def _q2_steps(f: Function, block: Block) -> Iterator[Step]:
 
 def _q2_scale(f: Function, block: Block, group: int) -> Scales:
     packed = byte(f, block, group)
-    return half(f, block, 80) * f.to_float(packed & 15), half(f, block, 82) * f.to_float(packed >> 4)
+    return packed & 15, packed >> 4
 
 
 def _q3_steps(f: Function, block: Block) -> Iterator[Step]:
@@ -90,7 +94,7 @@ def _q3_scale(f: Function, block: Block, group: int) -> Scales:
     low = byte(f, block, 96 + group % 8)
     low = low & 15 if group < 8 else low >> 4
     high = (byte(f, block, 104 + group % 4) >> (2 * (group // 4))) & 3
-    return half(f, block, 108) * f.to_float((low | (high << 4)) - 32), None
+    return (low | (high << 4)) - 32, None
 
 
 def _as_read(words: int, *starts: int) -> tuple[int, ...]:
@@ -98,16 +102,32 @@ def _as_read(words: int, *starts: int) -> tuple[int, ...]:
     return tuple(start + 4 * word for word in range(words) for start in starts)
 
 
-Q2_K = IntegerPanel("Q2_K", ((1, 16), (4, 16), (2, 2)), 256, 16, 0, True, _q2_steps, _q2_scale)
-Q3_K = IntegerPanel(
-    "Q3_K", ((4, 8), (4, 16), (1, 12), (2, 1)), 256, 16, 4, False, _q3_steps, _q3_scale, order=_as_read(8, 0, 32, 64)
+def _panel(
+    name: str, fields: tuple[tuple[int, int], ...], group: int, offset: int, bits: int,
+    steps: Callable[[Function, Block], Iterator[Step]], scales: SuperScales, folds: bool = False,
+    order: tuple[int, ...] = (), order_registers: int = 0, in_order: bool = False,
+) -> IntegerPanel:  # fmt: skip
+    return IntegerPanel(
+        name, fields, SUPER_BLOCK, group, offset, offset == 0, steps, scales.product, (1 << bits) - 1, scales, folds,
+        order=order, order_registers=order_registers, in_order=in_order,
+    )  # fmt: skip
+
+
+Q2_K = _panel(
+    "Q2_K", ((1, 16), (4, 16), (2, 2)), 16, 0, 2, _q2_steps, SuperScales(_halves(80, 82), _q2_scale), folds=True
 )
-Q4_K = IntegerPanel("Q4_K", ((2, 2), (1, 12), (4, 32)), 256, 32, 0, True, _q4_steps, _scale_min, in_order=True)
-Q5_K = IntegerPanel(
-    "Q5_K", ((2, 2), (1, 12), (4, 8), (4, 32)), 256, 32, 0, True, _q5_steps, _scale_min,
+Q3_K = _panel(
+    "Q3_K", ((4, 8), (4, 16), (1, 12), (2, 1)), 16, 4, 3, _q3_steps, SuperScales(_halves(108), _q3_scale), folds=True,
+    order=_as_read(8, 0, 32, 64),
+)  # fmt: skip
+Q4_K = _panel(
+    "Q4_K", ((2, 2), (1, 12), (4, 32)), 32, 0, 4, _q4_steps, SuperScales(_halves(0, 2), _six_bits), in_order=True
+)
+Q5_K = _panel(
+    "Q5_K", ((2, 2), (1, 12), (4, 8), (4, 32)), 32, 0, 5, _q5_steps, SuperScales(_halves(0, 2), _six_bits),
     order=_as_read(8, 16, 48, 80, 112, 144), order_registers=32, in_order=True,
 )  # fmt: skip
-Q6_K = IntegerPanel(
-    "Q6_K", ((4, 32), (4, 16), (1, 16), (2, 1)), 256, 16, 32, False, _q6_steps, _q6_scale,
+Q6_K = _panel(
+    "Q6_K", ((4, 32), (4, 16), (1, 16), (2, 1)), 16, 32, 6, _q6_steps, SuperScales(_halves(208), _q6_scale),
     order=_as_read(8, 128, 0, 32) + _as_read(8, 160, 64, 96), in_order=True,
 )  # fmt: skip

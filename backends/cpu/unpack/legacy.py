@@ -59,17 +59,23 @@ def _scale_and_minimum(f: Function, block: Block, group: int) -> Scales:
 
 
 def _panel(
-    name: str, fields: tuple[tuple[int, int], ...], offset: int, minimum: bool, steps: Steps, spread: int = -1
+    name: str,
+    fields: tuple[tuple[int, int], ...],
+    offset: int,
+    minimum: bool,
+    steps: Steps,
+    bits: int,
+    spread: int = -1,
 ) -> IntegerPanel:
     scales = _scale_and_minimum if minimum else _scale
     return IntegerPanel(
-        name, fields, 32, 32, offset, minimum, steps, scales,
+        name, fields, 32, 32, offset, minimum, steps, scales, (1 << bits) - 1,
         repack_word=_spread_bits if spread >= 0 else None, repack_field=spread,
     )  # fmt: skip
 
 
-Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2))
-Q4_1 = _panel("Q4_1", ((2, 2), (4, 4)), 0, True, _nibbles(4))
-Q5_0 = _panel("Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), spread=1)
-Q5_1 = _panel("Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), spread=1)
-Q8_0 = _panel("Q8_0", ((2, 1), (4, 8)), 128, False, _bytes)
+Q4_0 = _panel("Q4_0", ((2, 1), (4, 4)), 8, False, _nibbles(2), 4)
+Q4_1 = _panel("Q4_1", ((2, 2), (4, 4)), 0, True, _nibbles(4), 4)
+Q5_0 = _panel("Q5_0", ((2, 1), (4, 1), (4, 4)), 16, False, _nibbles_and_bit(2, 6), 5, spread=1)
+Q5_1 = _panel("Q5_1", ((2, 2), (4, 1), (4, 4)), 0, True, _nibbles_and_bit(4, 8), 5, spread=1)
+Q8_0 = _panel("Q8_0", ((2, 1), (4, 8)), 128, False, _bytes, 8)

@@ -74,13 +74,13 @@ def _scale_at(at: int) -> object:
 
 
 def _panel(name: str, fields: tuple[tuple[int, int], ...], values: int, steps: object, scales: object) -> IntegerPanel:
-    return IntegerPanel(name, fields, values, 32, 1, False, steps, scales)  # type: ignore[arg-type]
+    return IntegerPanel(name, fields, values, 32, 1, False, steps, scales, 3)  # type: ignore[arg-type]
 
 
 TQ1_0 = _panel("TQ1_0", ((4, 12), (4, 1), (2, 1)), 256, _tq1_steps, _scale_at(52))
 TQ2_0 = _panel("TQ2_0", ((4, 16), (2, 1)), 256, _tq2_steps, _scale_at(64))
 Q1_0 = _panel("Q1_0", ((2, 1), (1, 16)), 128, _q1_steps, _scale_at(0))
 Q2_0 = _panel("Q2_0", ((2, 1), (1, 16)), 64, _q2_steps, _scale_at(0))
-NVFP4 = IntegerPanel("NVFP4", ((1, 4), (4, 8)), 64, 16, FP4_CENTRE, False, _nvfp4_steps, _nvfp4_scale)
+NVFP4 = IntegerPanel("NVFP4", ((1, 4), (4, 8)), 64, 16, FP4_CENTRE, False, _nvfp4_steps, _nvfp4_scale, max(FP4_LEVELS))
 
 assert vector(I8, 64) == u8x64

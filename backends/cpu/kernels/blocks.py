@@ -1,0 +1,147 @@
+"""The arithmetic of blocks: panels of quantized weights times activation blocks of 32 values, group by group.
+
+Every group's integer sum is exact; one chain of float32 fused multiply-adds in order of k adds the groups up. Packed
+panels (`direct_block`) and unpacked ones (`tile`) run the same chain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from backends.cpu import dot
+from backends.cpu.isa import Isa
+from backends.cpu.kernels.common import (
+    X_BLOCK,
+    X_OFFSET,
+    X_OFFSET_HALF,
+    X_SCALE,
+    X_SUM,
+    X_VALUES,
+    f32x16,
+    i32x16,
+    read_ahead,
+)  # fmt: skip
+from backends.cpu.panels import Block, IntegerPanel, u8x64
+from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
+
+VALUES = X_VALUES  # of what `tile` multiplies at a time
+X_BYTES = X_BLOCK  # of their activations
+DIRECT_ROWS = (3, 2, 1)  # rows that `direct_block` takes at a time
+
+
+def _x_at(k: int) -> int:
+    """Byte of value k in a row of activation blocks."""
+    return k // X_VALUES * X_BLOCK + k % X_VALUES
+
+
+def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
+    """Integer accumulator of the group at k: -offset * (sum of its activations), where the dot product needs it."""
+    if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
+        return f.zeros(i32x16)
+    slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4
+    sum128 = f.load(x + (k // X_VALUES * X_BLOCK + slot), I32, 4)
+    shift = (128 // panel_offset).bit_length() - 1
+    return f.splat(sum128.sra(shift) if shift else sum128)
+
+
+def _weigh(
+    f: Function, integers: Value, scale: Value, minimum: Value | None, group: int, x: Value, k: int, total: Variable
+) -> None:
+    """total += scale * activation scale * integers - minimum * (sum of activations)."""
+    block = x + k // X_VALUES * X_BLOCK
+    x_scale = f.broadcast(block + X_SCALE, F32)
+    value = f.fma(f.to_float(integers), scale * x_scale, total.get())
+    if minimum is not None:
+        if group == X_VALUES:
+            x_sum = f.broadcast(block + X_SUM, F32)
+        else:  # halves have their integer sum only
+            sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
+            x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
+        value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
+    total.set(value)
+
+
+def direct_block(
+    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
+) -> None:
+    """One block of a panel times one stretch of every row; groups are weighed in order of k."""
+    integers: dict[tuple[int, int], dot.Sum] = {}
+    seen = [0] * panel.groups
+    due = 0
+    lines = panel.lines(block) if ahead else []
+    share = -(-len(lines) // (panel.block_values // 4))
+    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
+        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
+        k = group * panel.group
+        for t, row in enumerate(x):
+            if (group, t) not in integers:
+                integers[group, t] = dot.Sum(f, _start(f, panel.offset, panel.group, row, k), panel.magnitude)
+            integers[group, t].add(weights, dot.broadcast4(f, row + _x_at(k + 4 * word)))
+        seen[group] += 1
+        while due < panel.groups and seen[due] == panel.group // 4:
+            scale, minimum = panel.scales(f, block, due)
+            for t, row in enumerate(x):
+                integer = integers.pop((due, t)).total()
+                _weigh(f, integer, scale, minimum, panel.group, row, due * panel.group, sums[t])
+            due += 1
+    assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
+
+
+# -- unpacked: per group a scale, a minimum if there is one, and a byte per value ------------------------------------
+
+
+def _tile_offset(isa: Isa, panel: IntegerPanel) -> int:
+    """What unpacked bytes carry: 128 where any byte may be multiplied, else what the format has."""
+    return 128 if isa.biased_needs_offset else panel.offset
+
+
+def _header(panel: IntegerPanel) -> int:
+    return 64 * (1 + panel.minimum)
+
+
+def _group_bytes(panel: IntegerPanel) -> int:
+    return _header(panel) + LANES * panel.group
+
+
+def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
+    """Bytes of VALUES unpacked weights of every row of a panel."""
+    return VALUES // panel.group * _group_bytes(panel)
+
+
+def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> None:
+    for group in range(panel.groups):
+        for i, number in enumerate(panel.scales(f, source, group)):
+            if number is not None:
+                f.store(target + (group * _group_bytes(panel) + 64 * i), number)
+    add = _tile_offset(f.isa, panel) - panel.offset
+    for group, word, weights in panel.steps(f, source):
+        at = group * _group_bytes(panel) + _header(panel) + 64 * word
+        f.store(target + at, weights + add if add else weights)
+
+
+def tile(
+    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
+) -> None:
+    """sums[t][i] += VALUES unpacked weights of panel i times those of row t."""
+    for group in range(VALUES // panel.group):
+        _tile_group(f, panel, [v + group * _group_bytes(panel) for v in w], x, group * panel.group, sums)
+
+
+def _tile_group(
+    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], k: int, sums: Sequence[Sequence[Variable]]
+) -> None:
+    offset, header = _tile_offset(f.isa, panel), _header(panel)
+    magnitude = dot.BIASED if offset == 128 else panel.magnitude
+    starts = [_start(f, offset, panel.group, row, k) for row in x]
+    integers = [[dot.Sum(f, start, magnitude) for _ in w] for start in starts]
+    for word in range(panel.group // 4):
+        weights = [f.load(v + (header + 64 * word), u8x64) for v in w]
+        for row, of_row in zip(x, integers, strict=True):
+            values = dot.broadcast4(f, row + _x_at(k + 4 * word))
+            for integer, bytes_ in zip(of_row, weights, strict=True):
+                integer.add(bytes_, values)
+    for i, v in enumerate(w):
+        scale = f.load(v, f32x16)
+        minimum = f.load(v + 64, f32x16) if panel.minimum else None
+        for t, row in enumerate(x):
+            _weigh(f, integers[t][i].total(), scale, minimum, panel.group, row, k, sums[t][i])

@@ -1,0 +1,256 @@
+"""The arithmetic of super-blocks: panels whose groups have integer scales, times activation super-blocks of 256 values.
+
+A super-block is summed in integers, scales and minimums of its groups included, and so is exact in whatever order; one
+chain of float32 fused multiply-adds adds the super-blocks up. Packed panels (`direct_block`) and unpacked ones (`tile`)
+reach the same integers in their own ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from backends.cpu import dot
+from backends.cpu.isa import Isa
+from backends.cpu.kernels.common import (
+    S_BLOCK,
+    S_OFFSET,
+    S_OFFSETS_16,
+    S_OFFSETS_32,
+    S_SCALE,
+    S_SUMS_16,
+    S_SUMS_32,
+    S_VALUES,
+    f32x16,
+    i32x16,
+    read_ahead,
+)  # fmt: skip
+from backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
+from backends.cpu.simd import F32, I32, Function, Value, Variable
+
+VALUES = S_VALUES  # of what `tile` multiplies at a time
+X_BYTES = S_BLOCK  # of their activations
+DIRECT_ROWS = (2, 1)  # rows that `direct_block` takes at a time: with 3, LLVM runs out of registers
+TOGETHER = 32  # values of a turn of the loop over a super-block
+
+
+def _scales(panel: IntegerPanel) -> SuperScales:
+    assert panel.super_scales is not None
+    return panel.super_scales
+
+
+def _offset_by_pairs(isa: Isa, panel: IntegerPanel) -> bool:
+    """Whether the offset is taken off as minimums are: AVX2's sums of int16 have no room for where others start."""
+    return isa.dot == "maddubs" and panel.offset not in (0, 128)
+
+
+def _start(f: Function, panel: IntegerPanel, x: Value, group: Value | int) -> Value:
+    """Integer accumulator of a group: -offset * (sum of its activations), where the dot product needs it."""
+    offset = panel.offset
+    if offset == 0 or _offset_by_pairs(f.isa, panel) or (offset == 128 and not f.isa.biased_needs_offset):
+        return f.zeros(i32x16)
+    slot, stored = (S_OFFSETS_16, 32) if panel.group == 16 else (S_OFFSETS_32, 128)
+    start = f.broadcast(x + group * 4 + slot if isinstance(group, Value) else x + (group * 4 + slot), I32)
+    shift = (stored // offset).bit_length() - 1
+    return start.sra(shift) if shift else start
+
+
+def _pair_sums(f: Function, panel: IntegerPanel, x: Value, number: int) -> Value:
+    """Sums of the activations of groups 2 `number` and 2 `number` + 1 as int16 in every lane."""
+    return f.broadcast(x + ((S_SUMS_16 if panel.group == 16 else S_SUMS_32) + 4 * number), I32)
+
+
+def _pair_factor(f: Function, panel: IntegerPanel, block: Block, number: int) -> Value:
+    """What those sums are multiplied by: minimums, or scales times the offset."""
+    factors = []
+    for group in (2 * number, 2 * number + 1):
+        scale, minimum = _scales(panel).of_group(f, block, group)
+        factors.append(scale * panel.offset if minimum is None else minimum)
+    return dot.pair(*factors)
+
+
+def _has_pairs(isa: Isa, panel: IntegerPanel) -> bool:
+    return panel.minimum or _offset_by_pairs(isa, panel)
+
+
+def _weigh(
+    f: Function, integers: Value, pairs: Value | None, scale: Value, minus: Value | None, x: Value, total: Variable
+) -> None:
+    """total += activation scale * (scale * integers - minimum * pairs), with `minus` the minimum's negative."""
+    x_scale = f.broadcast(x + S_SCALE, F32)
+    if pairs is not None and minus is None:
+        integers = integers - pairs
+    value = f.fma(f.to_float(integers), scale * x_scale, total.get())
+    if pairs is not None and minus is not None:
+        value = f.fma(f.to_float(pairs), minus * x_scale, value)
+    total.set(value)
+
+
+def direct_block(
+    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
+) -> None:
+    """One block of a panel times one stretch of every row."""
+    scales = _scales(panel)
+    weight = cache(lambda group: dot.weight_form(f, scales.of_group(f, block, group)[0]))
+    integers: dict[int, list[dot.Sum]] = {}
+    totals = [f.zeros(i32x16) for _ in x]
+    has_pairs = _has_pairs(f.isa, panel)
+    pairs: list[Value | None] = [f.zeros(i32x16) if has_pairs else None for _ in x]
+    seen = [0] * panel.groups
+    full = panel.group // 4
+    # All groups are summed before the first is weighed, where the registers hold their sums.
+    in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
+    lines = panel.lines(block) if ahead else []
+    share = -(-len(lines) // (panel.block_values // 4))
+
+    def weigh(group: int) -> None:
+        for t, integer in enumerate(integers.pop(group)):
+            totals[t] = totals[t] + integer.total()
+        if has_pairs and seen[group ^ 1] == full and group ^ 1 not in integers:  # while its scales are in registers
+            factor = _pair_factor(f, panel, block, group // 2)
+            for t, (pair, row) in enumerate(zip(pairs, x, strict=True)):
+                assert pair is not None
+                pairs[t] = dot.pairs(f, pair, factor, _pair_sums(f, panel, row, group // 2))
+
+    for number, (group, word, weights) in enumerate(panel.steps(f, block)):
+        if in_order:
+            f.keep_order()
+        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
+        if group not in integers:
+            integers[group] = [
+                dot.Sum(f, _start(f, panel, row, group), panel.magnitude, lambda group=group: weight(group))  # type: ignore[misc]
+                for row in x
+            ]
+        for row, integer in zip(x, integers[group], strict=True):
+            integer.add(weights, dot.broadcast4(f, row + (group * panel.group + 4 * word)))
+        seen[group] += 1
+        if seen[group] == full and not in_order:
+            weigh(group)
+    for group in sorted(integers):
+        assert seen[group] == full, f"{panel.name}: group {group} is incomplete"
+        weigh(group)
+    scale, minimum = scales.whole(f, block)
+    minus = None if minimum is None else f.zeros(f32x16) - minimum
+    for t, row in enumerate(x):
+        _weigh(f, totals[t], pairs[t], scale, minus, row, sums[t])
+
+
+# -- unpacked --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the parts of an unpacked super-block of a panel stand. The scale of the whole is first, what to multiply
+    the pairs' sum by behind it."""
+
+    pairs: int  # a vector for two groups
+    scales: int  # a vector for a group
+    values: int  # a byte each
+    size: int
+
+
+def _folded(isa: Isa, panel: IntegerPanel) -> bool:
+    """Whether unpacked bytes are already multiplied by the scales of their groups. AVX2 adds up more of the small ones,
+    and multiplies by scales for nothing."""
+    return panel.folds and isa.dot != "maddubs"
+
+
+def _layout(isa: Isa, panel: IntegerPanel) -> _Layout:
+    pairs = 64 * (1 + panel.minimum)
+    scales = pairs + (64 * (panel.groups // 2) if _has_pairs(isa, panel) else 0)
+    values = scales + (0 if _folded(isa, panel) else 64 * panel.groups)
+    return _Layout(pairs, scales, values, values + 16 * VALUES)
+
+
+def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
+    """Bytes of VALUES unpacked weights of every row of a panel."""
+    return _layout(isa, panel).size
+
+
+def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> None:
+    layout, folded = _layout(f.isa, panel), _folded(f.isa, panel)
+    whole, minimum = _scales(panel).whole(f, source)
+    negative = folded and panel.offset > 0  # q * scale reaches -128 but not 128 only in one sign
+    f.store(target, f.zeros(f32x16) - whole if negative else whole)
+    if minimum is not None:
+        f.store(target + 64, f.zeros(f32x16) - minimum)
+    if _has_pairs(f.isa, panel):
+        for number in range(panel.groups // 2):
+            f.store(target + (layout.pairs + 64 * number), _pair_factor(f, panel, source, number))
+    if not folded:
+        for group in range(panel.groups):
+            scale, _ = _scales(panel).of_group(f, source, group)
+            f.store(target + (layout.scales + 64 * group), dot.weight_form(f, scale))
+    for group, word, weights in panel.steps(f, source):
+        if folded:
+            scale, _ = _scales(panel).of_group(f, source, group)
+            four = f.bits((scale & 0xFF) * 0x01010101, u8x64)
+            weights = (f.constant(u8x64, panel.offset) - weights) * four + 128 if negative else weights * four
+        f.store(target + (layout.values + 64 * (group * (panel.group // 4) + word)), weights)
+
+
+def tile(
+    f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
+) -> None:
+    """sums[t][i] += VALUES unpacked weights of panel i times those of row t."""
+    layout = _layout(f.isa, panel)
+    if _folded(f.isa, panel):
+        integers = _folded_integers(f, panel, [v + layout.values for v in w], x)
+    else:
+        integers = _integers(f, panel, layout, w, x)
+    pairs: list[list[Value | None]] = [[None] * len(w) for _ in x]
+    if _has_pairs(f.isa, panel):
+        totals = [[f.zeros(i32x16) for _ in w] for _ in x]
+        for number in range(panel.groups // 2):
+            factors = [f.load(v + (layout.pairs + 64 * number), i32x16) for v in w]
+            for row, of_row in zip(x, totals, strict=True):
+                values = _pair_sums(f, panel, row, number)
+                of_row[:] = [dot.pairs(f, total, a, values) for total, a in zip(of_row, factors, strict=True)]
+        pairs = [list(of_row) for of_row in totals]
+    for i, v in enumerate(w):
+        scale = f.load(v, f32x16)
+        minus = f.load(v + 64, f32x16) if panel.minimum else None
+        for t, row in enumerate(x):
+            _weigh(f, integers[t][i].get(), pairs[t][i], scale, minus, row, sums[t][i])
+
+
+def _folded_integers(f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value]) -> list[list[Variable]]:
+    biased = panel.offset > 0
+    multiply = dot.biased if biased else dot.small
+    starts = [
+        f.broadcast(row + S_OFFSET, I32) if biased and f.isa.biased_needs_offset else f.zeros(i32x16) for row in x
+    ]
+    integers = [[f.var(start) for _ in w] for start in starts]
+    with f.loop(0, VALUES, TOGETHER) as k:
+        for word in range(TOGETHER // 4):
+            weights = [f.load(v + (k * 16 + 64 * word), u8x64) for v in w]
+            for row, of_row in zip(x, integers, strict=True):
+                values = dot.broadcast4(f, row + (k + 4 * word))
+                for integer, bytes_ in zip(of_row, weights, strict=True):
+                    integer.set(multiply(f, integer.get(), bytes_, values))
+    return integers
+
+
+def _integers(
+    f: Function, panel: IntegerPanel, layout: _Layout, w: Sequence[Value], x: Sequence[Value]
+) -> list[list[Variable]]:
+    integers = [[f.var(f.zeros(i32x16)) for _ in w] for _ in x]
+    per_turn = TOGETHER // panel.group
+    with f.loop(0, VALUES // TOGETHER) as turn:
+        for number in range(per_turn):
+            group = turn * per_turn + number
+            scales = [f.load(v + (group * 64 + layout.scales), i32x16) for v in w]
+            starts = [_start(f, panel, row, group) for row in x]
+            here = [[dot.Sum(f, s, panel.magnitude, lambda w=w: w) for w in scales] for s in starts]  # type: ignore[misc]
+            for word in range(panel.group // 4):
+                at = group * (16 * panel.group) + (layout.values + 64 * word)
+                weights = [f.load(v + at, u8x64) for v in w]
+                for row, groups in zip(x, here, strict=True):
+                    values = dot.broadcast4(f, row + (group * panel.group + 4 * word))
+                    for group_sum, bytes_ in zip(groups, weights, strict=True):
+                        group_sum.add(bytes_, values)
+            for t, groups in enumerate(here):
+                for i, group_sum in enumerate(groups):
+                    integers[t][i].set(integers[t][i].get() + group_sum.total())
+    return integers
