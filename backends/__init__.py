@@ -12,38 +12,38 @@ from backends.plan import Plan, Value
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
 
 
-def _cpu(threads: int | None) -> Backend:
+def _cpu(threads: int | None, device: str) -> Backend:
     from backends.cpu.backend import CpuBackend
 
     return CpuBackend(threads)
 
 
-def _cuda(threads: int | None) -> Backend:
+def _cuda(threads: int | None, device: str) -> Backend:
     from backends.cuda.backend import CudaBackend
 
-    return CudaBackend()
+    return CudaBackend(device)
 
 
-def _opencl(threads: int | None) -> Backend:
+def _opencl(threads: int | None, device: str) -> Backend:
     from backends.opencl.backend import OpenClBackend
 
-    return OpenClBackend()
+    return OpenClBackend(device)
 
 
-def _opencl_card(threads: int | None) -> Backend:
+def _opencl_card(threads: int | None, device: str) -> Backend:
     """OpenCL on a graphics card, not on the CPU."""
     from backends.opencl.backend import OpenClBackend
 
-    return OpenClBackend(kinds=("GPU",))
+    return OpenClBackend(device, kinds=("GPU",))
 
 
-def _reference(threads: int | None) -> Backend:
+def _reference(threads: int | None, device: str) -> Backend:
     from backends.reference import ReferenceBackend
 
     return ReferenceBackend()
 
 
-BACKENDS: dict[str, Callable[[int | None], Backend]] = {
+BACKENDS: dict[str, Callable[[int | None, str], Backend]] = {
     "cpu": _cpu,
     "cuda": _cuda,
     "opencl": _opencl,
@@ -84,17 +84,33 @@ def _auto(threads: int | None) -> Backend:
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
             try:
-                return opened(threads)
+                return opened(threads, "")
             except BackendError as error:
                 reasons.append(str(error).split(";")[0].split(", or use")[0])
-    backend = _cpu(threads)
+    backend = _cpu(threads, "")
     return _Instead(backend.name, backend, "; ".join(reasons)) if reasons else backend
 
 
-def open_backend(name: str, threads: int | None = None) -> Backend:
-    """The backend called `name`; "auto" is the fastest that this machine has. BackendError says which there are."""
-    if name == "auto":
-        return _auto(threads)
-    if name not in BACKENDS:
+def _with_device(threads: int | None, device: str) -> Backend:
+    """The first backend that has the device; one on which OpenCL only runs on the CPU counts, for it was named."""
+    reasons = []
+    for opened in (_cuda, _opencl):
+        try:
+            return opened(threads, device)
+        except BackendError as error:
+            reasons.append(str(error))
+    raise BackendError("; ".join(reasons))
+
+
+def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
+    """The backend called `name`; "auto" is the fastest that this machine has. BackendError says which there are.
+
+    `device` is a number, or part of the name, of a device as `localllm devices` lists them.
+    """
+    if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
-    return BACKENDS[name](threads)
+    if device and name not in ("auto", "cuda", "opencl"):
+        raise BackendError(f"--device {device}: the {name} backend has no devices to choose from; leave one out")
+    if name == "auto":
+        return _with_device(threads, device) if device else _auto(threads)
+    return BACKENDS[name](threads, device)

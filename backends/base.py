@@ -201,3 +201,16 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class Card(Protocol):
+    """What a backend has besides whose device has memory of its own."""
+
+    def free_memory(self) -> int:
+        """Bytes that can be taken; all of the device's where the driver does not say what is taken already."""
+        ...
+
+    def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
+        """What binding a plan takes, told without taking it; BackendError for what cannot be bound."""
+        ...

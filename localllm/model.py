@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends import open_backend
-from backends.base import CacheTypes, Executable, Limits, Progress
+from backends.base import CacheTypes, Card, Executable, Limits, Progress
 from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
+from localllm.offload import AUTOMATIC, Offload, Planner, arrange
 from localllm.paging import SLACK, BlockPool
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
@@ -70,6 +71,7 @@ class Model:
         self.config: Config | None = None
         self.plan: Plan | None = None
         self.device = ""
+        self.placed = ""  # what runs where, where a card takes part or was asked for
         self.cache = Choice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self._executable: Executable | None = None
@@ -85,6 +87,7 @@ class Model:
         observe: bool = False,
         weights: Mapping[str, Weight] | None = None,
         force: bool = False,
+        offload: Offload = AUTOMATIC,
     ) -> None:
         """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
         architecture = architecture_of(self.file.metadata)
@@ -94,25 +97,45 @@ class Model:
         self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
         held = sum(tensor.nbytes for tensor in self.file.tensors.values())
         self.cache = choose(cache, plan, self.context, held, force)
-        opened = open_backend(backend, threads)
+        offload.check(backend)
+
+        def limits_at(context: int) -> Limits:
+            return limits_of(context, plan.logits.width, plan.window)
+
+        def planner(card: Card, name: str) -> Planner:
+            return Planner(card, name, plan, limits_at, self.context, self.cache.types)
+
+        arranged = arrange(open_backend(backend, threads, offload.device), offload, planner, threads)
+        opened, limits = arranged.backend, limits_at(self.context)
         try:
-            limits = limits_of(self.context, plan.logits.width, plan.window)
             self._executable = opened.bind(plan, limits, self.cache.types, progress, observed(plan) if observe else ())
         except BaseException:
             opened.close()
             raise
+        self.placed = arranged.line(self._executable)
         windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
         self.pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
         self.device = opened.describe()
         self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
 
     def speculate(
-        self, options: SpeculationOptions, backend: str, threads: int | None, progress: Progress | None
+        self,
+        options: SpeculationOptions,
+        backend: str,
+        threads: int | None,
+        progress: Progress | None,
+        offload: Offload = AUTOMATIC,
     ) -> None:
-        """Let sessions made from now on guess ahead: load the draft model if there is to be one, and time passes."""
+        """Let sessions made from now on guess ahead: load the draft model if there is to be one, and time passes.
+
+        Of a draft model as many layers go to the card as still fit, or none where none of this one are to.
+        """
         from localllm.speculation.setup import Speculation
 
-        draft = load(options.draft, backend, threads, self.context, progress=progress) if options.draft else None
+        draft = None
+        if options.draft:
+            layers, device = 0 if offload.layers == 0 else "auto", offload.device
+            draft = load(options.draft, backend, threads, self.context, progress=progress, layers=layers, device=device)
         try:
             self.speculation = Speculation(self, options, draft)
         except BaseException:
@@ -239,6 +262,9 @@ def load(
     speculate: str | None = None,
     draft_max: int = MOST_DRAFTED,
     force: bool = False,
+    layers: int | str = "auto",
+    host_experts: int = 0,
+    device: str = "",
 ) -> Model:
     """Open a GGUF file (or "demo", the model in the box) for use.
 
@@ -249,17 +275,21 @@ def load(
     "ngram" (the text so far), "draft", or "auto", whichever pays; None: auto with a draft model, else off. Guesses
     change the speed, not the distribution of the answers. `cache_type_k` and `cache_type_v` are formats of the keys
     and values in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto; what is known to harm the model is
-    refused without `force`. Raises GGUFError, TokenizerError, ModelError, BackendError
-    or SpeculationError, each with one line that says what is wrong.
+    refused without `force`. On a backend of graphics cards `layers` of the model (the last ones, the output counting as
+    one; "all", or "auto": as many as fit) go to the card, but for the experts of the first `host_experts`; `device` is
+    its number or part of its name, and `Model.placed` says what runs where. Raises GGUFError, TokenizerError,
+    ModelError, BackendError or SpeculationError, each with one line that says what is wrong.
     """
     options = SpeculationOptions.of(speculate, os.fspath(draft), draft_max)
+    offload = Offload(layers, host_experts, device)
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file)
         if file.tensors:
-            model.bind(backend, threads, ctx, CacheTypes(cache_type_k, cache_type_v), progress, observe, force=force)
+            types = CacheTypes(cache_type_k, cache_type_v)
+            model.bind(backend, threads, ctx, types, progress, observe, force=force, offload=offload)
             if options.kind != "off":
-                model.speculate(options, backend, threads, progress)
+                model.speculate(options, backend, threads, progress, offload)
     except BaseException:
         model.close() if model is not None else file.close()
         raise

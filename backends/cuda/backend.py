@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
@@ -15,13 +15,12 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress
+from backends.base import BackendError
 from backends.cuda.graph import Graph
 from backends.cuda.nvrtc import OPTIONS, Nvrtc
+from backends.gpu.backend import GpuBackend, pick
 from backends.gpu.compiled import Store, default_folder
-from backends.gpu.device import Facts, Grid
-from backends.gpu.executable import GpuExecutable
-from backends.plan import Plan, Value
+from backends.gpu.device import Facts, Grid, out_of_memory
 
 
 def _pycuda() -> Any:
@@ -83,11 +82,8 @@ class CudaDevice:
         cuda = self._cuda
         try:
             buffer = cuda.mem_alloc(max(size, 4))
-        except cuda.MemoryError:
-            raise BackendError(
-                f"{self.facts.name}: out of memory at {size / 2**30:.2f} GiB for {what}; use fewer layers on it "
-                "(-ngl N), a smaller context (-c N) or a smaller model"
-            ) from None
+        except cuda.Error as error:
+            raise self._explained(error, f"{size / 2**30:.2f} GiB for {what}") from None
         cuda.memset_d8_async(buffer, 0, max(size, 4), self._stream)
         return buffer
 
@@ -96,8 +92,11 @@ class CudaDevice:
         buffer.free()
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
-        self._cuda.memcpy_htod_async(int(target) + offset, np.ascontiguousarray(data), self._stream)
-        self._stream.synchronize()
+        try:
+            self._cuda.memcpy_htod_async(int(target) + offset, np.ascontiguousarray(data), self._stream)
+            self._stream.synchronize()
+        except self._cuda.Error as error:
+            raise self._explained(error, "an upload") from None
 
     def staging(self, size: int) -> NDArray[np.int32]:
         try:
@@ -113,7 +112,7 @@ class CudaDevice:
         try:
             self._cuda.memcpy_dtoh_async(into, int(source) + offset, self._stream)
         except self._cuda.Error as error:
-            raise BackendError(f"{self.facts.name}: {error} at a step") from None
+            raise self._explained(error, "a step") from None
         self.sync()
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
@@ -127,7 +126,10 @@ class CudaDevice:
         module = self._modules.get(source)
         if module is None:
             cubin = self._cubins.pop(source, None) or self._cubin(source, kernel)
-            module = self._modules[source] = self._cuda.module_from_buffer(cubin)
+            try:
+                module = self._modules[source] = self._cuda.module_from_buffer(cubin)
+            except self._cuda.Error as error:
+                raise self._explained(error, "the kernels") from None
         return module.get_function(kernel)
 
     def _cubin(self, source: str, kernel: str) -> bytes:
@@ -140,7 +142,10 @@ class CudaDevice:
         call = kernel._launch_kernel  # what all of PyCUDA's ways end in, without packing the arguments every time
 
         def launch(grid: Grid) -> None:
-            call(grid, block, packed, local_bytes, stream)
+            try:
+                call(grid, block, packed, local_bytes, stream)
+            except self._cuda.Error as error:
+                raise self._explained(error, "a step") from None
 
         return launch
 
@@ -153,7 +158,7 @@ class CudaDevice:
         try:
             self._stream.synchronize()
         except self._cuda.Error as error:
-            raise BackendError(f"{self.facts.name}: {error} at a step") from None
+            raise self._explained(error, "a step") from None
 
     def seconds(self, work: Callable[[], None]) -> float:
         start, end = self._cuda.Event(), self._cuda.Event()
@@ -162,6 +167,11 @@ class CudaDevice:
         end.record(self._stream)
         end.synchronize()
         return float(start.time_till(end)) / 1e3
+
+    def _explained(self, error: Exception, what: str) -> BackendError:
+        if isinstance(error, self._cuda.MemoryError):
+            return out_of_memory(self.facts.name, what)
+        return BackendError(f"{self.facts.name}: {error} at {what}")
 
     def close(self) -> None:
         """Also called when the program ends: PyCUDA aborts where a context is left then."""
@@ -175,30 +185,12 @@ class CudaDevice:
             self._context = None
 
 
-class CudaBackend:
-    """One card; `number` counts as the driver does."""
+class CudaBackend(GpuBackend):
+    """One card: its number, as the driver counts, or part of its name."""
 
     name = "cuda"
+    device: CudaDevice
 
-    def __init__(self, number: int = 0, cache: Path | Literal["default"] | None = "default") -> None:
+    def __init__(self, device: str | int = "", cache: Path | Literal["default"] | None = "default") -> None:
         found = devices()
-        if not 0 <= number < len(found):
-            raise BackendError(f"there is no CUDA device {number}; there are {len(found)} (localllm devices)")
-        self.device = CudaDevice(found[number], cache)
-
-    def describe(self) -> str:
-        facts = self.device.facts
-        return f"cuda: {facts.name} ({facts.compute}), {facts.memory / 2**30:.1f} GiB"
-
-    def bind(
-        self,
-        plan: Plan,
-        limits: Limits,
-        cache: CacheTypes = F16_CACHE,
-        progress: Progress | None = None,
-        keep: Collection[Value] = (),
-    ) -> GpuExecutable:
-        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
-
-    def close(self) -> None:
-        self.device.close()
+        super().__init__(CudaDevice(found[pick(self.name, [each.name() for each in found], device)], cache))

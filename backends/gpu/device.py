@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from backends.base import BackendError
+
 Grid = tuple[int, int, int]  # work-groups
 
 
@@ -22,6 +24,14 @@ class Facts:
     memory: int  # bytes
     free: int  # bytes; as much as `memory` where the driver does not say
     local_memory: int  # bytes a work-group may have
+
+
+def out_of_memory(device: str, what: str) -> BackendError:
+    """The one line of it."""
+    return BackendError(
+        f"{device}: out of memory at {what}; use fewer layers on it (-ngl N), a smaller context (-c N) or a smaller "
+        "model"
+    )
 
 
 class Device(Protocol):

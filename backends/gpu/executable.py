@@ -43,6 +43,7 @@ class GpuExecutable:
         self.limits, self._plan, self._device = limits, plan, device
         self._program = program = bind.program(plan, limits, keep)
         self._buffers: dict[str | int, Any] = {}
+        self.replays = Replays(device, MOST * len(program.parts))
         self._closed = False
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits)
@@ -63,7 +64,6 @@ class GpuExecutable:
         self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
         self._rope_filled = 0
         self._step = device.staging(step_words(limits))
-        self.replays = Replays(device, MOST * len(program.parts))
         self._again: Callable[[], None] = device.sync
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
         self._counts = {"batch": 0, "logits": 0}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
 from backends.hybrid.cut import Placement, Side, cut
@@ -11,17 +10,12 @@ from backends.hybrid.executable import ONE_PLACE, HybridExecutable
 from backends.plan import Plan, Value
 
 
-@dataclass(frozen=True, slots=True)
 class HybridBackend:
     """Binds plans as `placement` says; closes both."""
 
-    card: Backend
-    host: Backend
-    placement: Placement
-
-    @property
-    def name(self) -> str:
-        return f"{self.card.name}+{self.host.name}"
+    def __init__(self, card: Backend, host: Backend, placement: Placement) -> None:
+        self.card, self.host, self.placement = card, host, placement
+        self.name = f"{card.name}+{host.name}"
 
     def describe(self) -> str:
         return f"{self.card.describe()}; {self.host.describe()}"

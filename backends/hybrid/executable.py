@@ -15,7 +15,10 @@ from backends.base import BackendError, Executable, Largest, Limits, Memory, Par
 from backends.hybrid.cut import Cut, Side
 from backends.plan import F32, Batch, Value, Weight
 
-ONE_PLACE = "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out"
+ONE_PLACE = (
+    "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "
+    "use --backend cpu"
+)
 
 
 class HybridExecutable:
@@ -29,7 +32,8 @@ class HybridExecutable:
             self._parts[side] = executable
         self._last = self._parts[cut.order[-1]]
         self._order = _numbered(cut.order)
-        self.memory = sum_of([executable.memory for executable in bound.values()])
+        self.sides = {side: executable.memory for side, executable in bound.items()}
+        self.memory = sum_of(list(self.sides.values()))
         self.block_bytes = tuple(bound[side].block_bytes[number] for side, number in cut.layers)
         runs = [(side, len(list(group))) for side, group in groupby(side for side, _ in cut.layers)]
         self.cache_layout = ", ".join(f"{count} of {bound[side].cache_layout}" for side, count in runs)

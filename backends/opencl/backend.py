@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
@@ -11,11 +11,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress
+from backends.base import BackendError
+from backends.gpu.backend import GpuBackend, pick
 from backends.gpu.compiled import Store, default_folder
-from backends.gpu.device import Facts, Grid
-from backends.gpu.executable import GpuExecutable
-from backends.plan import Plan, Value
+from backends.gpu.device import Facts, Grid, out_of_memory
 
 OPTIONS = ("-cl-std=CL1.2",)
 NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
@@ -83,7 +82,7 @@ class OpenClDevice:
         try:
             buffer = cl.Buffer(self._context, cl.mem_flags.READ_WRITE, max(size, 4))
             cl.enqueue_fill_buffer(self._queue, buffer, np.uint8(0), 0, max(size, 4))
-        except (cl.MemoryError, cl.RuntimeError, cl.LogicError) as error:
+        except cl.Error as error:
             raise self._explained(error, f"{size / 2**30:.2f} GiB for {what}") from None
         return buffer
 
@@ -92,18 +91,24 @@ class OpenClDevice:
             buffer.release()
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
-        self._cl.enqueue_copy(self._queue, target, data, dst_offset=offset, is_blocking=True)
+        try:
+            self._cl.enqueue_copy(self._queue, target, data, dst_offset=offset, is_blocking=True)
+        except self._cl.Error as error:
+            raise self._explained(error, "an upload") from None
 
     def staging(self, size: int) -> NDArray[np.int32]:
         return np.zeros(size, np.int32)
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
-        self._cl.enqueue_copy(self._queue, target, data, is_blocking=False)
+        try:
+            self._cl.enqueue_copy(self._queue, target, data, is_blocking=False)
+        except self._cl.Error as error:
+            raise self._explained(error, "a step") from None
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
         try:
             self._cl.enqueue_copy(self._queue, into, source, src_offset=offset, is_blocking=True)
-        except (self._cl.RuntimeError, self._cl.LogicError) as error:
+        except self._cl.Error as error:
             raise self._explained(error, "a step") from None
 
     def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
@@ -145,10 +150,13 @@ class OpenClDevice:
 
         def launch(grid: Grid) -> None:
             items = (grid[0] * size, grid[1], grid[2])
-            if self._tape is None:
-                cl.enqueue_nd_range_kernel(queue, made, items, local)
-            else:
+            if self._tape is not None:
                 self._tape.append((made, items, local))
+                return
+            try:
+                cl.enqueue_nd_range_kernel(queue, made, items, local)
+            except cl.Error as error:
+                raise self._explained(error, "a step") from None
 
         return launch
 
@@ -163,15 +171,18 @@ class OpenClDevice:
         queue, enqueue = self._queue, self._cl.enqueue_nd_range_kernel
 
         def replay() -> None:
-            for kernel, items, local in tape:
-                enqueue(queue, kernel, items, local)
+            try:
+                for kernel, items, local in tape:
+                    enqueue(queue, kernel, items, local)
+            except self._cl.Error as error:
+                raise self._explained(error, "a step") from None
 
         return replay
 
     def sync(self) -> None:
         try:
             self._queue.finish()
-        except (self._cl.RuntimeError, self._cl.LogicError) as error:
+        except self._cl.Error as error:
             raise self._explained(error, "a step") from None
 
     def seconds(self, work: Callable[[], None]) -> float:
@@ -185,45 +196,24 @@ class OpenClDevice:
         self._programs = {}
 
     def _explained(self, error: Exception, what: str) -> BackendError:
-        if any(name in str(error) for name in NO_MEMORY):
-            return BackendError(
-                f"{self.facts.name}: out of memory at {what}; use fewer layers on it (-ngl N), a smaller context "
-                "(-c N) or a smaller model"
-            )
+        if isinstance(error, self._cl.MemoryError) or any(name in str(error) for name in NO_MEMORY):
+            return out_of_memory(self.facts.name, what)
         return BackendError(f"{self.facts.name}: {_reason(error)} at {what}")
 
 
-class OpenClBackend:
-    """One OpenCL device; `number` counts as `devices` does."""
+class OpenClBackend(GpuBackend):
+    """One OpenCL device of some kinds: its number among them, as `devices` counts, or part of its name."""
 
     name = "opencl"
+    device: OpenClDevice
 
     def __init__(
         self,
-        number: int = 0,
+        device: str | int = "",
         cache: Path | Literal["default"] | None = "default",
         kinds: tuple[str, ...] = ("GPU", "CPU", "other"),
     ) -> None:
-        found = [device for device in devices() if kind_of(device) in kinds]
+        found = [each for each in devices() if kind_of(each) in kinds]
         if not found:
             raise BackendError(f"OpenCL finds no {' or '.join(kinds)}; use --backend cpu")
-        if not 0 <= number < len(found):
-            raise BackendError(f"there is no OpenCL device {number}; there are {len(found)} (localllm devices)")
-        self.device = OpenClDevice(found[number], cache)
-
-    def describe(self) -> str:
-        facts = self.device.facts
-        return f"opencl: {facts.name} ({facts.compute}), {facts.memory / 2**30:.1f} GiB"
-
-    def bind(
-        self,
-        plan: Plan,
-        limits: Limits,
-        cache: CacheTypes = F16_CACHE,
-        progress: Progress | None = None,
-        keep: Collection[Value] = (),
-    ) -> GpuExecutable:
-        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
-
-    def close(self) -> None:
-        self.device.close()
+        super().__init__(OpenClDevice(found[pick(self.name, [each.name.strip() for each in found], device)], cache))

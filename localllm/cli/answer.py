@@ -59,6 +59,13 @@ def write(pieces: Iterable[Piece]) -> Statistics:
     return statistics
 
 
+def tell(model: Model) -> None:
+    """What was decided when the model was opened: where it runs, and what the cache is made of."""
+    for note in (model.placed, model.cache.note):
+        if note:
+            say(note)
+
+
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
     """What was asked for, over what the file recommends; what of that cannot be had is said."""
     for note in model.sampling_defaults.notes:

@@ -18,7 +18,7 @@ import numpy as np
 
 from backends.cpu.backend import default_threads
 from localllm import __version__, load
-from localllm.cli.answer import read_bandwidth
+from localllm.cli.answer import read_bandwidth, tell
 from localllm.cli.console import LoadProgress
 from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
@@ -90,9 +90,11 @@ def bench(own: Bench, name: str) -> None:
             with LoadProgress() as progress:
                 model = load(
                     name, own.backend, threads, max(t.depth + t.tokens for t in tests), own.cache_type_k,
-                    own.cache_type_v, progress, force=True,
+                    own.cache_type_v, progress, force=True, layers=own.gpu_layers, host_experts=own.cpu_moe,
+                    device=own.device,
                 )  # fmt: skip
             with model:
+                tell(model)
                 for test in tests:
                     show(
                         _measure(model, test, threads or default_threads(), own.repetitions, warm_up=not own.no_warmup)

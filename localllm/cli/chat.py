@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from backends.base import Memory
 from localllm import load
 from localllm.chat import Conversation, template_of
-from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, write
+from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.keeping import PromptCache, put_down, take_up
 from localllm.cli.options import Answering, Chat, Keeping, Loading
@@ -34,8 +34,7 @@ def chat(
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
     with model:
-        if model.cache.note:
-            say(model.cache.note)
+        tell(model)
         template, note = template_of(model)
         if note:
             say(f"note: {note}", YELLOW)

@@ -56,6 +56,16 @@ def wholes(least: int) -> Callable[[str], tuple[int, ...]]:
     return lambda text: tuple(one(part) for part in text.split(","))
 
 
+def gpu_layers(text: str) -> int | str:
+    """Reads a number of layers, "all" or "auto"; -1 is auto, as in llama.cpp."""
+    if text in ("all", "auto", "-1"):
+        return text if text != "-1" else "auto"
+    try:
+        return whole(0)(text)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is neither a number of layers, nor all, nor auto") from None
+
+
 def one_of(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:

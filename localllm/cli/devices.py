@@ -22,12 +22,17 @@ def devices(own: Devices) -> None:
         return
     for device in found:
         print(f"{device['backend']} {device['number']}: {device['name']}")
-        lines = [("type", device["compute"]), ("driver", device["driver"]), ("memory", size(device["memory"]))]
+        lines = [("type", device["compute"]), ("driver", device["driver"]), ("memory", _memory(device))]
         if device["copy_bandwidth"]:
             lines.append(("copies", f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written"))
         print(columns(lines, indent=2))
     for backend, reason in reasons.items():
         say(f"{backend}: {reason}")
+
+
+def _memory(device: dict[str, Any]) -> str:
+    free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
+    return size(device["memory"]) + free
 
 
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
@@ -44,7 +49,8 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
                 found.append(
                     {
                         "backend": backend, "number": number, "name": facts.name, "compute": facts.compute,
-                        "driver": facts.api, "memory": facts.memory, "copy_bandwidth": copy_bandwidth(opened, MEASURED),
+                        "driver": facts.api, "memory": facts.memory, "free": facts.free,
+                        "copy_bandwidth": copy_bandwidth(opened, MEASURED),
                     }
                 )  # fmt: skip
                 opened.close()
@@ -77,5 +83,5 @@ def _processor() -> dict[str, Any]:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return {
         "backend": "cpu", "number": 0, "name": isa.cpu, "compute": isa.name, "driver": "llvmlite", "memory": memory,
-        "copy_bandwidth": best,
+        "free": memory, "copy_bandwidth": best,
     }  # fmt: skip

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from localllm import load
 from localllm.calibration.imatrix import measure, write
+from localllm.cli.answer import tell
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.options import Imatrix, Measuring
 from localllm.cli.perplexity import read_text
@@ -21,6 +22,7 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     with LoadProgress() as progress:
         model = load(name, **opening.of_load(), progress=progress, observe=True)
         with model:
+            tell(model)
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
             found = measure(model, windows, own.file, own.process_output, progress)
     write(target, found, overwrite=own.force)

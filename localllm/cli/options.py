@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from localllm.cli.declare import Declared, above, one_of, option, pair, size, whole, wholes
+from localllm.cli.declare import Declared, above, gpu_layers, one_of, option, pair, size, whole, wholes
 from localllm.cli.sampling import sampling
 from localllm.sampling.options import SamplerOptions
 from localllm.speculation.options import KINDS, MOST_DRAFTED
 
 KEYS_HELP = "format of the keys in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto"
 VALUES_HELP = "format of the values there"
+LAYERS_HELP = "layers on a graphics card: the last N, the output counting as one; all; or auto, as many as fit"
+EXPERTS_HELP = "keep the experts of the first N layers on the CPU"
+DEVICE_HELP = "which card: its number or part of its name, as localllm devices lists them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class Loading:
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
     )
     backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
+    gpu_layers: int | str = option(
+        "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", read=gpu_layers, help=LAYERS_HELP
+    )
+    cpu_moe: int = option(0, "-ncmoe", "--n-cpu-moe", metavar="N", read=whole(0), help=EXPERTS_HELP)
+    device: str = option("", "-dev", "--device", metavar="DEVICE", help=DEVICE_HELP)
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
 
@@ -46,6 +54,7 @@ class Loading:
         return {
             "backend": self.backend, "threads": self.threads, "ctx": self.ctx_size,
             "cache_type_k": self.cache_type_k, "cache_type_v": self.cache_type_v,
+            "layers": self.gpu_layers, "host_experts": self.cpu_moe, "device": self.device,
         }  # fmt: skip
 
 
@@ -172,6 +181,11 @@ class Bench:
         "md", "-o", "--output", metavar="KIND", read=one_of("md", "json", "csv"), help="md, json or csv"
     )
     backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
+    gpu_layers: int | str = option(
+        "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", read=gpu_layers, help=LAYERS_HELP
+    )
+    cpu_moe: int = option(0, "-ncmoe", "--n-cpu-moe", metavar="N", read=whole(0), help=EXPERTS_HELP)
+    device: str = option("", "-dev", "--device", metavar="DEVICE", help=DEVICE_HELP)
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
     no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")

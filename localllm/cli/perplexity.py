@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm import load
+from localllm.cli.answer import tell
 from localllm.cli.console import LoadProgress
 from localllm.cli.options import Measuring, Perplexity
 from localllm.cli.text import columns
@@ -61,7 +62,9 @@ def read_text(file: str) -> str:
 
 
 def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
-    return load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
+    model = load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
+    tell(model)
+    return model
 
 
 @contextmanager

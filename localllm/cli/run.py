@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
-from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, write
+from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, tell, write
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.keeping import PromptCache
 from localllm.cli.options import Answering, Keeping, Loading, Run
@@ -45,8 +45,7 @@ def run(
     with LoadProgress() as progress:
         model = load(name, **loading.of_load(), progress=progress)
     with model, interruptible() as cancel:
-        if model.cache.note:
-            say(model.cache.note)
+        tell(model)
         cache = PromptCache(keeping, model)
         conversation = None if own.raw else _conversation(model, answering, sampling)
         if conversation is not None:
@@ -63,6 +62,8 @@ def run(
         if statistics.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:
+            if not model.placed:
+                say(model.device)
             say(statistics_line(statistics, Roof(model).measure()))
         if keeping.prompt_cache and not own.prompt_cache_all:
             session.rewind(min(statistics.prompt_tokens, len(session.tokens)))

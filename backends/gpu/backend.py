@@ -1,0 +1,67 @@
+"""What the backends of graphics devices share: a device picked from a list, and plans bound to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+
+from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
+from backends.checks import check_cache
+from backends.gpu import bind
+from backends.gpu.budget import memory_of
+from backends.gpu.device import Device
+from backends.gpu.executable import CACHE_TYPES, GpuExecutable
+from backends.plan import Plan, Value
+
+
+class GpuBackend:
+    """One device."""
+
+    name = ""
+
+    def __init__(self, device: Device) -> None:
+        self.device = device
+
+    def describe(self) -> str:
+        facts = self.device.facts
+        return f"{self.name}: {facts.name} ({facts.compute}), {facts.memory / 2**30:.1f} GiB"
+
+    def free_memory(self) -> int:
+        return self.device.facts.free
+
+    def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
+        check_cache(cache, CACHE_TYPES)
+        return memory_of(bind.program(plan, limits), plan, limits)
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> GpuExecutable:
+        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
+
+    def close(self) -> None:
+        self.device.close()
+
+
+def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
+    """Which of a backend's devices is meant by a number, `cuda0`, or part of a name; "" is the first.
+
+    BackendError says which there are.
+    """
+    text = str(asked)
+    number = re.fullmatch(rf"(?:{backend})?:?\s*(\d+)", text, re.IGNORECASE)
+    if not text:
+        found = list(range(len(names)))[:1]
+    elif number:
+        found = [int(number[1])] if int(number[1]) < len(names) else []
+    else:
+        found = [i for i, name in enumerate(names) if text.casefold() in name.casefold()]
+    if len(found) != 1:
+        there = "; ".join(f"{backend}{i} is {name}" for i, name in enumerate(names))
+        which = f"{len(found)} devices of {backend} match" if found else f"{backend} has no such device"
+        raise BackendError(f"--device {text}: {which}; {there}")
+    return found[0]
