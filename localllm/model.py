@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ from backends import open_backend
 from backends.base import CacheTypes, Card, Executable, Limits, Progress
 from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
+from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.offload import AUTOMATIC, Offload, Planner, arrange
@@ -58,7 +58,7 @@ def resolve(name: str | os.PathLike[str]) -> Path:
     return Path(models.__file__).parent / "demo" / BOX[str(name)]
 
 
-class Model:
+class Model(Closing):
     """An open model. `load` is the way to make one; a context manager closes it."""
 
     def __init__(self, file: GGUFFile) -> None:
@@ -239,14 +239,6 @@ class Model:
         if self.speculation is not None:
             self.speculation.close()
         self._close()
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def load(

@@ -16,7 +16,6 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +27,7 @@ from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
 from localllm.calibration.observe import tensor_name
+from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
@@ -61,7 +61,7 @@ class _Swapped:
         return quant.dequantize(self._tensor.read(0, rows), self._tensor.format).reshape(self.shape)
 
 
-class Trial:
+class Trial(Closing):
     """A model that can be run with tensors as they would be stored. A context manager."""
 
     def __init__(
@@ -191,14 +191,6 @@ class Trial:
 
     def close(self) -> None:
         self._open.close()
-
-    def __enter__(self) -> Trial:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _error(values: F32, stored: F32, moments: F64 | None) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from localllm.closing import Closing
 from localllm.convert import tensor as t
 from localllm.convert.card import general_keys, sampling_keys
 from localllm.convert.config import Config, class_of, read_config
@@ -31,7 +32,7 @@ _SUFFIXES = (".weight", ".bias")
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # what config.json may say of quantized weights
 
 
-class Checkpoint:
+class Checkpoint(Closing):
     """`with open_checkpoint(folder) as model:` closes it. `notes` are lines for the user: what the file will lack."""
 
     def __init__(self, folder: Path) -> None:
@@ -83,14 +84,6 @@ class Checkpoint:
         """Give the descriptors back. Not while another thread reads."""
         for shard in self._shards:
             shard.close()
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Checkpoint {str(self.path)!r}: {len(self.stored)} keys, {len(self.tensors)} tensors>"

@@ -13,12 +13,13 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.closing import Closing
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError, printable
 from localllm.gguf.strings import StringArray
@@ -116,7 +117,7 @@ class Tensor:
         return flat.reshape(self.rows, self.row_bytes)
 
 
-class GGUFFile:
+class GGUFFile(Closing):
     """An opened model. `with open_gguf(path) as file:` closes it; metadata stays usable after that, tensors do not.
 
     `metadata`: numbers as Python numbers, arrays of numbers as read-only NumPy arrays of the stored type, arrays of
@@ -148,14 +149,6 @@ class GGUFFile:
         """Give the descriptors back. Not while another thread reads."""
         for part in self._parts:
             part.close()
-
-    def __enter__(self) -> GGUFFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<GGUFFile {str(self.path)!r}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
