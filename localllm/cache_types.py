@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.base import CacheTypes
+from backends.base import CacheTypes, Limits
 from backends.cache import CACHE_TYPES, QUERY_BLOCK
 from backends.plan import BLOCK, Plan
 from localllm.errors import LocalLLMError
@@ -26,10 +26,13 @@ class Choice:
     note: str
 
 
-def bytes_per_token(plan: Plan, types: CacheTypes) -> int:
-    """Bytes of the cache that a token takes in all layers, before a backend's padding."""
+def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
+    """Bytes of the cache before a backend's padding; layers with a window keep little more than it."""
     pair = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
-    return sum(layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair) for layer in plan.layers)
+    return sum(
+        layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair) * limits.blocks_of(layer) * BLOCK
+        for layer in plan.layers
+    )
 
 
 def harm(name: str, plan: Plan) -> str:
@@ -45,7 +48,7 @@ def harm(name: str, plan: Plan) -> str:
     return ""
 
 
-def choose(asked: CacheTypes, plan: Plan, context: int, weight_bytes: int, force: bool) -> Choice:
+def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> Choice:
     """What to bind. LocalLLMError where a type that was asked for is known to harm and `force` is not given."""
     for option, name in (("-ctk", asked.keys), ("-ctv", asked.values)):
         reason = harm(name, plan)
@@ -53,10 +56,11 @@ def choose(asked: CacheTypes, plan: Plan, context: int, weight_bytes: int, force
             raise LocalLLMError(f"{option} {name}: {reason}; take f16 or q8_0, or --force it")
     if AUTO not in (asked.keys, asked.values):
         return Choice(asked, "")
-    cache = bytes_per_token(plan, CacheTypes()) * (-(-context // BLOCK) * BLOCK)
-    share = cache / max(weight_bytes, 1)
+    share = cache_bytes(plan, limits, CacheTypes()) / max(weight_bytes, 1)
     reason = harm(SMALL, plan)
     best = SMALL if share >= WORTH and not reason else "f16"
     types = CacheTypes(*(best if name == AUTO else name for name in (asked.keys, asked.values)))
-    why = reason or f"in f16 {context} tokens are {share:.0%} of the weights, {WORTH:.0%} are worth a smaller type"
+    why = (
+        reason or f"in f16 it takes {share:.0%} of what the weights do, from {WORTH:.0%} on a smaller type is worth it"
+    )
     return Choice(types, f"cache: keys {types.keys}, values {types.values} ({why})")

@@ -96,17 +96,19 @@ class Model(Closing):
         recorder = Recorder()
         self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
         held = sum(tensor.nbytes for tensor in self.file.tensors.values())
-        self.cache = choose(cache, plan, self.context, held, force)
         offload.check(backend)
 
         def limits_at(context: int) -> Limits:
             return limits_of(context, plan.logits.width, plan.window)
 
+        limits = limits_at(self.context)
+        self.cache = choose(cache, plan, limits, held, force)
+
         def planner(card: Card, name: str) -> Planner:
             return Planner(card, name, plan, limits_at, self.context, self.cache.types)
 
         arranged = arrange(open_backend(backend, threads, offload.device), offload, planner, threads)
-        opened, limits = arranged.backend, limits_at(self.context)
+        opened = arranged.backend
         try:
             self._executable = opened.bind(plan, limits, self.cache.types, progress, observed(plan) if observe else ())
         except BaseException:

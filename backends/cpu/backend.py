@@ -25,7 +25,7 @@ from backends.checks import (
 )
 from backends.cpu import bind, budget, rope, weights
 from backends.cpu.buffers import Buffer
-from backends.cpu.cache import CACHE
+from backends.cpu.cache import CACHE, FOUR
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
 from backends.cpu.kernels import attention, bandwidth, matrix
@@ -108,7 +108,7 @@ class CpuExecutable:
         self._scratch = program.buffers.commit()
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self._cache, cache_addresses = _cache(plan, limits, cache)
-        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}"  # as backends.cpu.cache has it
+        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as backends.cpu.cache has it
         sizes = [part.shape[1] for part in self._cache]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
         self._vectors: dict[str, NDArray[np.float32]] = {}

@@ -1,12 +1,13 @@
 """Where a cache block keeps keys and values on the CPU, and how kernels write them: a row for each type.
 
-Keys stand with the position as lane, 16 positions to a panel, as rows of a weight do; values as rows. Of one head and
-block (64 positions, D values a head, E = D filled up to whole groups of 32):
+Keys stand with the position as lane, 16 positions to a panel, as rows of a weight do; values as rows, or where they are
+integers with the value as lane and four positions side by side, so that a product of bytes sums over positions. Of one
+head and block (64 positions, D values a head, E = D filled up to whole groups of 32):
 
     floats   keys (4 panels, D, 16 positions)   values (64 positions, D filled up to whole vectors)
     blocks   keys (4 panels, E / 32) of {words (4 or 8, 16 positions, 4 bytes), fifth bits (16 positions, 4 bytes),
              scales (16), minimums (16)}; values (E / 32) of {scales (64), minimums (64), fifth bits (64, 4 bytes),
-             integers (64 positions, 16 or 32 bytes)}
+             integers (16 fours of positions, 16 or 32 bytes, 4 positions)}
 
 Words and integers of 4 or 5 bits are as in the file format: byte i of 16 has value i in its low half, value i + 16 in
 its high half. In the fifth bits of a key, bit g of byte i is that of value 4 g + i; in those of a value, bit i that of
@@ -30,6 +31,7 @@ U8 = NDArray[np.uint8]
 f32x16, i32x16 = vector(F32), vector(I32)
 PANELS = BLOCK // LANES
 GROUP = 32  # values of a head that share a scale
+FOUR = 4  # positions whose values stand side by side
 HALF_AWAY = float(np.float32(0.49999997))  # as in quant.pack
 
 
@@ -175,12 +177,13 @@ class Blocks:
                 f.store(at + (position * 2 + 2 * BLOCK), _half(f, minimum))
             if self.fifth:
                 f.store(at + (position * 4 + 2 * BLOCK * (1 + self.minimum)), self._fifth_of_value(f, integers))
-            to = at + (position * (4 * self.words) + self.value_integers)
+            to = at + (position // FOUR * (FOUR * 4 * self.words) + position % FOUR + self.value_integers)
             if self.integer_bits == 8:
-                for number_of_half, half in enumerate(integers):
-                    f.store(to + LANES * number_of_half, f.truncate(half, I8))
+                bytes_ = f.join([f.truncate(half, I8) for half in integers])
             else:
-                f.store(to, self._nibbles(f, integers))
+                bytes_ = self._nibbles(f, integers)
+            for number_of_byte in range(4 * self.words):  # the bytes between are other positions', of other threads
+                f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
     def finite_keys(self, content: U8) -> bool:
         """Whether the content uint8 (n, bytes) of blocks means numbers only: its scales and minimums are."""
@@ -280,9 +283,11 @@ def _powers(f: Function, exponents: Sequence[int]) -> Value:
 
 
 def fifth_bits(f: Function, bits: Value, first: int) -> Value:
-    """16 where a bit first + lane of an int32 is set, 0 elsewhere."""
-    found = f.splat(bits) & _powers(f, range(first, first + LANES))
-    return f.select(found.equals(0), f.zeros(i32x16), f.constant(i32x16, 16))
+    """For bits int8 x 16, 32 of each of four positions: 16 where bit first + lane is set, 0 elsewhere, (lanes, 4)."""
+    lanes = [first + lane for lane in range(LANES) for _ in range(FOUR)]
+    here = f.shuffle(bits, bits, [4 * (n % FOUR) + lane // 8 for n, lane in enumerate(lanes)])
+    one = _vector(f, I8, [(1 << lane % 8) - 256 * (lane % 8 == 7) for lane in lanes])
+    return f.select((here & one).equals(0), f.zeros(here.type), f.constant(here.type, 16))
 
 
 def _half(f: Function, x: Value) -> Value:

@@ -234,11 +234,12 @@ class Function:
         for lane in range(lanes):
             self.store(pointer + lane * (4 if _element(value.type) == F32 else 2), self.lane(value, lane))
 
-    def prefetch(self, pointer: Value) -> None:
+    def prefetch(self, pointer: Value, locality: int = 3) -> None:
+        """Ask for a line of memory: into the first cache (3), or no nearer than the second (2)."""
         function = self.module.declare_intrinsic(
             "llvm.prefetch", [POINTER], ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         )
-        self.builder.call(function, [pointer.ir, I32(0), I32(3), I32(1)])
+        self.builder.call(function, [pointer.ir, I32(0), I32(locality), I32(1)])
 
     def keep_order(self) -> None:
         """The compiler moves no load or store across this point; no instruction comes of it."""

@@ -1,5 +1,6 @@
 """`localllm bench`: tokens a second as llama-bench measures them (its tests, names and columns), and how near they come
-to the roof: bytes read against the bandwidth measured around each test; operations a second for prompts.
+to the roof: bytes read against the bandwidth measured around each test; operations a second for prompts. Where somebody
+is to guess ahead, what that gains on texts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from statistics import mean, stdev
 from time import perf_counter_ns
@@ -19,6 +20,8 @@ import numpy as np
 from backends.cpu.backend import default_threads
 from localllm import __version__, load
 from localllm.cli.answer import read_bandwidth, tell
+from localllm.cli.bench_speculation import LONGEST_TEXT, TEXTS
+from localllm.cli.bench_speculation import measure as measure_guessing
 from localllm.cli.console import LoadProgress
 from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
@@ -30,16 +33,17 @@ from models import Summary, architecture_of, summarize
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row: a prompt of `prompt` tokens or the decoding of `answer` tokens, after `depth` tokens."""
+    """One row: a prompt of `prompt` tokens or the decoding of `answer` tokens, after `depth` tokens or a `text`."""
 
     prompt: int
     answer: int
     depth: int
+    text: str = ""
 
     @property
     def name(self) -> str:
-        depth = f" @ d{self.depth}" if self.depth else ""
-        return (f"pp{self.prompt}" if self.prompt else f"tg{self.answer}") + depth
+        after = f" @ d{self.depth}" if self.depth else f" {self.text}" if self.text else ""
+        return (f"pp{self.prompt}" if self.prompt else f"tg{self.answer}") + after
 
     @property
     def tokens(self) -> int:
@@ -76,6 +80,10 @@ class Result:
     roof_share: float
     gop_per_s: float  # of prompts
     samples_ns: tuple[int, ...]
+    speculation: str = ""  # who guessed ahead, where that was tested
+    plain_ts: float = 0.0  # tokens a second of the same answers without
+    n_drafted: int = 0  # guesses checked
+    n_accepted: int = 0  # of them
 
 
 def bench(own: Bench, name: str) -> None:
@@ -85,27 +93,37 @@ def bench(own: Bench, name: str) -> None:
     if not tests:
         raise LocalLLMError("nothing to measure: give -p or -n more than 0")
     tests.sort(key=lambda test: test.depth)
-    with _PRINTERS[own.output]() as show:
+    guessed = [Test(0, n, 0, text) for n in own.answers if n for text in TEXTS] if own.speculates else []
+    context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
+    with _PRINTERS[own.output](_columns(own)) as show:
         for threads in own.threads:
             with LoadProgress() as progress:
-                model = load(
-                    name, own.backend, threads, max(t.depth + t.tokens for t in tests), own.cache_type_k,
-                    own.cache_type_v, progress, force=True, layers=own.gpu_layers, host_experts=own.cpu_moe,
-                    device=own.device,
-                )  # fmt: skip
+                model = load(name, ctx=context, threads=threads, progress=progress, force=True, **own.of_load())
             with model:
                 tell(model)
-                for test in tests:
-                    show(
-                        _measure(model, test, threads or default_threads(), own.repetitions, warm_up=not own.no_warmup)
-                    )
+                for test in (*tests, *guessed):
+                    measure = _guessed if test.text else _measure
+                    show(measure(model, test, threads or default_threads(), own.repetitions, not own.no_warmup))
+
+
+def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
+    """Time answers to a text, plain and guessed."""
+    found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
+    assert model.speculation is not None
+    result = _result(model, test, threads, found.guessed_ns)
+    return replace(
+        result,
+        speculation=model.speculation.options.kind,
+        plain_ts=mean(test.answer / (ns / 1e9) for ns in found.plain_ns),
+        n_drafted=found.drafted,
+        n_accepted=found.accepted,
+    )
 
 
 def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
     """Time `test`: the cache is filled to its depth, then it runs again and again from there."""
     config = model.config
     assert config is not None
-    summary = summarize(config, architecture_of(model.file.metadata), model.file.tensors)
     tokens = np.random.RandomState(0).randint(0, config.vocabulary, test.depth + test.tokens).tolist()
     session = model.session()
     try:
@@ -113,15 +131,34 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
         before = read_bandwidth(model) if test.answer else 0.0
         if warm_up:
             _run(model, session, test, tokens if test.prompt else tokens[: test.depth + 1])
-        samples = [_run(model, session, test, tokens) for _ in range(repetitions)]
+        samples = tuple(_run(model, session, test, tokens) for _ in range(repetitions))
         roof = max(before, read_bandwidth(model)) if test.answer else 0.0
     finally:
         session.close()
-    rates = [test.tokens / (ns / 1e9) for ns in samples]
-    rate = mean(rates)
-    memory = model.executable.memory
+    result, summary = _result(model, test, threads, samples), _summary(model)
+    if test.prompt:
+        work = _operations(summary, config.vocabulary * config.width, test, model.batch_rows)
+        return replace(result, gop_per_s=work / mean(samples))
     middle = test.depth + (test.answer + 1) / 2  # tokens that attention sees, on the average
-    read = round(memory.read_after(middle)) if test.answer else 0
+    read = round(model.executable.memory.read_after(middle))
+    rate = result.avg_ts * read
+    return replace(
+        result,
+        bytes_per_token=read,
+        gb_per_s=rate / 1e9,
+        roof_gb_per_s=roof / 1e9,
+        roof_share=rate / roof if roof else 0.0,
+    )
+
+
+def _summary(model: Model) -> Summary:
+    assert model.config is not None
+    return summarize(model.config, architecture_of(model.file.metadata), model.file.tensors)
+
+
+def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:
+    """What all tests have in common."""
+    rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
     return Result(
         build_commit=f"localllm {__version__}",
         cpu_info=model.device,
@@ -141,16 +178,14 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
         test_time=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
         avg_ns=round(mean(samples)),
         stddev_ns=round(stdev(samples)) if len(samples) > 1 else 0,
-        avg_ts=rate,
+        avg_ts=mean(rates),
         stddev_ts=stdev(rates) if len(rates) > 1 else 0.0,
-        bytes_per_token=read,
-        gb_per_s=rate * read / 1e9,
-        roof_gb_per_s=roof / 1e9,
-        roof_share=rate * read / roof if roof else 0.0,
-        gop_per_s=_operations(summary, config.vocabulary * config.width, test, model.batch_rows) / mean(samples)
-        if test.prompt
-        else 0.0,
-        samples_ns=tuple(samples),
+        bytes_per_token=0,
+        gb_per_s=0.0,
+        roof_gb_per_s=0.0,
+        roof_share=0.0,
+        gop_per_s=0.0,
+        samples_ns=samples,
     )
 
 
@@ -197,55 +232,68 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 Show = Callable[[Result], None]
 
-_COLUMNS: dict[str, int] = {  # of the Markdown table, with their widths; llama-bench's but for the last four
-    "model": 26,
-    "size": 10,
-    "params": 8,
-    "backend": 7,
-    "threads": 7,
-    "test": 14,
-    "t/s": 20,
-    "GB/s": 7,
-    "roof GB/s": 9,
-    "% of roof": 9,
-    "GOP/s": 8,
+
+def _decoding(text: Callable[[Result], str]) -> Callable[[Result], str]:
+    """For the tests that decode at the memory's speed; the others have nothing there."""
+    return lambda r: text(r) if r.n_gen and not r.speculation else ""
+
+
+def _guessing(text: Callable[[Result], str]) -> Callable[[Result], str]:
+    return lambda r: text(r) if r.speculation else ""
+
+
+# Of the Markdown table: width, whether numbers stand there, and what does. llama-bench's, but for the last ones.
+_COLUMNS: dict[str, tuple[int, bool, Callable[[Result], str]]] = {
+    "model": (26, False, lambda r: r.model_type),
+    "size": (10, True, lambda r: size(r.model_size)),
+    "params": (8, True, lambda r: parameters(r.model_n_params)),
+    "backend": (7, False, lambda r: r.backends),
+    "threads": (7, True, lambda r: str(r.n_threads)),
+    "type_k": (6, True, lambda r: r.type_k),
+    "type_v": (6, True, lambda r: r.type_v),
+    "test": (14, True, lambda r: r.test),
+    "t/s": (20, True, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
+    "GB/s": (7, True, _decoding(lambda r: f"{r.gb_per_s:.2f}")),
+    "roof GB/s": (9, True, _decoding(lambda r: f"{r.roof_gb_per_s:.2f}")),
+    "% of roof": (9, True, _decoding(lambda r: f"{100 * r.roof_share:.0f}")),
+    "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.n_prompt else ""),
+    "guessed by": (10, True, lambda r: r.speculation),
+    "plain t/s": (9, True, _guessing(lambda r: f"{r.plain_ts:.2f}")),
+    "x plain": (7, True, _guessing(lambda r: f"{r.avg_ts / r.plain_ts:.2f}")),
+    "accepted": (12, True, _guessing(lambda r: f"{r.n_accepted} of {r.n_drafted}")),
 }
-_RIGHT = tuple(name for name in _COLUMNS if name not in ("model", "backend"))
+_OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x plain", "accepted")
 
 
-def _cells(r: Result) -> tuple[str, ...]:
-    decoding = (f"{r.gb_per_s:.2f}", f"{r.roof_gb_per_s:.2f}", f"{100 * r.roof_share:.0f}") if r.n_gen else ("", "", "")
-    return (
-        r.model_type,
-        size(r.model_size),
-        parameters(r.model_n_params),
-        r.backends,
-        str(r.n_threads),
-        r.test,
-        f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}",
-        *decoding,
-        f"{r.gop_per_s:.1f}" if r.n_prompt else "",
-    )
+def _columns(own: Bench) -> tuple[str, ...]:
+    """Those of the cache where it is not the usual one, as in llama-bench; those of guessing where there is any."""
+    cache = (own.cache_type_k, own.cache_type_v) != ("f16", "f16")
+    absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    return tuple(name for name in _COLUMNS if name not in absent)
 
 
 @contextmanager
-def _markdown() -> Iterator[Show]:
-    names, widths = tuple(_COLUMNS), tuple(_COLUMNS.values())
-    rule = tuple("-" * (w - 1) + ":" if name in _RIGHT else "-" * w for name, w in _COLUMNS.items())
+def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
+    widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
+    rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
     for row in (names, rule):
-        print(markdown_row(names, row, widths, _RIGHT), flush=True)
-    yield lambda result: print(markdown_row(names, _cells(result), widths, _RIGHT), flush=True)
+        print(markdown_row(names, row, widths, right), flush=True)
+
+    def show(result: Result) -> None:
+        print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
+
+    yield show
 
 
 @contextmanager
-def _json() -> Iterator[Show]:
+def _json(names: tuple[str, ...]) -> Iterator[Show]:
     results: list[Result] = []
     yield results.append
     print(json.dumps([asdict(result) for result in results], indent=2, ensure_ascii=False))
 
 
 @contextmanager
-def _csv() -> Iterator[Show]:
+def _csv(columns: tuple[str, ...]) -> Iterator[Show]:
     writer = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
     names = [field.name for field in fields(Result) if field.name != "samples_ns"]
     writer.writerow(names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 from localllm.cli.declare import Declared, above, gpu_layers, one_of, option, pair, size, whole, wholes
@@ -20,6 +21,25 @@ VALUES_HELP = "format of the values there"
 LAYERS_HELP = "layers on a graphics card: the last N, the output counting as one; all; or auto, as many as fit"
 EXPERTS_HELP = "keep the experts of the first N layers on the CPU"
 DEVICE_HELP = "which card: its number or part of its name, as localllm devices lists them"
+
+# Who guesses ahead, for the commands that can let somebody.
+DRAFT_MODEL = partial(
+    option, "", "-md", "--model-draft", "--spec-draft-model", metavar="MODEL", help="a smaller model that guesses ahead"
+)
+SPEC = partial(
+    option, "", "--spec", metavar="WHO", read=one_of(*KINDS), shown="off; auto with -md",
+    help="who guesses ahead: off, ngram (the text so far), draft, or auto, whichever pays",
+)  # fmt: skip
+DRAFT_MAX = partial(
+    option,
+    MOST_DRAFTED,
+    "--draft-max",
+    "--draft",
+    "--draft-n",
+    metavar="N",
+    read=whole(1),
+    help="most tokens guessed ahead",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +82,9 @@ class Loading:
 class Opening(Loading):
     """How a model is opened to write."""
 
-    model_draft: str = option(
-        "", "-md", "--model-draft", "--spec-draft-model", metavar="MODEL", help="a smaller model that guesses ahead"
-    )
-    spec: str = option(
-        "", "--spec", metavar="WHO", read=one_of(*KINDS), shown="off; auto with -md",
-        help="who guesses ahead: off, ngram (the text so far), draft, or auto, whichever pays",
-    )  # fmt: skip
-    draft_max: int = option(
-        MOST_DRAFTED,
-        "--draft-max",
-        "--draft",
-        "--draft-n",
-        metavar="N",
-        read=whole(1),
-        help="most tokens guessed ahead",
-    )
+    model_draft: str = DRAFT_MODEL()
+    spec: str = SPEC()
+    draft_max: int = DRAFT_MAX()
     force: bool = option(False, "--force", help="take a cache type that is known to harm the model")
 
     def of_load(self) -> dict[str, Any]:
@@ -188,7 +195,22 @@ class Bench:
     device: str = option("", "-dev", "--device", metavar="DEVICE", help=DEVICE_HELP)
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
+    model_draft: str = DRAFT_MODEL()
+    spec: str = SPEC()
+    draft_max: int = DRAFT_MAX()
     no_warmup: bool = option(False, "--no-warmup", help="no run before those that count")
+
+    @property
+    def speculates(self) -> bool:
+        return (self.spec or ("auto" if self.model_draft else "off")) != "off"
+
+    def of_load(self) -> dict[str, Any]:
+        """What `localllm.load` takes of these options, apart from what tests decide."""
+        return {
+            "backend": self.backend, "cache_type_k": self.cache_type_k, "cache_type_v": self.cache_type_v,
+            "layers": self.gpu_layers, "host_experts": self.cpu_moe, "device": self.device,
+            "draft": self.model_draft, "speculate": self.spec or None, "draft_max": self.draft_max,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,9 +144,10 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     config, summary = _read(file)
     context = context_of(ctx or None, config)
     plan = record(config, architecture_of(file.metadata), file.tensors, Recorder(), context=context)
-    choice = choose(asked, plan, context, summary.weight_bytes, force=True)
+    limits = limits_of(context, plan.logits.width, plan.window)
+    choice = choose(asked, plan, limits, summary.weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
-    memory = plan_memory(plan, limits_of(context, plan.logits.width, plan.window), default_threads(), choice.types)
+    memory = plan_memory(plan, limits, default_threads(), choice.types)
     return {
         "context": context,
         "weights": memory.weights,

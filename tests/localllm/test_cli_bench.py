@@ -71,3 +71,28 @@ def test_zero_leaves_a_kind_of_test_out(tiny: Path, capsys: pytest.CaptureFixtur
     only = bench(capsys, tiny, "-p", 0, "-n", 2, "-r", 1, "--no-warmup").splitlines()
     assert len(only) == 3
     assert "tg2" in only[2]
+
+
+def test_guessing_is_measured_beside_the_same_answers_without(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (tiny, "-p", 0, "-n", 12, "-r", 2, "-t", 1, "--spec", "ngram")
+    tests: list[dict[str, Any]] = json.loads(bench(capsys, *words, "-o", "json"))
+    assert [test["test"] for test in tests] == ["tg12", "tg12 code", "tg12 dialogue", "tg12 prose"]
+    assert [test["speculation"] for test in tests] == ["", "ngram", "ngram", "ngram"]
+    assert (tests[0]["plain_ts"], tests[0]["n_drafted"]) == (0, 0)
+    for test in tests[1:]:
+        assert test["plain_ts"] > 0
+        assert 0 <= test["n_accepted"] <= test["n_drafted"] <= 2 * 15 * 12
+    assert any(test["n_drafted"] for test in tests)  # a tiny random model repeats itself
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench(capsys, *words).splitlines()]
+    assert rows[0][11:] == ["guessed by", "plain t/s", "x plain", "accepted"]
+    assert rows[2][11:] == [""] * 4
+    assert rows[3][11] == "ngram"
+    assert " of " in rows[3][14]
+
+
+def test_the_cache_is_told_where_it_is_not_the_usual(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    header, _, row = bench(capsys, tiny, "-p", 4, "-n", 0, "-r", 1, "-ctk", "fp8").splitlines()
+    assert [cell.strip() for cell in header.split("|")[6:8]] == ["type_k", "type_v"]
+    assert [cell.strip() for cell in row.split("|")[6:8]] == ["fp8", "f16"]
+    assert main(["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "-ctk", "auto"]) == 0
+    assert capsys.readouterr().err.startswith("cache: keys ")

@@ -16,10 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import reduce
+from operator import add
 
-from backends.cpu.cache import CACHE, CacheRow, rotate
+from backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.attend import SCALED, Reach, prepare, query_bytes, scores, weigh
+from backends.cpu.kernels.attend import SCALED, Reach, divisor, prepare, query_bytes, scores, weigh
 from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tanh, tasks
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value
@@ -245,13 +247,11 @@ class _Rows:
                 score = softcap * tanh(f, score / softcap)
             return _visible(f, score, number * BLOCK + panel * LANES, self.limits[row // shape.group], self.window)
 
-        one = self.tokens == 1  # memory is what it waits for
-        scores(
-            f, shape.keys, queries, keys, self.scores, self.rows, D, seen, Reach(values, value_bytes) if one else None
-        )
-        with f.loop(0, self.rows) as row:
-            _softmax(f, self.scores + row * (4 * BLOCK), state.maxima + row * 4, state.sums + row * 4,
-                     self.shrink + row * 4)  # fmt: skip
+        # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
+        one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
+        due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
+        scores(f, shape.keys, queries, keys, self.scores, self.rows, D, seen, due)
+        _softmax(f, self.scores, state, self.shrink)
         coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
         weigh(f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, D, coming)
 
@@ -371,21 +371,21 @@ def _visible(f: Function, score: Value, first: Value, last: Value, window: Value
     return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)
 
 
-def _softmax(f: Function, scores_: Value, maximum: Value, total: Value, shrink: Value) -> None:
-    """Scores to weights exp(score - maximum); the running maximum and sum, and by how much older sums shrink."""
-    parts = [f.load(scores_ + 4 * j, f32x16) for j in range(0, BLOCK, LANES)]
-    largest = parts[0]
-    for part in parts[1:]:
-        largest = f.fmax(largest, part)
-    before = f.load(maximum, F32)
-    now = f.fmax(before, f.reduce(largest, f.fmax))
-    shift = f.splat(now)
-    weights = f.zeros(f32x16)
-    for j, part in enumerate(parts):
-        weight = exp(f, part - shift)
-        f.store(scores_ + 4 * LANES * j, weight)
-        weights = weights + weight
-    smaller = f.lane(exp(f, f.splat(before - now, 4)), 0)
-    f.store(maximum, now)
-    f.store(shrink, smaller)
-    f.store(total, f.fma(f.load(total, F32), smaller, f.reduce(weights, lambda p, q: p + q)))
+def _softmax(f: Function, scores_: Value, state: _State, shrink: Value) -> None:
+    """Scores to weights exp(score - maximum); the running maximum and sum, and by how much older sums shrink. Several
+    rows at a time, step by step, because each waits long for itself."""
+    together = divisor(state.rows, f.isa.registers // 8)
+    with f.loop(0, state.rows, together) as base:
+        rows = [base + r for r in range(together)]
+        parts = [[f.load(scores_ + (row * BLOCK + j) * 4, f32x16) for j in range(0, BLOCK, LANES)] for row in rows]
+        before = [f.load(state.maxima + row * 4, F32) for row in rows]
+        now = [f.fmax(m, f.reduce(reduce(f.fmax, part), f.fmax)) for m, part in zip(before, parts, strict=True)]
+        weights = [[exp(f, x - f.splat(m)) for x in part] for m, part in zip(now, parts, strict=True)]
+        for row, old, new, own in zip(rows, before, now, weights, strict=True):
+            for j, weight in enumerate(own):
+                f.store(scores_ + (row * BLOCK + j * LANES) * 4, weight)
+            smaller = f.lane(exp(f, f.splat(old - new, 4)), 0)
+            sum_ = f.reduce(reduce(add, own), add)
+            f.store(state.maxima + row * 4, new)
+            f.store(shrink + row * 4, smaller)
+            f.store(state.sums + row * 4, f.fma(f.load(state.sums + row * 4, F32), smaller, sum_))

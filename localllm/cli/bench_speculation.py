@@ -1,0 +1,83 @@
+"""What guessing ahead gains, for `localllm bench`: greedy answers to three texts, plain and guessed in turn.
+
+Rates are tokens a second from the first token of an answer to its last, all work of guessing included; the answers must
+be the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from localllm.errors import LocalLLMError
+from localllm.model import Model
+from localllm.sampling.options import SamplerOptions
+
+TEXTS = {  # text that repeats itself, some that does so a little, and some that does not
+    "code": (
+        "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return "
+        "width * height * depth\n\n\ndef perimeter(width, height):\n    return 2 * width + 2 * height\n\n\ndef surface("
+        "width, height, depth):\n"
+    ),
+    "dialogue": (
+        "User: Could you find me a table for two tonight?\nAssistant: Of course. What time would you like to eat?\n"
+        "User: At seven, and somewhere quiet please.\nAssistant: There is a quiet place by the river. Is that fine?\n"
+        "User: Yes, please. What is the address?\nAssistant:"
+    ),
+    "prose": (
+        "Once upon a time there was a small harbour at the end of a long road. In winter the boats lay upside down on "
+        "the beach, and the children climbed on them and looked out for ships. One morning"
+    ),
+}
+LONGEST_TEXT = 512  # tokens of a text, with any vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """Answers to one text, a sample per repetition: nanoseconds plain and guessed, guesses checked and right."""
+
+    plain_ns: tuple[int, ...]
+    guessed_ns: tuple[int, ...]
+    drafted: int
+    accepted: int
+    rounds: int  # passes that checked any
+
+
+def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
+    """Time `count` tokens after the first. LocalLLMError where the answers differ, which would be an error of ours."""
+    speculation, ids = model.speculation, model.tokenize(TEXTS[text])
+    times: dict[bool, list[int]] = {False: [], True: []}
+    drafted = accepted = rounds = 0
+
+    def answer(guessing: bool) -> tuple[list[int | None], int]:
+        nonlocal drafted, accepted, rounds
+        model.speculation = speculation if guessing else None
+        session = model.session()
+        try:
+            pieces = session.generate(ids, model.sampler(SamplerOptions(temperature=0)), count + 1, ignore_end=True)
+            said = [next(pieces).token]
+            began = perf_counter_ns()
+            for piece in pieces:
+                said.append(piece.token)
+            taken = perf_counter_ns() - began
+        finally:
+            session.close()
+        assert piece.statistics is not None
+        if (done := piece.statistics.speculation) is not None:
+            drafted, accepted, rounds = drafted + done.drafted, accepted + done.accepted, rounds + done.rounds
+        return said, taken
+
+    try:
+        if warm_up:
+            answer(True)
+            drafted = accepted = rounds = 0
+        for number in range(repetitions):
+            answers = {}
+            for guessing in (False, True) if number % 2 else (True, False):  # neither always finds a rested machine
+                answers[guessing], taken = answer(guessing)
+                times[guessing].append(taken)
+            if answers[False] != answers[True]:
+                raise LocalLLMError(f"guessed and plain answers to the {text} differ; please report this model")
+    finally:
+        model.speculation = speculation
+    return Guessed(tuple(times[False]), tuple(times[True]), drafted, accepted, rounds)
