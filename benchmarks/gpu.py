@@ -27,7 +27,7 @@ from statistics import median
 from typing import Any
 
 from gpu_report import Report, Skipped, run, table
-from gpu_speed import FULL, QUICK, bandwidth, dense, kernel, model
+from gpu_speed import FULL, QUICK, Size, bandwidth, dense, kernel, model
 from gpu_weights import Weights
 
 import localllm
@@ -83,41 +83,40 @@ def built(report: Report, source: Path) -> Path:
     if shutil.which("nvcc") is None or shutil.which("cmake") is None:
         raise Skipped("nvcc or cmake is not there to build llama.cpp with")
     folder = source / "build-cuda"
-    options = ("-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native", "-DLLAMA_CURL=OFF", "-DCMAKE_BUILD_TYPE=Release")
+    options = (
+        "-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native", "-DCMAKE_BUILD_TYPE=Release", "-DLLAMA_CURL=OFF",
+        "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_SERVER=OFF",
+    )  # fmt: skip
     run(["cmake", "-S", source, "-B", folder, *options], report.left - 60)
     run(["cmake", "--build", folder, "-j", os.cpu_count(), "--target", "llama-bench"], report.left - 60)
     return folder / "bin" / "llama-bench"
 
 
-def side_by_side(
-    bench: Path | None, source: Path | None, models: Sequence[tuple[str, str]]
-) -> Callable[[Report], None]:
+def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callable[[Report], None]:
     """The same files and tests in both programs, in turn, twice."""
 
     def work(report: Report) -> None:
         if bench is None and source is None:
             raise Skipped("neither --llama-bench nor --llama-source is given")
         peer = bench or built(report, source)  # type: ignore[arg-type]
-        tests = ("-p", 512, "-n", 64, "-d", "0,4096", "-r", 2, "-o", "json")
-        for geometry, type_name in models:
+        tests = (*size.bench, "-r", 2, "-o", "json")
+        for geometry, type_name in size.peers:
             with tempfile.TemporaryDirectory() as folder:
                 file = Path(folder) / f"{geometry}-{type_name}.gguf"
                 run([sys.executable, ROOT / "benchmarks/make_model.py", geometry, type_name, file], report.left - 30)
                 ours = [sys.executable, "-m", "localllm", "bench", file, "--backend", report.common["backend"], *tests]
                 theirs = [peer, "-m", file, "-ngl", 99, "-fa", 1, *tests]
-                rates: dict[tuple[int, int, int], list[list[float]]] = {}
-                for turn in range(2):
-                    for who, command in enumerate((ours, theirs)):
-                        for each in json.loads(run(command, report.left - 10, cwd=ROOT)):
-                            key = each["n_prompt"], each["n_gen"], each["n_depth"]
-                            rates.setdefault(key, [[], []])[who].append(each["avg_ts"])
-                    for (prompt, answer, depth), (mine, other) in rates.items():
-                        if turn and mine and other:
-                            report.row(
-                                "llama.cpp", model=geometry, type=type_name,
-                                test=(f"pp{prompt}" if prompt else f"tg{answer}") + f"@{depth}", ours=max(mine),
-                                theirs=max(other), ratio=median(a / b for a, b in zip(mine, other, strict=False)),
-                            )  # fmt: skip
+                rates: dict[str, tuple[list[float], list[float]]] = {}
+                for who, command in ((0, ours), (1, theirs)) * 2:
+                    for each in json.loads(run(command, report.left - 10, cwd=ROOT)):
+                        name = f"pp{each['n_prompt']}" if each["n_prompt"] else f"tg{each['n_gen']}"
+                        rates.setdefault(f"{name}@{each['n_depth']}", ([], []))[who].append(each["avg_ts"])
+                for test, (mine, other) in rates.items():
+                    ratio = median(a / b for a, b in zip(mine, other, strict=True))
+                    report.row(
+                        "llama.cpp", model=geometry, type=type_name, test=test, ours=max(mine), theirs=max(other),
+                        ratio=ratio,
+                    )  # fmt: skip
 
     return work
 
@@ -163,11 +162,7 @@ def main(words: Sequence[str] | None = None) -> int:
                 report.stage("kernel", kernel(backend, weights, name, size), 8, format=name)
         backend.close()
     if "llama" in wanted:
-        report.stage(
-            "llama.cpp",
-            side_by_side(own.llama_bench, own.llama_source, (("llama-1b", "Q4_K_M"), ("llama-8b", "Q4_K_M"))),
-            60,
-        )
+        report.stage("llama.cpp", side_by_side(own.llama_bench, own.llama_source, size), size.seconds)
     print("\n" + table(report))
     return 0 if good and opened else 1
 

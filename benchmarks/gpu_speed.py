@@ -51,7 +51,9 @@ class Size:
     prompt: int  # rows of a prompt's piece
     steps: int
     seconds: float  # that a model takes at most, or it is not begun
-    tests: tuple[str, ...]
+    tests: tuple[str, ...]  # what pytest is asked for
+    peers: tuple[tuple[str, str], ...]  # models that llama.cpp runs too
+    bench: tuple[object, ...]  # and the tests, as `localllm bench` and llama-bench name them
 
 
 TYPES = ("Q4_K_M", "Q4_0", "Q8_0", "F16")
@@ -59,11 +61,13 @@ USUAL = ("Q4_K", "Q4_0", "Q8_0", "Q6_K", "F16")
 FULL = Size(
     tuple((g, t) for t in TYPES for g in ("llama-8b", "llama-1b")), (0, 4096),
     (*USUAL, *(name for name in formats.FORMATS if name not in USUAL)), (65536, 4096), tuple(range(1, 9)), 512, 64,
-    40.0, ("-n", "12", "-m", "gpu", "tests/backends/gpu"),
+    40.0, ("-n", "12", "-m", "gpu", "tests/backends/gpu"), (("llama-1b", "Q4_K_M"), ("llama-8b", "Q4_K_M")),
+    ("-p", 512, "-n", 64, "-d", "0,4096"),
 )  # fmt: skip
 QUICK = Size(
     (("tiny", "Q4_K_M"), ("tiny", "F16")), (0, 300), ("Q4_K", "F16"), (512, 256), (1, 3), 20, 3, 5.0,
-    ("-k", "products and Q4_0", "tests/backends/gpu/test_formats.py"),
+    ("-k", "products and Q4_0", "tests/backends/gpu/test_formats.py"), (("tiny", "Q4_0"),),
+    ("-p", 20, "-n", 2, "-d", "0,64"),
 )  # fmt: skip
 
 
