@@ -27,7 +27,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., tuple[int, li
 
 
 def test_the_whole_way(gpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:  # type: ignore[no-untyped-def]
-    code, rows = gpu(tmp_path, "--backend", "opencl", "--quick")
+    code, rows = gpu(tmp_path, "--backend", "opencl", "--quick", "--minutes", "60")
     ends = {row["stage"]: row for row in rows if "status" in row}
     assert code == 0
     assert {name for name, row in ends.items() if row["status"] == "ok"} == {

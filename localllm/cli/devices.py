@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -11,7 +13,7 @@ from localllm.cli.console import say
 from localllm.cli.options import Devices
 from localllm.cli.text import columns, size
 
-MEASURED = 64 << 20  # bytes copied
+MEASURED = 256 << 20  # bytes copied: several times what any cache holds
 
 
 def devices(own: Devices) -> None:
@@ -22,66 +24,80 @@ def devices(own: Devices) -> None:
         return
     for device in found:
         print(f"{device['backend']} {device['number']}: {device['name']}")
-        lines = [("type", device["compute"]), ("driver", device["driver"]), ("memory", _memory(device))]
-        if device["copy_bandwidth"]:
-            lines.append(("copies", f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written"))
+        free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
+        lines = [("type", device["compute"]), ("driver", device["driver"]), ("memory", size(device["memory"]) + free)]
+        copies = f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written" if device["copy_bandwidth"] else ""
+        lines.append(("copies", copies or device["unmeasured"]))
         print(columns(lines, indent=2))
     for backend, reason in reasons.items():
         say(f"{backend}: {reason}")
 
 
-def _memory(device: dict[str, Any]) -> str:
-    free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
-    return size(device["memory"]) + free
-
-
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Facts of every device, and the reason of every backend that has none."""
     from backends.base import BackendError
-    from backends.gpu.budget import copy_bandwidth
 
     found: list[dict[str, Any]] = [_processor()]
     reasons = {}
-    for backend in ("cuda", "opencl"):
+    for backend, opening in (("cuda", _cuda), ("opencl", _opencl)):
         try:
-            for number, opened in enumerate(_open_each(backend)):
-                facts = opened.facts
-                found.append(
-                    {
-                        "backend": backend, "number": number, "name": facts.name, "compute": facts.compute,
-                        "driver": facts.api, "memory": facts.memory, "free": facts.free,
-                        "copy_bandwidth": copy_bandwidth(opened, MEASURED),
-                    }
-                )  # fmt: skip
-                opened.close()
+            found += [_facts(backend, number, opened) for number, opened in enumerate(opening())]
         except BackendError as error:
             reasons[backend] = str(error)
     return found, reasons
 
 
-def _open_each(backend: str) -> Any:
-    if backend == "cuda":
-        from backends.cuda.backend import CudaDevice, devices
+def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
+    """What a device says of itself, and how fast it copies, or why that could not be measured."""
+    from backends.base import BackendError
+    from backends.gpu.budget import copy_bandwidth
 
-        return (CudaDevice(device) for device in devices())
-    from backends.opencl.backend import OpenClDevice
-    from backends.opencl.backend import devices as opencl_devices
+    named = {"backend": backend, "number": number}
+    try:
+        opened = open_device()
+    except BackendError as error:
+        nothing = {"name": "does not open", "compute": "", "driver": "", "memory": 0, "free": 0}
+        return {**named, **nothing, "copy_bandwidth": 0.0, "unmeasured": str(error)}
+    facts, speed, reason = opened.facts, 0.0, ""
+    try:
+        speed = copy_bandwidth(opened, MEASURED)
+    except BackendError as error:
+        reason = str(error)
+    finally:
+        opened.close()
+    return {
+        **named, "name": facts.name, "compute": facts.compute, "driver": facts.api, "memory": facts.memory,
+        "free": facts.free, "copy_bandwidth": speed, "unmeasured": reason,
+    }  # fmt: skip
 
-    return (OpenClDevice(device) for device in opencl_devices())
+
+def _cuda() -> list[Callable[[], Any]]:
+    """What opens each device."""
+    from backends.cuda.backend import CudaDevice, devices
+
+    return [partial(CudaDevice, device) for device in devices()]
+
+
+def _opencl() -> list[Callable[[], Any]]:
+    from backends.opencl.backend import OpenClDevice, devices
+
+    return [partial(OpenClDevice, device) for device in devices()]
 
 
 def _processor() -> dict[str, Any]:
+    import numpy as np
+
     from backends.cpu.isa import host
 
     isa = host()
-    source, target = bytes(MEASURED), bytearray(MEASURED)
+    source, target = np.ones(MEASURED, np.uint8), np.zeros(MEASURED, np.uint8)
     best = 0.0
     for _ in range(3):
         start = perf_counter()
-        target[:] = source
+        np.copyto(target, source)
         best = max(best, 2 * MEASURED / (perf_counter() - start))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
     return {
         "backend": "cpu", "number": 0, "name": isa.cpu, "compute": isa.name, "driver": "llvmlite", "memory": memory,
-        "free": memory, "copy_bandwidth": best,
+        "free": memory, "copy_bandwidth": best, "unmeasured": "",
     }  # fmt: skip

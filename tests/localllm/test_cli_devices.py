@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+import backends.opencl.backend
+from backends.base import BackendError
 from localllm.cli.main import main
 
 
@@ -29,3 +33,41 @@ def test_devices_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     if "cuda 0" not in out:
         assert "cuda: " in err
         assert len(err.splitlines()) == 1
+
+
+def test_every_device_of_several_is_listed_and_what_fails_says_why(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three cards: one works, one has no memory left for a measurement, one does not open."""
+    pocl = backends.opencl.backend.devices()[0]
+    opened = []
+
+    class Device(backends.opencl.backend.OpenClDevice):
+        def __init__(self, card: int) -> None:
+            if card == 2:
+                raise BackendError("card 2 is held by another program")
+            super().__init__(pocl)
+            opened.append(self)
+            self.facts = replace(self.facts, name=f"Card {card}", memory=1 << 33, free=(1 << 33) >> card)
+            self.full = card == 1
+
+        def alloc(self, size: int, what: str) -> Any:
+            if self.full:
+                raise BackendError(f"out of memory for {what}")
+            return super().alloc(size, what)
+
+        def close(self) -> None:
+            opened.remove(self)
+
+    monkeypatch.setattr("backends.opencl.backend.devices", lambda: [0, 1, 2])
+    monkeypatch.setattr("backends.opencl.backend.OpenClDevice", Device)
+    assert main(["devices"]) == 0
+    out = capsys.readouterr().out
+    parts = out.split("opencl ")[1:]
+    assert [part.splitlines()[0] for part in parts] == ["0: Card 0", "1: Card 1", "2: does not open"]
+    assert "8.00 GiB\n" in parts[0]
+    assert "GB/s" in parts[0]
+    assert "8.00 GiB, 4.00 GiB free" in parts[1]
+    assert "out of memory for a measurement of bandwidth" in parts[1]
+    assert "card 2 is held by another program" in parts[2]
+    assert not opened
