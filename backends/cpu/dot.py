@@ -46,7 +46,7 @@ class Sum:
     def __init__(self, f: Function, start: Value, largest: int, weight: Weight | None = None) -> None:
         self._f, self._total, self._biased, self._weight = f, start, largest == BIASED, weight
         self._shorts: list[Value] = []
-        self._added, self._room = 0, 32767 // (2 * 127 * largest)
+        self._added, self._room = 0, shorts(largest)
 
     def add(self, w: Value, x: Value) -> None:
         f = self._f
@@ -71,6 +71,11 @@ class Sum:
         if self._weight is None or self._f.isa.dot == "maddubs":
             return self._total
         return self._total * self._weight()
+
+
+def shorts(largest: int) -> int:
+    """How many sums of two products fit int16."""
+    return 32767 // (2 * 127 * largest)
 
 
 def weight_form(f: Function, scale: Value) -> Value:

@@ -35,6 +35,11 @@ class Isa:
         return 32 if self.dot in ("vnni512", "sdot") else 16
 
     @property
+    def super_tile(self) -> tuple[int, int]:
+        """As int_tile, of formats that are summed in integers: their sums in float32 wait in memory."""
+        return (3, 1) if self.dot == "maddubs" else self.int_tile
+
+    @property
     def byte_permute(self) -> bool:
         """Whether bytes can be permuted across a 512-bit register, and their bits shifted one by one (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","

@@ -134,7 +134,11 @@ def _tile_group(
     magnitude = dot.BIASED if offset == 128 else panel.magnitude
     starts = [_start(f, offset, panel.group, row, k) for row in x]
     integers = [[dot.Sum(f, start, magnitude) for _ in w] for start in starts]
+    # Left alone, LLVM goes row by row and spills the weights; with more to keep than int16 sums that is still better.
+    in_order = f.isa.dot == "maddubs" and dot.shorts(magnitude) >= panel.group // 4 and not panel.minimum
     for word in range(panel.group // 4):
+        if in_order:
+            f.keep_order()
         weights = [f.load(v + (header + 64 * word), u8x64) for v in w]
         for row, of_row in zip(x, integers, strict=True):
             values = dot.broadcast4(f, row + _x_at(k + 4 * word))

@@ -205,7 +205,7 @@ def _tiled_rows(
         with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
             at = block * (per_block * size_)
             way.unpack(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
-    tile_rows, tile_panels = f.isa.int_tile
+    tile_rows, tile_panels = f.isa.int_tile if panel.super_scales is None else f.isa.super_tile
 
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last, tile_panels) as p:
