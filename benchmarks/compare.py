@@ -5,8 +5,9 @@
 
 Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
 round is ours, then the peer as it comes (weights repacked), then in prompt tests the peer with --repack 0 (decoding is
-as fast or slower with it); a ratio is the median over rounds of ours / the better of the peer's two. One JSON line per
-model and test goes to benchmarks/results/.
+as fast or slower with it); a ratio is the median over rounds of ours / the better of the peer's ways. One JSON line per
+model and test goes to benchmarks/results/. With --cache-type the caches of both hold that, and the peer's ways are its
+attention and its flash attention, which alone reads other types than F16.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Row:
     ours: list[float] = field(default_factory=list)
     peer_repacked: list[float] = field(default_factory=list)
     peer_plain: list[float] = field(default_factory=list)
+    peer_flash: list[float] = field(default_factory=list)
+    cache: str = ""  # type of keys and values, where it was asked for
     bytes_per_token: int = 0
     roof_gb_per_s: list[float] = field(default_factory=list)
     our_peak_bytes: int = 0
@@ -69,9 +72,17 @@ class Row:
     device: str = ""
 
     @property
+    def label(self) -> str:
+        return f"{self.test} {self.cache}".strip()
+
+    @property
+    def peers(self) -> list[list[float]]:
+        return [rates for rates in (self.peer_repacked, self.peer_plain, self.peer_flash) if rates]
+
+    @property
     def ratio(self) -> float:
-        peers = zip(self.ours, self.peer_repacked, self.peer_plain or self.peer_repacked, strict=True)
-        return median(ours / max(a, b) for ours, a, b in peers)
+        rounds = zip(self.ours, *self.peers, strict=True)
+        return median(ours / max(peers) for ours, *peers in rounds)
 
     @property
     def roof_share(self) -> float:
@@ -94,28 +105,33 @@ def run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
         return json.loads(out.read()), usage.ru_maxrss * 1024
 
 
-def measure(model: Path, tests: Sequence[Test], bench: Path, threads: int, rounds: int, plain: bool) -> list[Row]:
-    rows = [Row(model.name, test.name, threads, model.stat().st_size) for test in tests]
+def measure(
+    model: Path, tests: Sequence[Test], bench: Path, threads: int, rounds: int, plain: bool, caches: Sequence[str]
+) -> list[Row]:
+    rows = [Row(model.name, test.name, threads, model.stat().st_size, cache=c) for test in tests for c in caches]
+    every = {test.name: test for test in tests}
     ours = [sys.executable, "-m", "localllm", "bench", str(model), "-t", str(threads)]
     peer = [str(bench), "-m", str(model), "-t", str(threads)]
     for number in range(rounds):
-        for row, test in zip(rows, tests, strict=True):
-            [result], peak = run([*ours, *test.options()])
+        for row in rows:
+            test, types = every[row.test], ["-ctk", row.cache, "-ctv", row.cache] if row.cache else []
+            [result], peak = run([*ours, *types, *test.options()])
             row.ours.append(result["avg_ts"])
             row.bytes_per_token = result["bytes_per_token"]
             row.roof_gb_per_s.append(result["roof_gb_per_s"])
             row.our_peak_bytes, row.device = max(row.our_peak_bytes, peak), result["cpu_info"]
-            [result], peak = run([*peer, *test.options()])
-            row.peer_repacked.append(result["avg_ts"])
-            row.peer_peak_bytes = max(row.peer_peak_bytes, peak)
-            row.peer = f"llama.cpp {result['build_commit']} (build {result['build_number']})"
+            ways = [(row.peer_repacked, ["-fa", "0"] if row.cache else [])] if row.cache in ("", "f16") else []
             if plain and test.prompt:
-                [result], _ = run([*peer, "--repack", "0", *test.options()])
-                row.peer_plain.append(result["avg_ts"])
-            print(
-                f"round {number + 1}: {model.name} {test.name} {row.ours[-1]:.1f} : {row.peer_repacked[-1]:.1f}",
-                file=sys.stderr,
-            )
+                ways.append((row.peer_plain, ["--repack", "0"]))
+            if row.cache:
+                ways.append((row.peer_flash, ["-fa", "1"]))
+            for rates, way in ways:
+                [result], peak = run([*peer, *types, *way, *test.options()])
+                rates.append(result["avg_ts"])
+                row.peer_peak_bytes = max(row.peer_peak_bytes, peak)
+                row.peer = f"llama.cpp {result['build_commit']} (build {result['build_number']})"
+            peers = ", ".join(f"{rates[-1]:.1f}" for rates in row.peers)
+            print(f"round {number + 1}: {model.name} {row.label} {row.ours[-1]:.1f} : {peers}", file=sys.stderr)
     return rows
 
 
@@ -137,12 +153,12 @@ def table(rows: Sequence[Row]) -> str:
     parts = []
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
-        tests = list(dict.fromkeys(row.test for row in here))
+        tests = list(dict.fromkeys(row.label for row in here))
         names = [f"{test} {what}" for test in tests for what in _columns(test)]
         lines = [f"**{device}**", "", f"| model | {' | '.join(names)} | memory, GB |"]
         lines.append(f"|---|{'---:|' * (len(names) + 1)}")
         for model in dict.fromkeys(row.model for row in here):
-            found = {row.test: row for row in here if row.model == model}
+            found = {row.label: row for row in here if row.model == model}
             cells = [cell for test in tests for cell in _cells(test, found.get(test))]
             ours = max(row.our_peak_bytes for row in found.values()) / 1e9
             peer = max(row.peer_peak_bytes for row in found.values()) / 1e9
@@ -159,7 +175,7 @@ def _cells(test: str, row: Row | None) -> list[str]:
     """Ours : the better of the peer's ways, their ratio, and in decoding our share of the bandwidth."""
     if row is None:
         return [""] * len(_columns(test))
-    peer = max(median(rates) for rates in (row.peer_repacked, row.peer_plain) if rates)
+    peer = max(median(rates) for rates in row.peers)
     share = [f"{row.roof_share:.0%}"] * test.startswith("tg")
     return [f"{median(row.ours):.1f} : {peer:.1f}", f"{row.ratio:.2f}", *share]
 
@@ -170,7 +186,8 @@ def stored(path: Path) -> list[Row]:
     rows: dict[tuple[str, str, str], Row] = {}
     for line in path.read_text().splitlines():
         values = json.loads(line)
-        rows[values["device"], values["model"], values["test"]] = Row(**{k: v for k, v in values.items() if k in names})
+        row = Row(**{k: v for k, v in values.items() if k in names})
+        rows[row.device, row.model, row.label] = row
     return list(rows.values())
 
 
@@ -182,6 +199,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", default="pp512,tg128")
+    parser.add_argument("--cache-type", default="", help="types of the cache in turn, as f16,q8_0")
     parser.add_argument("--no-plain", action="store_true", help="leave out the peer's run with --repack 0")
     parser.add_argument("--out", type=Path, default=RESULTS / "compare.jsonl", help="JSON lines are appended here")
     arguments = parser.parse_args()
@@ -196,7 +214,10 @@ def main() -> None:
     ).stdout.strip()
     everything = []
     for model in arguments.models:
-        rows = measure(model, tests, arguments.llama_bench, arguments.threads, arguments.rounds, not arguments.no_plain)
+        rows = measure(
+            model, tests, arguments.llama_bench, arguments.threads, arguments.rounds, not arguments.no_plain,
+            arguments.cache_type.split(","),
+        )  # fmt: skip
         everything += rows
         with arguments.out.open("a") as file:
             for row in rows:
