@@ -17,7 +17,7 @@ from typing import Any
 
 from backends.base import BackendError, Limits
 from backends.cuda.nvrtc import Nvrtc
-from backends.gpu import formats, kernels
+from backends.gpu import formats, kernels, products
 from backends.gpu.kernels import Kernel
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
@@ -26,7 +26,7 @@ LIMITS = Limits(512, 512, 65, 65 * 64)
 ACTIVATIONS = ("silu(a)", "gelu(a)", "sigmoid(a)", "silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)")
 
 
-def every_kernel() -> list[tuple[str, Kernel]]:
+def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
     """(what it is, kernel): all that a plan may ask for, in the shapes of a 1B model."""
     found: list[tuple[str, Kernel]] = []
     for name in formats.FORMATS:
@@ -41,8 +41,23 @@ def every_kernel() -> list[tuple[str, Kernel]]:
             (f"matvec {name} x {kernels.COLUMNS}", kernels.matvec(name, kernels.COLUMNS, shape)),
             (f"matvec {name}, experts", kernels.matvec(name, 1, experts)),
             (f"matmul {name}", kernels.matmul(name, shape)),
+            (f"matmul {name}, experts", kernels.matmul(name, {**experts, "PAIRS": 2048})),
             (f"embed {name}", kernels.embed(name, LIMITS, {"K": 2048, "N": 32000, "Y_STRIDE": 2048})),
         ]
+        if (terms := products.terms(name, 2048, architecture)) is None:
+            continue
+        if terms:
+            stride = {"X_STRIDE": terms * 1024 + 4}
+            shape, experts = {**shape, **stride}, {**experts, **stride}
+            found.append(
+                (f"split {name}", kernels.split(name, terms, {"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": width}))
+            )
+        found += [
+            (f"tensor {name}, {tile.x} x {tile.w}", kernels.tensor(name, tile, terms, shape))
+            for tile in products.tiles_of(name)
+        ]
+        experts["PAIRS"] = 2048
+        found.append((f"tensor {name}, experts", kernels.tensor(name, products.EXPERTS_TILE, terms, experts)))
     for head, group, window, cap, sinks in (
         (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
     ):  # fmt: skip
@@ -64,6 +79,7 @@ def every_kernel() -> list[tuple[str, Kernel]]:
         ("append", kernels.append(LIMITS, {**row, "HEAD": 64, "KV_HEADS": 8, "SLOTS_AT": 2})),
         ("quantize", kernels.quantize({"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048 * 11 // 32})),
         ("combine", kernels.combine({**row, "USED": 4})),
+        ("group_pairs", kernels.group_pairs(128, {"USED": 8, "PAIRS": 4096, "TILE": 32, "COUNT_AT": 0})),
     ]
     for style in (False, True):
         found.append((f"rotate {style}", kernels.rotate(LIMITS, {**row, "HEAD": 64, "N_ROT": 64, "NEOX": style})))
@@ -96,7 +112,7 @@ def main() -> int:
     nvrtc = Nvrtc()
     lines = []
     for architecture in ARCHITECTURES:
-        mine = [report(nvrtc, architecture, label, kernel) for label, kernel in every_kernel()]
+        mine = [report(nvrtc, architecture, label, kernel) for label, kernel in every_kernel(architecture)]
         bad = [line for line in mine if "error" in line or line["spilled"] > BUDGET]
         good = [line for line in mine if "error" not in line]
         most = max(good, key=lambda line: line["registers"], default={"registers": 0, "kernel": ""})

@@ -188,6 +188,6 @@ class _Binder(Products):
             self.out.picks.append(Launch(kernel, grid, (logits, PICKED, read, KEYS[number % 2])))
 
 
-def program(plan: Plan, limits: Limits, keep: Collection[Value] = ()) -> Program:
-    """Stages, buffers and kernels of a plan."""
-    return _Binder(plan, limits, keep).run()
+def program(plan: Plan, limits: Limits, keep: Collection[Value] = (), compute: str = "") -> Program:
+    """Stages, buffers and kernels of a plan on a device of this compute type."""
+    return _Binder(plan, limits, keep, compute).run()

@@ -14,11 +14,12 @@ from backends.usage import uses_of
 class Binding:
     """A plan on its way to a program: its values' buffers, taken and given back as operations follow."""
 
-    def __init__(self, plan: Plan, limits: Limits, keep: Collection[Value]) -> None:
-        self.plan, self.limits, self.keep = plan, limits, keep
+    def __init__(self, plan: Plan, limits: Limits, keep: Collection[Value], compute: str) -> None:
+        self.plan, self.limits, self.keep, self.compute = plan, limits, keep, compute
+        self.most = {"batch": limits.rows, "logits": limits.logit_rows}
         self.out = Program()
         self.where: dict[int, Buffer] = {}
-        self.quantized: dict[int, Buffer] = {}
+        self.prepared: dict[int, dict[str, Buffer]] = {}  # by value and kind: what products read instead of it
         self.free: dict[tuple[Rows, int], list[Buffer]] = {}
         self.uses = uses_of(plan)
         self.uses.update(value.index for value in keep)  # a use that never comes
@@ -43,13 +44,15 @@ class Binding:
             self.uses[value.index] -= 1
             if not self.uses[value.index]:
                 self.give(self.where.pop(value.index))
-                if value.index in self.quantized:
-                    self.give(self.quantized.pop(value.index))
+                for buffer in self.prepared.pop(value.index, {}).values():
+                    self.give(buffer)
 
     def stage(
-        self, label: str, rows: Rows, few: Sequence[Launch], many: Sequence[Launch] = (), one: Sequence[Launch] = ()
-    ) -> None:
-        self.out.stages.append(Stage(label, rows, tuple(few), tuple(many), tuple(one)))
+        self, label: str, rows: Rows, few: Sequence[Launch], many: Sequence[Launch] = (), one: Sequence[Launch] = (),
+        some: Sequence[Launch] | None = None,
+    ) -> None:  # fmt: skip
+        optional = None if some is None else tuple(some)
+        self.out.stages.append(Stage(label, rows, tuple(few), tuple(many), tuple(one), optional))
 
     def matrix(self, weight: Weight) -> str:
         formats.check(weight)

@@ -41,7 +41,7 @@ class GpuExecutable:
         check_limits(limits)
         check_cache(cache, CACHE_TYPES)
         self.limits, self._plan, self._device = limits, plan, device
-        self._program = program = bind.program(plan, limits, keep)
+        self._program = program = bind.program(plan, limits, keep, device.facts.compute)
         self._buffers: dict[str | int, Any] = {}
         self.replays = Replays(device, MOST * len(program.parts))
         self._closed = False

@@ -28,8 +28,19 @@ SORTED = 4096  # logits that a work-group of the search for the largest sorts
 
 # What differs from model to model and may be given at run time: widths, strides, counts, factors.
 _NAMES = """K N X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT WINDOW
-    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT PASS"""
+    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT PASS PAIRS"""
 SHAPE = frozenset(_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of activations and of the matrix that a work-group multiplies."""
+
+    x: int
+    w: int
+
+
+PLAIN_TILE = Tile(32, 64)  # of matmul
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +90,10 @@ def _literal(value: object) -> str:
 
 
 def _kernel(
-    name: str, part: str, constants: Mapping[str, Any], size: int, local_floats: int = 0, format: str = ""
+    name: str, parts: str, constants: Mapping[str, Any], size: int, local_floats: int = 0, format: str = ""
 ) -> Kernel:
     every = {**(formats.defines(format) if format else {}), **constants}
-    return Kernel(name, (part,), tuple(every.items()), size, 4 * local_floats, format)
+    return Kernel(name, tuple(parts.split()), tuple(every.items()), size, 4 * local_floats, format)
 
 
 def matvec(format: str, columns: int, constants: Mapping[str, Any]) -> Kernel:
@@ -92,6 +103,22 @@ def matvec(format: str, columns: int, constants: Mapping[str, Any]) -> Kernel:
 def matmul(format: str, constants: Mapping[str, Any]) -> Kernel:
     depth, more = (8, 64 * 4 + 32 * 3) if format in formats.QUANTIZED else (16, 0)
     return _kernel("matmul", "linear", {"MATMUL": 1, **constants}, 128, (64 + 32) * (depth + 1) + more, format)
+
+
+def tensor(format: str, tile: Tile, terms: int, constants: Mapping[str, Any]) -> Kernel:
+    """A tile on NVIDIA's tensor cores; `terms`: see products.terms."""
+    numbers = 2 * 16 * (tile.w + max(terms, 1) * tile.x)  # two steps of 64 bytes of a row
+    if packing := formats.QUANTIZED.get(format):
+        scales, sums = packing.halves * (1 + packing.minimum), 1 + packing.halves * packing.minimum
+        numbers += 2 * 2 * (scales * tile.w + sums * tile.x)
+    aligned = next(size for size in (16, 8, 4) if 4 * constants["X_STRIDE"] % size == 0)
+    every = {"TILE_X": tile.x, "TILE_W": tile.w, "COPY": aligned, "TERMS": max(terms, 1), **constants}
+    return _kernel("tensor", "instructions linear tensor", every, 2 * tile.w, numbers, format)
+
+
+def split(format: str, terms: int, constants: Mapping[str, Any]) -> Kernel:
+    """Rows of activations as numbers of 16 bits for the tensor cores."""
+    return _kernel("split_rows", "rows", {"SPLIT": 1, "TERMS": terms, **constants}, 128, 128, format)
 
 
 def embed(format: str, limits: Limits, constants: Mapping[str, Any]) -> Kernel:
@@ -153,6 +180,11 @@ def partitions(limits: Limits) -> int:
 def route(experts: int, used: int, constants: Mapping[str, Any]) -> Kernel:
     every = {"ROUTE": 1, "EXPERTS": experts, "USED": used, **constants}
     return _kernel("route", "experts", every, 128, 2 * experts + 256 + used)
+
+
+def group_pairs(experts: int, constants: Mapping[str, Any]) -> Kernel:
+    every = {"GROUP_PAIRS": 1, "EXPERTS": experts, **constants}
+    return _kernel("group_pairs", "experts", every, 128, experts)
 
 
 def combine(constants: Mapping[str, Any]) -> Kernel:

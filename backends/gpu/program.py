@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 
 from backends.base import Limits
 from backends.gpu.kernels import FEW_ROWS, Kernel
+from backends.gpu.products import SOME_ROWS
 from backends.plan import BLOCK, CacheLayer, Plan, Rope, Rows, Weight
 
 NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
 PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
 
 Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
-Dimension = int | tuple[Count, int, int]  # (count, of a group, times): ceil(count / of a group) * times
+# (count, of a group, times) or also (..., more): ceil(count / of a group) * times + more
+Dimension = int | tuple[Count, int, int] | tuple[Count, int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +42,19 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Launches of one operation, in order; `one` and `many` where a row, or more than FEW_ROWS, have their own."""
+    """Launches of one operation, in order; a row, more than FEW_ROWS (`some`) or than SOME_ROWS may have their own."""
 
     label: str
     rows: Rows
     few: tuple[Launch, ...]
     many: tuple[Launch, ...] = ()
     one: tuple[Launch, ...] = ()
+    some: tuple[Launch, ...] | None = None
 
     def launches(self, rows: int) -> tuple[Launch, ...]:
         """For this many rows."""
         if rows > FEW_ROWS:
-            return self.many or self.few
+            return self.some if self.some is not None and rows <= SOME_ROWS else self.many or self.few
         return self.one if rows == 1 and self.one else self.few
 
 
@@ -81,7 +84,7 @@ class Program:
 
     def kernels(self) -> list[Kernel]:
         """Each once, in order."""
-        launches = (launch for s in self.stages for launch in (*s.one, *s.few, *s.many))
+        launches = (launch for s in self.stages for launch in (*s.one, *s.few, *(s.some or ()), *s.many))
         return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
 
     def scratch(self, limits: Limits) -> int:

@@ -13,21 +13,22 @@ from numpy.typing import NDArray
 
 from backends.base import Limits
 from backends.gpu.kernels import FEW_ROWS, HEADER, TILE_ROWS
+from backends.gpu.products import SOME_ROWS
 from backends.gpu.program import Dimension
 from backends.plan import Batch
 
-ROW_CLASSES = (1, 2, FEW_ROWS + 1)  # a row, few, many
+ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of: one, few, some, many
 
 
 def row_class(count: int) -> int:
-    return 0 if count == 1 else 1 if count <= FEW_ROWS else 2
+    return sum(count >= least for least in ROW_CLASSES) - 1
 
 
 def dimension(dimension: Dimension, counts: dict[str, int]) -> int:
     if isinstance(dimension, int):
         return dimension
-    count, each, times = dimension
-    return -(-counts[count] // each) * times
+    count, each, times, *more = dimension
+    return -(-counts[count] // each) * times + sum(more)
 
 
 def step_words(limits: Limits) -> int:

@@ -1,4 +1,5 @@
-// Mixture of experts around the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH.
+// Mixture of experts around the products. Constants: EXPERTS, USED, STRIDEs, FACTOR, WIDTH, COUNT_AT, PAIRS (most pairs
+// of a row and one of its experts), TILE (pairs of a tile of products).
 
 #ifdef ROUTE
 // A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
@@ -91,5 +92,37 @@ KERNEL(128, combine)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *
     sum = FMA(weights[pair], x[(size_t)pair * STRIDE + i], sum);
   }
   y[(size_t)GROUP_Y * STRIDE + i] = sum;
+}
+#endif
+
+#ifdef GROUP_PAIRS
+// For tiles of products of one expert each: their number, then the pairs by expert and in order, then of every tile its
+// expert, the place of its first pair, how many it has. A work-item has every 128th expert and reads all choices.
+KERNEL(128, group_pairs)(SHAPE_PARAMETER GLOBAL const int *choices, GLOBAL const int *step, GLOBAL int *groups LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  LOCAL int *counts = (LOCAL int *)local_memory;
+  int pairs = step[COUNT_AT] * USED;
+  for (int e = ITEM; e < EXPERTS; e += 128) {
+    int own = 0;
+    for (int i = 0; i < pairs; i++) own += choices[i] == e;
+    counts[e] = own;
+  }
+  BARRIER();
+  for (int e = ITEM; e < EXPERTS; e += 128) {
+    int first = 0, tile = 0, own = counts[e];
+    for (int i = 0; i < e; i++) {
+      first += counts[i];
+      tile += (counts[i] + TILE - 1) / TILE;
+    }
+    if (e == EXPERTS - 1) groups[0] = tile + (own + TILE - 1) / TILE;
+    for (int at = 0; at < own; at += TILE, tile++) {
+      GLOBAL int *of = groups + 1 + PAIRS + 3 * tile;
+      of[0] = e;
+      of[1] = first + at;
+      of[2] = smaller(TILE, own - at);
+    }
+    for (int i = 0; i < pairs; i++)
+      if (choices[i] == e) groups[1 + first++] = i;
+  }
 }
 #endif

@@ -2,10 +2,26 @@
 // input and of output), COUNT_AT (which count of the step), FACTOR, HAS_BIAS, HAS_RESIDUAL, RESIDUAL_STRIDE.
 // A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in all.
 
-#ifdef EXPERTS  // rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row
+// With EXPERTS rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row. The mat-vec goes by
+// the experts of the pairs, tiles by what group_pairs made of them.
+#ifdef EXPERTS
 #define EXPERT_ARGUMENTS , GLOBAL const int *choices, GLOBAL const float *scales
+#define BEGIN_TILE(size) \
+  if (GROUP_Y >= choices[0]) return; \
+  GLOBAL const int *tile = choices + 1 + PAIRS + 3 * GROUP_Y, *pairs = choices + 1 + tile[1]; \
+  int count = tile[2], first = 0; \
+  size_t rows = (size_t)EXPERTS * N, bias_at = (size_t)tile[0] * N; \
+  float factor = HAS_SCALES ? scales[tile[0]] : 1.0f;
+#define OUTPUT_ROW(at) pairs[at]
+#define INPUT_ROW(at) (pairs[smaller(at, count - 1)] / PER_ROW)
 #else
 #define EXPERT_ARGUMENTS
+#define BEGIN_TILE(size) \
+  int count = step[COUNT_AT], first = GROUP_Y * size; \
+  size_t rows = N, bias_at = 0; \
+  float factor = FACTOR;
+#define OUTPUT_ROW(at) (first + (at))
+#define INPUT_ROW(at) smaller(first + (at), count - 1)
 #endif
 #define LINEAR_ARGUMENTS \
   SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const int *step, \
@@ -75,8 +91,7 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
     for (int j = 0; j < COLUMNS; j++) {
       if (j < columns) {
         GLOBAL const float *r = x + (size_t)j * X_STRIDE;
-        GLOBAL const int *integers = (GLOBAL const int *)r + 8 * c;
-        for (int i = 0; i < 8; i++) xq[i] = integers[i];
+        eight_words((GLOBAL const uchar *)(r + 8 * c), X_STRIDE % 4 == 0, (uint *)xq);
         GLOBAL const float *sums = r + K / 4 + K / 32 + 2 * c;
         sum[j] = add_chunk(sum[j], q, s, m, xq, r[K / 4 + c], sums[0], sums[1]);
       }
@@ -106,7 +121,8 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
 KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *wl = local_memory, *xl = wl + 64 * (DEPTH + 1);
-  int count = step[COUNT_AT], tx = ITEM & 7, ty = ITEM >> 3;
+  int tx = ITEM & 7, ty = ITEM >> 3;
+  BEGIN_TILE(32)
   float sum[4][4];
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) sum[i][j] = 0.0f;
@@ -116,7 +132,7 @@ KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
     if (ITEM < 64) {
       int q[8];
       float s[2], m[2];
-      unpack_chunk(SHAPE w, N, smaller(GROUP_X * 64 + ITEM, N - 1), c, q, s, m);
+      unpack_chunk(SHAPE w, rows, bias_at + smaller(GROUP_X * 64 + ITEM, N - 1), c, q, s, m);
       for (int i = 0; i < 8; i++) ((LOCAL int *)wl)[ITEM * 9 + i] = q[i];
       for (int i = 0; i < 2; i++) {
         ws[ITEM * 4 + i] = s[i];
@@ -124,7 +140,7 @@ KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
       }
     } else {
       int t = (ITEM - 64) >> 1, part = ITEM & 1;
-      GLOBAL const float *r = x + (size_t)smaller(GROUP_Y * 32 + t, count - 1) * X_STRIDE;
+      GLOBAL const float *r = x + (size_t)INPUT_ROW(t) * X_STRIDE;
       for (int i = 4 * part; i < 4 * part + 4; i++)
         ((LOCAL int *)xl)[t * 9 + i] = ((GLOBAL const int *)r)[8 * c + i];
       if (part == 0) {
@@ -156,13 +172,12 @@ KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   for (int k0 = 0; k0 < K; k0 += DEPTH) {
     for (int n = ITEM; n < 64 * DEPTH; n += 128) {
       int r = n / DEPTH, k = k0 + n % DEPTH;
-      size_t row = smaller(GROUP_X * 64 + r, N - 1);
+      size_t row = bias_at + smaller(GROUP_X * 64 + r, N - 1);
       wl[r * (DEPTH + 1) + n % DEPTH] = k < K ? element(w, row * K + k) : 0.0f;
     }
     for (int n = ITEM; n < 32 * DEPTH; n += 128) {
       int t = n / DEPTH, k = k0 + n % DEPTH;
-      size_t row = smaller(GROUP_Y * 32 + t, count - 1);
-      xl[t * (DEPTH + 1) + n % DEPTH] = k < K ? x[row * X_STRIDE + k] : 0.0f;
+      xl[t * (DEPTH + 1) + n % DEPTH] = k < K ? x[(size_t)INPUT_ROW(t) * X_STRIDE + k] : 0.0f;
     }
     BARRIER();
     for (int k = 0; k < smaller(DEPTH, K - k0); k++) {
@@ -177,8 +192,9 @@ KERNEL(128, matmul)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
 #endif
   for (int i = 0; i < 4; i++)
     for (int j = 0; j < 4; j++) {
-      int row = GROUP_X * 64 + ty + 16 * i, column = GROUP_Y * 32 + tx + 8 * j;
-      if (row < N && column < count) finish(SHAPE sum[i][j], row, column, y, bias, residual, 0, FACTOR);
+      int row = GROUP_X * 64 + ty + 16 * i, at = tx + 8 * j;
+      if (row < N && first + at < count)
+        finish(SHAPE sum[i][j], row, OUTPUT_ROW(at), y, bias, residual, bias_at, factor);
     }
 }
 #endif

@@ -106,7 +106,11 @@ DEVICE float half_at(const uchar *p) { return half_bits(*(const ushort *)p); }
 SEGMENT(sum32, float, 16, v + w)
 SEGMENT(sum16, int, 8, v + w)
 SEGMENT(max32, float, 16, FMAX(v, w))
+#if !defined(__OPENCL_VERSION__) && (defined(HOST_EMULATION) || __CUDA_ARCH__ >= 800)
+DEVICE uint umax32(uint v, float *) { return __reduce_max_sync(0xffffffffu, v); }  // one instruction
+#else
 SEGMENT(umax32, uint, 16, v > w ? v : w)
+#endif
 
 // Over the whole group of SIZE work-items: segments, then one number per segment in order.
 #define GROUP_REDUCTION(name, segment, combine) \

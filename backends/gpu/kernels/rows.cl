@@ -69,3 +69,37 @@ KERNEL(128, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL co
   }
 }
 #endif
+
+#ifdef SPLIT
+// A row as numbers of 16 bits for the tensor cores: TERMS times K, whose sum it is but for rounding, then a word, what
+// products are to be multiplied with. F16: one term, of the row times the power of two that brings its largest magnitude
+// to 2^14, below their limit of 65504. BF16: two terms, 16 bits of each number.
+DEVICE uint bfloat_of(float v) {
+  uint bits = (uint)AS_INT(v);
+  return IS_NAN(v) ? 0x7FC0u : (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
+}
+
+KERNEL(128, split_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  x += (size_t)GROUP_Y * X_STRIDE;
+  y += (size_t)GROUP_Y * Y_STRIDE;
+  GLOBAL ushort *out = (GLOBAL ushort *)y;
+  float back = 1.0f;
+#ifdef FORMAT_F16
+  float largest = 0.0f;
+  for (int i = ITEM; i < K; i += 128) largest = FMAX(largest, x[i] < 0.0f ? -x[i] : x[i]);
+  int exponent = AS_INT(group_max(largest, local_memory, 128)) >> 23;
+  exponent = exponent == 255 ? 141 : larger(exponent, 15);
+  float factor = AS_FLOAT((268 - exponent) << 23);
+  back = AS_FLOAT((exponent - 14) << 23);
+  for (int i = ITEM; i < K; i += 128) store_half(x[i] * factor, out + i);
+#else
+  for (int i = ITEM; i < K; i += 128) {
+    uint bits = bfloat_of(x[i]);
+    out[i] = (ushort)bits;
+    out[K + i] = (ushort)bfloat_of(x[i] - AS_FLOAT((int)(bits << 16)));
+  }
+#endif
+  if (ITEM == 0) y[TERMS * K / 2] = back;
+}
+#endif

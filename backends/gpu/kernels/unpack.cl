@@ -7,6 +7,24 @@
 DEVICE int less(uint w, uint n) { return (int)(((w | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u); }
 // Four bits to the lowest bits of four bytes.
 DEVICE uint spread(uint bits) { return ((bits & 15u) * 0x00204081u) & 0x01010101u; }
+// Four words; on CUDA in one load where the constant `wide` says that they are aligned to 16 bytes.
+DEVICE void four_words(GLOBAL const uchar *p, int wide, uint *w) {
+#ifndef __OPENCL_VERSION__
+  if (wide) {
+    uint4 v = *(const uint4 *)p;
+    w[0] = v.x;
+    w[1] = v.y;
+    w[2] = v.z;
+    w[3] = v.w;
+    return;
+  }
+#endif
+  for (int i = 0; i < 4; i++) w[i] = word_at(p, 4 * i);
+}
+DEVICE void eight_words(GLOBAL const uchar *p, int wide, uint *w) {
+  four_words(p, wide, w);
+  four_words(p + 16, wide, w + 4);
+}
 DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; }
 
 #if defined(LEVELS)
@@ -47,13 +65,15 @@ DEVICE uint signs_of_code(uint code) {
 #endif
 
 DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, float *s, float *m) {
+  const int wide = BODY % 16 == 0;
+  uint words[8];
   s[1] = m[0] = m[1] = 0.0f;
 #if defined(FORMAT_Q4_0)
   s[0] = half_at(h);
+  four_words(b, wide, words);
   for (int i = 0; i < 4; i++) {
-    uint w = word_at(b, 4 * i);
-    q[i] = less(nibbles(w, 0), 8);
-    q[i + 4] = less(nibbles(w, 1), 8);
+    q[i] = less(nibbles(words[i], 0), 8);
+    q[i + 4] = less(nibbles(words[i], 1), 8);
   }
 #elif defined(FORMAT_Q4_1)
   s[0] = half_at(b);
@@ -82,7 +102,7 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
   }
 #elif defined(FORMAT_Q8_0)
   s[0] = half_at(h);
-  for (int i = 0; i < 8; i++) q[i] = (int)word_at(b, 4 * i);
+  eight_words(b, wide, (uint *)q);
 #elif defined(FORMAT_Q2_K)
   for (int part = 0; part < 2; part++) {
     uint packed = b[2 * c + part];
@@ -112,24 +132,27 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
   s[0] = half_at(b) * (float)scale;
   m[0] = half_at(b + 2) * (float)minimum;
 #if defined(FORMAT_Q4_K)
-  for (int i = 0; i < 8; i++) q[i] = (int)nibbles(word_at(b, 16 + 32 * (c / 2) + 4 * i), c & 1);
+  eight_words(b + 16 + 32 * (c / 2), wide, words);
+  for (int i = 0; i < 8; i++) q[i] = (int)nibbles(words[i], c & 1);
 #else
-  for (int i = 0; i < 8; i++)
-    q[i] = (int)(nibbles(word_at(b, 48 + 32 * (c / 2) + 4 * i), c & 1) |
-                 ((word_at(b, 16 + 4 * i) >> c) & 0x01010101u) << 4);
+  uint high[8];
+  eight_words(b + 48 + 32 * (c / 2), wide, words);
+  eight_words(b + 16, wide, high);
+  for (int i = 0; i < 8; i++) q[i] = (int)(nibbles(words[i], c & 1) | ((high[i] >> c) & 0x01010101u) << 4);
 #endif
 #elif defined(FORMAT_Q6_K)
   for (int part = 0; part < 2; part++) s[part] = half_at(h) * (float)((GLOBAL const i8 *)b)[192 + 2 * c + part];
-  for (int i = 0; i < 8; i++) {
-    uint low = nibbles(word_at(b, 64 * (c / 4) + 32 * (c & 1) + 4 * i), (c >> 1) & 1);
-    q[i] = less(low | ((word_at(b, 128 + 32 * (c / 4) + 4 * i) >> (2 * (c % 4))) & 0x03030303u) << 4, 32);
-  }
+  uint high[8];
+  eight_words(b + 64 * (c / 4) + 32 * (c & 1), wide, words);
+  eight_words(b + 128 + 32 * (c / 4), wide, high);
+  for (int i = 0; i < 8; i++)
+    q[i] = less(nibbles(words[i], (c >> 1) & 1) | ((high[i] >> (2 * (c % 4))) & 0x03030303u) << 4, 32);
 #elif defined(FORMAT_IQ4_NL)
   s[0] = half_at(h);
+  four_words(b, wide, words);
   for (int i = 0; i < 4; i++) {
-    uint w = word_at(b, 4 * i);
-    q[i] = level(nibbles(w, 0));
-    q[i + 4] = level(nibbles(w, 1));
+    q[i] = level(nibbles(words[i], 0));
+    q[i + 4] = level(nibbles(words[i], 1));
   }
 #elif defined(FORMAT_IQ4_XS)
   uint low = ((uint)b[4 + c / 2] >> (4 * (c & 1))) & 15u, high = (short_at(b, 2) >> (2 * c)) & 3u;
@@ -142,10 +165,10 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
 #elif defined(FORMAT_MXFP4)
   int e = h[0];  // 2^(e - 128): half of the power of two, because the levels are doubled
   s[0] = AS_FLOAT(e == 0 ? 0x00200000 : e == 1 ? 0x00400000 : (e - 1) << 23);
+  four_words(b, wide, words);
   for (int i = 0; i < 4; i++) {
-    uint w = word_at(b, 4 * i);
-    q[i] = level(nibbles(w, 0));
-    q[i + 4] = level(nibbles(w, 1));
+    q[i] = level(nibbles(words[i], 0));
+    q[i + 4] = level(nibbles(words[i], 1));
   }
 #elif defined(FORMAT_NVFP4)
   for (int part = 0; part < 2; part++) {  // half of the unsigned E4M3 number; 0x7F reads as 0
@@ -170,8 +193,8 @@ DEVICE void unpack(GLOBAL const uchar *b, GLOBAL const uchar *h, int c, int *q, 
   }
 #elif defined(FORMAT_TQ2_0)
   s[0] = half_at(h);
-  for (int i = 0; i < 8; i++)
-    q[i] = less((word_at(b, 32 * (c / 4) + 4 * i) >> (2 * (c % 4))) & 0x03030303u, 1);
+  eight_words(b + 32 * (c / 4), wide, words);
+  for (int i = 0; i < 8; i++) q[i] = less((words[i] >> (2 * (c % 4))) & 0x03030303u, 1);
 #elif defined(FORMAT_Q1_0)
   s[0] = half_at(h);
   for (int i = 0; i < 8; i++) q[i] = less(spread(word_at(b, 4 * c) >> (4 * i)) << 1, 1);

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from backends.base import Backend
+from backends.gpu import products
 from backends.gpu.kernels import FEW_ROWS
-from backends.plan import BLOCK, Experts, Operation
+from backends.plan import BLOCK, Experts, Linear, Operation, Plan
 from backends.reference import ReferenceBackend
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_conformance import (
@@ -32,6 +33,14 @@ def run(backend: Backend, build: Build, embedding: MemoryWeight, tokens: np.ndar
     return feed(bind(backend, record(embedding, build)), tokens, sizes)
 
 
+def looseness(backend: Backend, plan: Plan) -> float:
+    """How many times the bound for float32 a tile may err: tensor cores get activations rounded to 11 bits and more
+    for matrices of 16-bit numbers."""
+    compute, linears = backend.device.facts.compute, [op for op in plan.operations if isinstance(op, Linear)]
+    shapes = [(op.weight.format, op.weight.shape[-1]) for op in linears]
+    return 512.0 if any(products.terms(*shape, compute) for shape in shapes) else 1.0
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_operation(gpu: Backend, name: str) -> None:
     case = CASES[name]
@@ -40,7 +49,7 @@ def test_operation(gpu: Backend, name: str) -> None:
     ours, theirs = bind(gpu, plan), bind(ReferenceBackend(), plan)
     tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
     truth = feed(theirs, tokens).astype(np.float64)
-    slack = case.slack(embedding.values()[tokens].astype(np.float64), truth)
+    slack = case.slack(embedding.values()[tokens].astype(np.float64), truth) * looseness(gpu, plan)
     alone = feed(ours, tokens[:10], [1] * 10)
     for rows in (feed(ours, tokens), feed(ours, tokens, [FEW_ROWS, 5, 17])):
         assert (np.abs(rows - truth) <= slack).all(), np.abs(rows - truth).max()

@@ -1,0 +1,199 @@
+// CUDA kernels on the host: stands before a kernel's source, compiled as C++ with -DHOST_EMULATION.
+// Every thread of a block is a fiber of one OS thread; they run one after the other, each to its next barrier or warp
+// operation, so that data read without the barrier it needs is not there yet. Blocks begin with shared memory of NaNs,
+// and copies that end later end as late as they may. Fragments of the tensor cores are those of the PTX manual.
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#include <utility>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __shared__
+#define __CUDA_ARCH__ 900
+
+struct dim3_ { int x, y, z; };
+struct int4 { int x, y, z, w; };
+struct uint4 { unsigned x, y, z, w; };
+alignas(128) float local_memory[1 << 16];
+
+namespace emulated {
+const int THREADS = 1024, STACK = 1 << 16;
+struct Copy { unsigned char *to, bytes[16]; int size; };
+struct Fiber { ucontext_t context; int state; Copy copies[64]; int pending; };  // state 0: runs, 1: waits, 2: is done
+Fiber fibers[THREADS];
+unsigned slots[THREADS][8];  // what a lane shows its warp
+int size, now, at_barrier, at_warp[THREADS / 32], finished;
+const char *failure;
+ucontext_t scheduler;
+char *stacks;
+
+inline void rest() { fibers[now].state = 1; swapcontext(&fibers[now].context, &scheduler); }
+inline void wake(int from, int to) { for (int i = from; i < to; i++) if (fibers[i].state == 1) fibers[i].state = 0; }
+inline void stop(const char *why) {  // the grid; from a thread
+  failure = why;
+  setcontext(&scheduler);
+}
+inline void block_barrier() {
+  if (++at_barrier == size) { at_barrier = 0; wake(0, size); } else rest();
+}
+inline void warp_barrier() {
+  int warp = now / 32;
+  if (++at_warp[warp] == 32) { at_warp[warp] = 0; wake(32 * warp, 32 * warp + 32); } else rest();
+}
+// Every lane shows `count` words and gets what `read` makes of those of its warp.
+template <class T, class F> T among(const void *own, int count, F read) {
+  memcpy(slots[now], own, 4 * count);
+  warp_barrier();
+  T result = read(slots + now / 32 * 32);
+  warp_barrier();
+  return result;
+}
+inline float half_float(unsigned bits) {
+  unsigned short h = (unsigned short)bits; _Float16 v; memcpy(&v, &h, 2); return (float)v;
+}
+inline unsigned float_half(float x) { _Float16 v = (_Float16)x; unsigned short h; memcpy(&h, &v, 2); return h; }
+}  // namespace emulated
+
+struct Index { struct { operator int() const { return emulated::now; } } x; };
+static Index threadIdx;
+static dim3_ blockIdx;
+inline void __syncthreads() { emulated::block_barrier(); }
+inline float __int_as_float(int v) { float r; memcpy(&r, &v, 4); return r; }
+inline int __float_as_int(float v) { int r; memcpy(&r, &v, 4); return r; }
+inline int __dp4a(int a, int b, int c) {
+  for (int i = 0; i < 32; i += 8) c += (int)(signed char)(a >> i) * (signed char)(b >> i);
+  return c;
+}
+inline float half_bits(unsigned bits) { return emulated::half_float(bits); }
+inline void store_half(float v, unsigned short *p) { *p = (unsigned short)emulated::float_half(v); }
+template <class T> T __shfl_xor_sync(unsigned, T v, int o) {
+  int other = (emulated::now & 31) ^ o;
+  return emulated::among<T>(&v, 1, [=](unsigned (*of)[8]) { T r; memcpy(&r, of[other], 4); return r; });
+}
+inline unsigned __reduce_max_sync(unsigned, unsigned v) {
+  return emulated::among<unsigned>(&v, 1, [](unsigned (*of)[8]) {
+    unsigned r = 0;
+    for (int i = 0; i < 32; i++) r = of[i][0] > r ? of[i][0] : r;
+    return r;
+  });
+}
+
+#ifdef EMULATED_COPY  // bytes of a copy; and EMULATED_BF16: what 16-bit floats are
+inline void copy_later(void *to, const void *from, int inside) {
+  auto &f = emulated::fibers[emulated::now];
+  if (f.pending == 64) emulated::stop("more copies under way than expected");
+  if ((uintptr_t)to % EMULATED_COPY || (inside && (uintptr_t)from % EMULATED_COPY)) emulated::stop("a copy is not aligned");
+  auto &c = f.copies[f.pending++];
+  c.to = (unsigned char *)to;
+  c.size = EMULATED_COPY;
+  memset(c.bytes, 0, 16);
+  if (inside) memcpy(c.bytes, from, EMULATED_COPY);
+}
+inline void copies_done() {
+  auto &f = emulated::fibers[emulated::now];
+  for (int i = 0; i < f.pending; i++) memcpy(f.copies[i].to, f.copies[i].bytes, f.copies[i].size);
+  f.pending = 0;
+}
+inline void load_matrices(unsigned *r, const void *row) {
+  if ((uintptr_t)row % 16) emulated::stop("a row of a matrix is not aligned");
+  uint4 v = emulated::among<uint4>(&row, 2, [](unsigned (*of)[8]) {
+    unsigned found[4];
+    for (int i = 0; i < 4; i++) {
+      const unsigned *line;
+      memcpy(&line, of[8 * i + (emulated::now & 31) / 4], 8);
+      found[i] = line[emulated::now & 3];
+    }
+    return uint4{found[0], found[1], found[2], found[3]};
+  });
+  r[0] = v.x, r[1] = v.y, r[2] = v.z, r[3] = v.w;
+}
+// d (16, 8) += a (16, depth) b (depth, 8): elements of `bits` bits, `read` gives them as numbers.
+template <class D, class F> void multiply(D *d, const unsigned *a, const unsigned *b, int bits, int quads, F read) {
+  unsigned own[6] = {a[0], a[1], quads > 1 ? a[2] : 0, quads > 1 ? a[3] : 0, b[0], quads > 1 ? b[1] : 0};
+  memcpy(emulated::slots[emulated::now], own, 24);
+  emulated::warp_barrier();
+  unsigned (*of)[8] = emulated::slots + emulated::now / 32 * 32;
+  int g = (emulated::now & 31) >> 2, t = emulated::now & 3, each = 32 / bits;
+  for (int i = 0; i < 4; i++) {
+    int r = g + 8 * (i >> 1), n = 2 * t + (i & 1);
+    D s = 0;
+    for (int k = 0; k < 4 * each * quads; k++) {
+      int lane = k / each & 3, quad = k / (4 * each), shift = bits * (k % each);
+      s += (D)read(of[(r & 7) * 4 + lane][2 * quad + (r >> 3)] >> shift) * (D)read(of[4 * n + lane][4 + quad] >> shift);
+    }
+    d[i] += s;
+  }
+  emulated::warp_barrier();
+}
+inline int byte_number(unsigned v) { return (signed char)v; }
+inline void mma_bytes_16(int *d, unsigned a0, unsigned a1, unsigned b) {
+  unsigned a[2] = {a0, a1};
+  multiply(d, a, &b, 8, 1, byte_number);
+}
+inline void mma_bytes_32(int *d, const unsigned *a, const unsigned *b) { multiply(d, a, b, 8, 2, byte_number); }
+inline void mma_halves(float *d, const unsigned *a, const unsigned *b) {
+#ifdef EMULATED_BF16
+  multiply(d, a, b, 16, 2, [](unsigned v) { return __int_as_float((int)(v << 16)); });
+#else
+  multiply(d, a, b, 16, 2, emulated::half_float);
+#endif
+}
+#endif
+
+namespace emulated {
+template <class... A, size_t... I> void call(void (*f)(A...), void **a, std::index_sequence<I...>) { f((A)a[I]...); }
+template <class... A> void call(void (*f)(A...), void **a) { call(f, a, std::index_sequence_for<A...>()); }
+void (*body)(void **);
+void **arguments;
+void enter() {
+  body(arguments);
+  if (fibers[now].pending) failure = "a thread ends before its copies do";
+  fibers[now].state = 2;
+  finished++;
+  swapcontext(&fibers[now].context, &scheduler);
+}
+// The threads of a block, to their end; `backwards` from the last to the first.
+void run_block(int threads, int backwards) {
+  memset(local_memory, 0xFF, sizeof local_memory);
+  memset(at_warp, 0, sizeof at_warp);
+  finished = at_barrier = 0;
+  for (int i = 0; i < threads; i++) {
+    getcontext(&fibers[i].context);
+    fibers[i].context.uc_stack.ss_sp = stacks + (size_t)i * STACK;
+    fibers[i].context.uc_stack.ss_size = STACK;
+    fibers[i].state = fibers[i].pending = 0;
+    makecontext(&fibers[i].context, enter, 0);
+  }
+  while (finished < threads) {
+    int ran = 0;
+    for (int i = 0; i < threads; i++) {
+      now = backwards ? threads - 1 - i : i;
+      if (fibers[now].state) continue;
+      ran = 1;
+      swapcontext(&scheduler, &fibers[now].context);
+      if (failure) return;
+    }
+    if (!ran) { failure = "threads wait for threads that have ended"; return; }
+  }
+}
+// A grid of blocks, one after the other; what went wrong, or null.
+const char *launch(void (*f)(void **), void **a, const int *grid, int threads, int local_bytes, int backwards) {
+  if (!stacks) stacks = (char *)malloc((size_t)THREADS * STACK);
+  if (threads > THREADS || threads % 32 || local_bytes > (int)sizeof local_memory) return "a block that is too large";
+  body = f, arguments = a, size = threads, failure = nullptr;
+  for (int z = 0; z < grid[2]; z++)
+    for (int y = 0; y < grid[1]; y++)
+      for (int x = 0; x < grid[0] && !failure; x++) {
+        blockIdx = {x, y, z};
+        run_block(threads, backwards);
+        for (size_t i = (size_t)local_bytes / 4; i < sizeof local_memory / 4; i++)
+          if (__float_as_int(local_memory[i]) != -1) failure = "a store beyond the shared memory of the block";
+      }
+  return failure;
+}
+}  // namespace emulated

@@ -1,0 +1,141 @@
+"""A device that runs the CUDA side of the kernels on the host: a C++ compiler, `emulation.h`, no card and no driver.
+
+It takes the place of a card under the executable, so that a plan is bound with tensor cores and runs end to end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import F16_CACHE, CacheTypes, Limits, Progress
+from backends.gpu.device import Facts, Grid
+from backends.gpu.executable import GpuExecutable
+from backends.plan import Plan, Value
+
+HEADER = Path(__file__).with_name("emulation.h")
+OPTIONS = (
+    "-std=c++17",
+    "-O1",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+    "-w",
+    "-DHOST_EMULATION",
+)
+COMPILER = next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
+WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
+
+
+class EmulatedDevice:
+    """Buffers are NumPy arrays, kernels shared libraries in `folder`; `backwards` runs threads from last to first."""
+
+    generic = False
+
+    def __init__(self, folder: Path, compute: str = "sm_90", backwards: bool = False) -> None:
+        self.facts = Facts("emulation", "host", compute, 1 << 30, 1 << 30, 48 << 10)
+        self.backwards = backwards
+        self.launched: list[str] = []  # names of kernels, in order
+        self._folder = folder
+
+    def alloc(self, size: int, what: str) -> Any:
+        size = max(size, 4)
+        memory = np.zeros(size + 256, np.uint8)
+        start = -memory.ctypes.data % 256  # as a card's allocations are aligned
+        return memory[start : start + size]
+
+    def free(self, buffer: Any) -> None: ...
+
+    def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
+        found = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        target[offset : offset + len(found)] = found
+
+    def staging(self, size: int) -> NDArray[np.int32]:
+        return np.zeros(size, np.int32)
+
+    def send(self, target: Any, data: NDArray[Any]) -> None:
+        self.upload(target, 0, data)
+
+    def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
+        view = into.reshape(-1).view(np.uint8)
+        view[:] = source[offset : offset + len(view)]
+
+    def copy(self, source: Any, source_offset: int, target: Any, target_offset: int, size: int) -> None:
+        target[target_offset : target_offset + size] = source[source_offset : source_offset + size].copy()
+
+    def translate(self, source: str, kernel: str) -> None: ...
+
+    def compile(self, source: str, kernel: str) -> Any:
+        assert COMPILER is not None, WHY_NOT
+        call = f"emulated::launch([](void **p) {{ emulated::call({kernel}, p); }}, a, grid, size, local, backwards)"
+        run = 'extern "C" const char *run(void **a, const int *grid, int size, int local, int backwards) {\n'
+        run += f"  return {call};\n}}\n"
+        copy = re.search(r"^#define COPY (\d+)$", source, re.MULTILINE)
+        given = [f"-DEMULATED_COPY={copy[1]}"] if copy else []
+        given += ["-DEMULATED_BF16"] if "#define FORMAT_BF16" in source else []
+        text = "".join((HEADER.read_text(encoding="utf-8"), source, run))
+        library = self._folder / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".so")
+        if not library.exists():
+            path = library.with_suffix(".cpp")
+            path.write_text(text, encoding="utf-8")
+            subprocess.run([COMPILER, *OPTIONS, *given, "-o", str(library), str(path)], check=True)
+        compiled = ctypes.CDLL(str(library)).run
+        compiled.restype = ctypes.c_char_p
+        return kernel, compiled
+
+    def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
+        name, run = kernel
+        pointers = (ctypes.c_void_p * len(arguments))(*(argument.ctypes.data for argument in arguments))
+
+        def launch(grid: Grid) -> None:
+            self.launched.append(name)
+            failure = run(pointers, (ctypes.c_int * 3)(*grid), size, local_bytes, int(self.backwards))
+            assert failure is None, f"{name}: {failure.decode()}"
+
+        return launch
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        return work
+
+    def sync(self) -> None: ...
+
+    def seconds(self, work: Callable[[], None]) -> float:
+        work()
+        return 1.0
+
+    def close(self) -> None: ...
+
+
+class EmulatedBackend:
+    """The executable of every card on it."""
+
+    name = "emulated"
+
+    def __init__(self, folder: Path, compute: str = "sm_90", backwards: bool = False) -> None:
+        self.device = EmulatedDevice(folder, compute, backwards)
+
+    def describe(self) -> str:
+        return "emulation of CUDA"
+
+    def bind(
+        self,
+        plan: Plan,
+        limits: Limits,
+        cache: CacheTypes = F16_CACHE,
+        progress: Progress | None = None,
+        keep: Collection[Value] = (),
+    ) -> GpuExecutable:
+        return GpuExecutable(self.device, plan, limits, cache, progress, keep)
+
+    def close(self) -> None:
+        self.device.close()

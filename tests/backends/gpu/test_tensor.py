@@ -1,0 +1,140 @@
+"""What only CUDA has, emulated on the host: products on tensor cores, with copies that end as late as they may and
+threads that run one after the other, from the first to the last or from the last to the first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from backends.gpu import formats, kernels, products
+from backends.gpu.kernels import Kernel, Tile
+from backends.plan import Recorder, Value
+from backends.reference import ReferenceBackend
+from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend, EmulatedDevice
+from tests.backends.support import UNIT, bind, feed, record, stored
+from tests.backends.test_experts import TABLE, TOKENS, mixture
+from tests.backends.test_linear import quantized
+from tests.models.support import MemoryWeight
+
+pytestmark = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+def blocks_of(x: np.ndarray) -> np.ndarray:
+    """Rows of activations as `quantize` leaves them: int8, scales, sums of halves times scale; as words."""
+    integers, scales = quantized(x)
+    sums = scales * integers.astype(np.float32).reshape(*integers.shape[:2], 2, 16).sum(axis=3)
+    parts = integers.astype(np.int8).reshape(len(x), -1).view(np.float32), scales[:, :, 0], sums.reshape(len(x), -1)
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def multiplied(
+    device: EmulatedDevice, kernel: Kernel, tile: Tile, weight: MemoryWeight, rows: np.ndarray
+) -> np.ndarray:
+    """(T, N) by one launch of a kernel on rows as it reads them."""
+    count, n = len(rows), weight.shape[0]
+    matrix, x, y = (device.alloc(size, "") for size in (formats.size_of(weight), rows.nbytes, 4 * count * n))
+    for offset, data in formats.pieces(weight):
+        device.upload(matrix, offset, data)
+    device.upload(x, 0, rows)
+    y[:] = 0xFF
+    step, nothing = device.alloc(64, ""), device.alloc(64, "")
+    device.upload(step, 0, np.array([count], np.int32))
+    compiled = device.compile(kernel.source(generic=False), kernel.name)
+    launch = device.prepare(compiled, kernel.size, kernel.local_bytes, [matrix, x, y, step, nothing, nothing])
+    launch((-(-n // tile.w), -(-count // tile.x), 1))
+    return y.view(np.float32).reshape(count, n)
+
+
+# Format, tile, width, rows of the matrix, rows of activations: every way that blocks have scales and minimums and rows
+# are aligned, all tiles, an odd number of chunks, and tiles that go beyond both ends.
+NARROW = products.EXPERTS_TILE
+CASES = (
+    ("Q4_0", Tile(128, 128), 96, 131, 130), ("Q8_0", Tile(64, 64), 160, 70, 67), ("Q5_1", NARROW, 96, 65, 33),
+    ("Q4_K", Tile(64, 128), 256, 129, 65), ("Q6_K", Tile(64, 64), 256, 63, 50), ("Q2_K", NARROW, 256, 65, 20),
+    ("IQ3_S", NARROW, 256, 1, 17), ("NVFP4", Tile(64, 64), 192, 40, 70), ("MXFP4", NARROW, 32, 20, 31),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("format", "tile", "width", "n", "count"), CASES)
+def test_int8_tiles_have_the_bits_of_the_tile_by_dp4a(
+    folder: Path, format: str, tile: Tile, width: int, n: int, count: int
+) -> None:
+    weight = stored("w", format, (n, width))
+    random = np.random.RandomState(width)
+    x = (random.standard_normal((count, width)) * 10.0 ** random.uniform(-3, 1, (count, 1))).astype(np.float32)
+    constants = {
+        "K": width, "N": n, "X_STRIDE": width * 11 // 32, "Y_STRIDE": n, "COUNT_AT": 0, "FACTOR": 1.0,
+        "HAS_BIAS": False, "HAS_RESIDUAL": False, "RESIDUAL_STRIDE": n,
+    }  # fmt: skip
+    tensor, plain = kernels.tensor(format, tile, 0, constants), kernels.matmul(format, constants)
+    truth = multiplied(EmulatedDevice(folder), plain, kernels.PLAIN_TILE, weight, blocks_of(x))
+    integers, scales = quantized(x)
+    defined = (integers * scales).reshape(x.shape) @ weight.values().astype(np.float64).T
+    assert np.abs(truth - defined).max() < 1e-4 * np.abs(defined).max()
+    for backwards in (False, True):
+        found = multiplied(EmulatedDevice(folder, backwards=backwards), tensor, tile, weight, blocks_of(x))
+        np.testing.assert_array_equal(found, truth)
+
+
+# Format -> what rounding may change of a product: of its terms, and of a row's largest activation.
+SIXTEEN = {"F16": (2.0**-11, 2.0**-38), "BF16": (2.0**-17, 0.0)}
+
+
+@pytest.mark.parametrize("format", SIXTEEN)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) -> None:
+    """Activations of any size, rows of zeros among them, and beyond the range of halves; bias, scale and residual."""
+    weight, bias = stored("w", format, (48, 48)), MemoryWeight.of("b", np.arange(48.0))
+    x = np.random.RandomState(2).standard_normal((70, 48)).astype(np.float32)
+    x *= 10.0 ** np.linspace(-30, 30, 70, dtype=np.float32)[:, None]
+    x[5], x[6, 1:] = 0.0, 0.0
+    backend = EmulatedBackend(folder, backwards=backwards)
+    table = MemoryWeight.of("table", x)
+    plan = record(table, lambda r, v: r.add(r.linear(v, weight, bias, 0.5), v))
+    ours, exact = (feed(bind(b, plan), np.arange(70)) for b in (backend, ReferenceBackend()))
+    assert {"split_rows", "tensor"} <= set(backend.device.launched)
+    w = np.abs(weight.values().astype(np.float64))
+    of_terms, of_largest = SIXTEEN[format]
+    slack = ((of_terms + 60 * UNIT) * np.abs(x) + of_largest * np.abs(x).max(axis=1, keepdims=True)) @ w.T
+    slack += 8 * UNIT * (np.abs(exact) + np.abs(bias.values()))
+    assert (np.abs(ours - exact) <= slack).all()
+    assert (np.abs(ours - exact) > 0.0).any()  # not float32's product
+
+
+def test_prefill_of_a_mixture_and_numbers_that_are_none(folder: Path) -> None:
+    """Pairs gathered by expert, in tiles of all three kinds; a NaN stays in its row."""
+    kinds = {"gate": "Q8_0", "up": "F16", "down": "Q4_0"}
+    plan = record(TABLE, mixture("softmax", 12, formats=lambda name: kinds[name], extras=True))
+    backend = EmulatedBackend(folder)
+    rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (backend, ReferenceBackend()))
+    assert {"group_pairs", "split_rows", "tensor"} <= set(backend.device.launched)
+    assert "matvec" not in backend.device.launched
+    assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()
+
+    def both(r: Recorder, x: Value) -> Value:
+        return r.add(r.linear(x, stored("a", "Q8_0", (20, 32))), r.linear(x, stored("b", "F16", (20, 32))))
+
+    x = np.ones((20, 32), np.float32)
+    x[3, 5], x[4, 7] = np.nan, np.inf
+    found = np.isfinite(feed(bind(backend, record(MemoryWeight.of("table", x), both)), np.arange(20))).all(axis=1)
+    np.testing.assert_array_equal(found, ~np.isin(np.arange(20), (3, 4)))
+
+
+def test_the_rule() -> None:
+    """Every format but F32 has tensor cores from some compute type on; tiles shrink until a card is full."""
+    for format in formats.FORMATS:
+        from_ = (n for n in (70, 75, 80, 89, 90, 120) if products.terms(format, 256, f"sm_{n}") is not None)
+        assert next(from_, None) == {"F32": None, "BF16": 80}.get(format, 75)
+        assert products.terms(format, 256, "GPU") is None
+    assert products.terms("F16", 24, "sm_90") is None
+    assert products.tile_of("Q4_K", 14336, 512) == Tile(128, 128)
+    assert products.tile_of("Q4_K", 2048, 512) == Tile(64, 128)
+    assert products.tile_of("Q4_K", 512, 512) == Tile(64, 64)
+    assert products.tile_of("Q6_K", 14336, 512) == Tile(64, 128)
