@@ -55,7 +55,13 @@ class Loading:
     """How a model is opened."""
 
     ctx_size: int = option(
-        0, "-c", "--ctx-size", metavar="N", read=whole(0), help="tokens of context; 0: as trained, at most 4096"
+        0,
+        "-c",
+        "--ctx-size",
+        "--ctx",
+        metavar="N",
+        read=whole(0),
+        help="tokens of context; 0: as trained, at most 4096",
     )
     threads: int | None = option(
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
@@ -96,7 +102,7 @@ class Opening(Loading):
 class Measuring(Loading):
     """How a model is opened to be measured on a text."""
 
-    ctx_size: int = option(512, "-c", "--ctx-size", metavar="N", read=whole(4), help="tokens of a window")
+    ctx_size: int = option(512, "-c", "--ctx-size", "--ctx", metavar="N", read=whole(4), help="tokens of a window")
 
     def of_load(self) -> dict[str, Any]:
         return Loading.of_load(self) | {"force": True}  # what harms is measured here
@@ -154,7 +160,13 @@ class Run:
 @dataclass(frozen=True, slots=True)
 class Show:
     ctx_size: int = option(
-        0, "-c", "--ctx-size", metavar="N", read=whole(0), help="context of the memory plan; 0: as `chat` has it"
+        0,
+        "-c",
+        "--ctx-size",
+        "--ctx",
+        metavar="N",
+        read=whole(0),
+        help="context of the memory plan; 0: as `chat` has it",
     )
     cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
     cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)

@@ -14,6 +14,8 @@ import pytest
 
 import localllm
 from localllm.convert import ConvertError, open_checkpoint
+from localllm.convert.config import Config
+from localllm.convert.recipes import RECIPES
 from localllm.tokenizer import Tokenizer
 from tests.localllm.convert_support import HF, logits_of, values, write_f32
 from tests.models.support import nmse
@@ -261,6 +263,27 @@ def test_a_config_that_does_not_fit_is_one_line(case: str, tmp_path: Path) -> No
         open_checkpoint(folder)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(folder))
+
+
+FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
+    "every fourth by count": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}, True),
+    "every fourth by default": ("smollm3", {"num_hidden_layers": 5}, True),
+    "every fourth by name": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}, True),
+    "every third": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 3}, False),
+    "every layer rotated": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1] * 5}, False),
+    "as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 16}, True),
+    "no word of it": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16}, True),
+    "not as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 8}, False),
+    "27B": ("gemma2", {"num_hidden_layers": 46, "head_dim": 16, "query_pre_attn_scalar": 8}, True),
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_what_the_gguf_architecture_has_fixed(case: str) -> None:
+    name, config, fits = FIXED[case]
+    values = {"hidden_size": 32, "num_attention_heads": 4} | config
+    check = RECIPES[name].checks[0]
+    assert (check(Config(Path("config.json"), values, {})) is None) == fits
 
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
