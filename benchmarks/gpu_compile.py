@@ -15,10 +15,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from backends.base import BackendError, Limits
+from backends.base import BackendError, CacheTypes, Limits
 from backends.cuda.nvrtc import Nvrtc
-from backends.gpu import formats, kernels, products
+from backends.gpu import cachetypes, formats, kernels, products
 from backends.gpu.kernels import Kernel
+from backends.plan import CacheLayer
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded
@@ -61,14 +62,12 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
     for head, group, window, cap, sinks in (
         (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
     ):  # fmt: skip
-        shape = {
-            "HEADS": 8 * group, "KV_HEADS": 8, "HEAD": head, "Q_STRIDE": 8 * group * head, "FACTOR": head**-0.5,
-            "WINDOW": window, "HAS_SOFTCAP": cap, "SOFTCAP": 50.0, "HAS_SINKS": sinks, "TABLE_STRIDE_AT": 2,
-        }  # fmt: skip
-        found += [
-            (f"{stage} {head} x {group}", kernels.attention(stage, LIMITS, min(group, kernels.GROUPED), shape))
-            for stage in ("attend_partition", "attend_combine", "attend_tile")
-        ]
+        found += _attention(head, group, CacheTypes(), window, cap, sinks)
+    for name in cachetypes.CACHE:
+        if name != "f16":
+            shape = {**_cache(CacheTypes(name, name), 64), "HEADS": 32, "Q_STRIDE": 2048}
+            found.append((f"prepare_queries {name}", kernels.prepare_queries(shape)))
+            found += _attention(64, 4, CacheTypes(name, name)) + _attention(128, 8, CacheTypes(name, name))
     row: dict[str, Any] = {"WIDTH": 2048, "STRIDE": 2048}
     found += [(f"elements {a}", kernels.elements(a, row)) for a in (*ACTIVATIONS, "swiglu_oai(a, b)", "(a) + (b)")]
     found += [
@@ -76,7 +75,10 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
         ("elements gate", kernels.elements("sigmoid(a) * (b)", {**row, "GATE_STRIDE": 1})),
         ("select_rows", kernels.select_rows(LIMITS, row)),
         *((f"largest, pass {n + 1}", kernels.largest(n, {"STRIDE": 128256})) for n in range(2)),
-        ("append", kernels.append(LIMITS, {**row, "HEAD": 64, "KV_HEADS": 8, "SLOTS_AT": 2})),
+        *(
+            (f"append {name}", kernels.append(LIMITS, {**_cache(CacheTypes(name, name), 64), **row, "SLOTS_AT": 2}))
+            for name in cachetypes.CACHE
+        ),
         ("quantize", kernels.quantize({"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048 * 11 // 32})),
         ("combine", kernels.combine({**row, "USED": 4})),
         ("group_pairs", kernels.group_pairs(128, {"USED": 8, "PAIRS": 4096, "TILE": 32, "COUNT_AT": 0})),
@@ -89,6 +91,23 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
         shape = {"STRIDE": 128, "GATING": gating, "NORMALIZE": True, "FACTOR": 1.0, "HAS_BIAS": True}
         found.append((f"route {gating}", kernels.route(128, 8, shape)))
     return found
+
+
+def _cache(cache: CacheTypes, head: int) -> dict[str, Any]:
+    return cachetypes.constants(cache, CacheLayer(8, head))
+
+
+def _attention(
+    head: int, group: int, cache: CacheTypes, window: int = 0, cap: bool = False, sinks: bool = False
+) -> list[tuple[str, Kernel]]:
+    shape = {
+        **_cache(cache, head), "HEADS": 8 * group, "Q_STRIDE": 8 * group * head, "FACTOR": head**-0.5,
+        "WINDOW": window, "HAS_SOFTCAP": cap, "SOFTCAP": 50.0, "HAS_SINKS": sinks, "TABLE_STRIDE_AT": 2,
+    }  # fmt: skip
+    return [
+        (f"{stage} {head} x {group} {cache.keys}", kernels.attention(stage, LIMITS, shape))
+        for stage in ("attend_partition", "attend_combine", "attend_tile")
+    ]
 
 
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel) -> dict[str, Any]:

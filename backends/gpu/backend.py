@@ -9,8 +9,9 @@ from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, P
 from backends.checks import check_cache
 from backends.gpu import bind
 from backends.gpu.budget import memory_of
+from backends.gpu.cachetypes import CACHE
 from backends.gpu.device import Device
-from backends.gpu.executable import CACHE_TYPES, GpuExecutable
+from backends.gpu.executable import GpuExecutable
 from backends.plan import Plan, Value
 
 
@@ -30,8 +31,8 @@ class GpuBackend:
         return self.device.facts.free
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-        check_cache(cache, CACHE_TYPES)
-        return memory_of(bind.program(plan, limits), plan, limits)
+        check_cache(cache, CACHE)
+        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
 
     def bind(
         self,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from backends.base import BackendError, Limits
-from backends.gpu import formats, kernels, largest
+from backends.base import BackendError, CacheTypes, Limits
+from backends.gpu import cachetypes, formats, kernels, largest
 from backends.gpu.bind_products import Products, glu_expression
-from backends.gpu.kernels import FEW_ROWS, GROUPED, SORTED
+from backends.gpu.cachetypes import CACHE
+from backends.gpu.kernels import FEW_ROWS, SORTED, TILE_ROWS
 from backends.gpu.program import KEYS, NOTHING, PICKED, Buffer, Dimension, Launch, PartStages, Program, has_own_blocks
 from backends.plan import (
     Activate,
@@ -29,6 +30,8 @@ from backends.plan import (
     Value,
 )  # fmt: skip
 from backends.usage import additions_into_linears
+
+QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # what preparing queries is told
 
 
 class _Binder(Products):
@@ -103,42 +106,49 @@ class _Binder(Products):
     def append(self, op: Append) -> None:
         k, v, layer = self.where[op.k.index], self.where[op.v.index], self.plan.layers[op.layer]
         constants = {
-            "WIDTH": op.k.width, "STRIDE": k.stride, "HEAD": layer.head_dim, "KV_HEADS": layer.kv_heads,
+            **cachetypes.constants(self.cache, layer), "STRIDE": k.stride,
             "SLOTS_AT": 6 if has_own_blocks(layer, self.limits) else 2,
         }  # fmt: skip
         kernel = kernels.append(self.limits, constants)
         arguments = (k, v, "step", f"keys:{op.layer}", f"values:{op.layer}")
-        self.stage("append", "batch", [Launch(kernel, (-(-op.k.width // 128), ("batch", 1, 1), 1), arguments)])
+        self.stage("append", "batch", [Launch(kernel, (layer.kv_heads, ("batch", 1, 1), 2), arguments)])
         self.used(op.k, op.v)
 
     def attention(self, op: Attention) -> None:
         q, y, layer = self.where[op.q.index], self.value(op.out), self.plan.layers[op.layer]
         group = op.heads // layer.kv_heads
-        constants = {
-            "HEADS": op.heads, "KV_HEADS": layer.kv_heads, "HEAD": layer.head_dim, "Q_STRIDE": q.stride,
+        constants: dict[str, Any] = {
+            **cachetypes.constants(self.cache, layer), "HEADS": op.heads, "Q_STRIDE": q.stride,
             "FACTOR": float(op.scale), "WINDOW": op.window, "HAS_SOFTCAP": op.softcap > 0.0,
             "SOFTCAP": float(op.softcap), "HAS_SINKS": op.sinks is not None,
             "TABLE_STRIDE_AT": 3 if has_own_blocks(layer, self.limits) else 2,
         }  # fmt: skip
         tables = "window tables" if has_own_blocks(layer, self.limits) else "tables"
-        grouped = min(group, GROUPED)
         made = {
-            stage: kernels.attention(stage, self.limits, grouped, constants)
+            stage: kernels.attention(stage, self.limits, constants)
             for stage in ("attend_partition", "attend_combine", "attend_tile")
         }
         partial = FEW_ROWS * op.heads * kernels.partitions(self.limits) * (layer.head_dim + 2) * 4
         self.out.lists["partial"] = max(self.out.lists.get("partial", 0), partial)
         cache, sinks = (f"keys:{op.layer}", f"values:{op.layer}"), self.vector(op.sinks)
-        heads = layer.kv_heads * -(-group // grouped)
+        heads = layer.kv_heads * -(-group // kernels.grouped(group))
+        queries = q
+        if CACHE[self.cache.keys].type.blocks:
+            queries = self.take("batch", op.heads * constants["KEY_SIZE"] * 5 // 16)  # bytes, two numbers per 32
+            kernel = kernels.prepare_queries({name: constants[name] for name in QUERY})
+            self.stage("queries", "batch", [Launch(kernel, (op.heads, ("batch", 1, 1), 1), (q, queries))])
+            self.give(queries)
         few = [
             Launch(
                 made["attend_partition"], (heads, ("partitions", 1, 1), ("batch", 1, 1)),
-                (q, "step", tables, *cache, "partial"),
+                (queries, "step", tables, *cache, "partial"),
             ),
             Launch(made["attend_combine"], (op.heads, ("batch", 1, 1), 1), ("partial", "step", sinks, y)),
         ]  # fmt: skip
-        arguments = (q, "step", tables, *cache, sinks, y)
-        self.stage("attention", "batch", few, [Launch(made["attend_tile"], (op.heads, ("tiles", 1, 1), 1), arguments)])
+        arguments = (queries, "step", tables, *cache, sinks, y)
+        tile = made["attend_tile"]
+        of_tile = TILE_ROWS // kernels.tile(constants)[0]
+        self.stage("attention", "batch", few, [Launch(tile, (op.heads, ("tiles", 1, of_tile), 1), arguments)])
         self.used(op.q)
 
     def elements(self, label: str, operation: str, out: Value, a: Value, b: Value, **more: float) -> None:
@@ -188,6 +198,6 @@ class _Binder(Products):
             self.out.picks.append(Launch(kernel, grid, (logits, PICKED, read, KEYS[number % 2])))
 
 
-def program(plan: Plan, limits: Limits, keep: Collection[Value] = (), compute: str = "") -> Program:
+def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
     """Stages, buffers and kernels of a plan on a device of this compute type."""
-    return _Binder(plan, limits, keep, compute).run()
+    return _Binder(plan, limits, cache, keep, compute).run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from backends.base import Limits
+from backends.base import CacheTypes, Limits
 from backends.gpu import formats
 from backends.gpu.program import NOTHING, Buffer, Launch, Program, Stage
 from backends.plan import Plan, Rows, Value, Weight
@@ -14,8 +14,8 @@ from backends.usage import uses_of
 class Binding:
     """A plan on its way to a program: its values' buffers, taken and given back as operations follow."""
 
-    def __init__(self, plan: Plan, limits: Limits, keep: Collection[Value], compute: str) -> None:
-        self.plan, self.limits, self.keep, self.compute = plan, limits, keep, compute
+    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str) -> None:
+        self.plan, self.limits, self.cache, self.keep, self.compute = plan, limits, cache, keep, compute
         self.most = {"batch": limits.rows, "logits": limits.logit_rows}
         self.out = Program()
         self.where: dict[int, Buffer] = {}

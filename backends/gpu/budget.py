@@ -6,18 +6,19 @@ from time import perf_counter
 
 import numpy as np
 
-from backends.base import BackendError, Limits, Memory, cache_reads
+from backends.base import BackendError, CacheTypes, Limits, Memory, cache_reads
 from backends.gpu import formats
+from backends.gpu.cachetypes import block_bytes
 from backends.gpu.device import Device
-from backends.gpu.program import Program, block_bytes, cache_bytes
+from backends.gpu.program import Program
 from backends.plan import Embed, Experts, Plan
 
 
-def memory_of(program: Program, plan: Plan, limits: Limits) -> Memory:
+def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
     """What a program takes on a device, before anything is allocated."""
     matrices = sum(formats.size_of(weight) for weight in program.matrices.values())
     vectors = sum(4 * int(np.prod(weight.shape)) for weight in program.vectors.values())
-    cache = sum(cache_bytes(plan, limits))
+    of_block = block_bytes(plan, cache)
     ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
     read = {w.name: float(formats.size_of(w)) for w in program.matrices.values()}
     for op in plan.operations:
@@ -31,10 +32,10 @@ def memory_of(program: Program, plan: Plan, limits: Limits) -> Memory:
             read[name] = formats.size_of(table) / table.shape[0]
     return Memory(
         weights=matrices + vectors,
-        cache=cache,
+        cache=sum(limits.blocks_of(layer) * size for layer, size in zip(plan.layers, of_block, strict=True)),
         scratch=program.scratch(limits) + ropes,
         weights_per_token=int(sum(read.values())) + vectors,
-        **cache_reads(plan.layers, block_bytes(plan)),
+        **cache_reads(plan.layers, of_block),
     )
 
 

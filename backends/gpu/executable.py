@@ -15,17 +15,17 @@ from backends.base import BackendError, CacheTypes, Largest, Limits, Progress, R
 from backends.checks import check_batch, check_cache, check_limits, check_replacement
 from backends.gpu import bind, formats, largest
 from backends.gpu.budget import copy_bandwidth, memory_of, must_fit
+from backends.gpu.cachetypes import CACHE, part_bytes
 from backends.gpu.device import Device, Grid
 from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, Kernel, partitions
 from backends.gpu.paged import PARTS, PagedCache
-from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program, cache_bytes
+from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
 from backends.plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
 from backends.usage import embedded_rows
 from quant import dequantize
 
-CACHE_TYPES = ("f16",)
 ROPE_STEP = 1024  # positions by which the rope tables grow
 
 Bound = tuple[Callable[[Grid], None], tuple[Dimension, Dimension, Dimension]]
@@ -39,18 +39,18 @@ class GpuExecutable:
         keep: Collection[Value],
     ) -> None:  # fmt: skip
         check_limits(limits)
-        check_cache(cache, CACHE_TYPES)
+        check_cache(cache, CACHE)
         self.limits, self._plan, self._device = limits, plan, device
-        self._program = program = bind.program(plan, limits, keep, device.facts.compute)
+        self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers: dict[str | int, Any] = {}
         self.replays = Replays(device, MOST * len(program.parts))
         self._closed = False
         report = progress or (lambda what, done, total: None)
-        self.memory = memory_of(program, plan, limits)
+        self.memory = memory_of(program, plan, limits, cache)
         must_fit(device, self.memory)
         try:
             compiled = self._compile(program, report)
-            self._allocate(program, report)
+            self._allocate(program, cache, report)
         except BaseException:
             self.close()
             raise
@@ -60,7 +60,7 @@ class GpuExecutable:
         ]
         self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
         self.most_picked, self._picked = largest.MOST, 0
-        self._cache = PagedCache(device, plan, limits, self._buffers)
+        self._cache = PagedCache(device, plan, limits, cache, self._buffers)
         self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
         self._rope_filled = 0
         self._step = device.staging(step_words(limits))
@@ -101,7 +101,7 @@ class GpuExecutable:
         report("compiling kernels", len(wanted), len(wanted))
         return made
 
-    def _allocate(self, program: Program, report: Progress) -> None:
+    def _allocate(self, program: Program, cache: CacheTypes, report: Progress) -> None:
         limits, alloc = self.limits, self._device.alloc
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         for buffer in program.buffers:
@@ -111,9 +111,10 @@ class GpuExecutable:
         self._tables_size = 4 * max(limits.blocks, -(-limits.positions // BLOCK)) * limits.rows
         for name in ("tables", "window tables"):
             self._buffers[name] = alloc(self._tables_size, "block tables")
-        for layer, size in enumerate(cache_bytes(self._plan, limits)):
-            for part in PARTS:
-                self._buffers[f"{part}:{layer}"] = alloc(size // 2, "the cache (-c makes it smaller)")
+        for number, layer in enumerate(self._plan.layers):
+            for part, size in zip(PARTS, part_bytes(layer, cache), strict=True):
+                what = "the cache (-c makes it smaller)"
+                self._buffers[f"{part}:{number}"] = alloc(limits.blocks_of(layer) * size, what)
         for rope in program.ropes:
             self._buffers[_rope_name(rope)] = alloc(4 * limits.positions * rope.n_rot, "the rope tables")
         for weight in program.vectors.values():

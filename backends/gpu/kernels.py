@@ -16,19 +16,22 @@ from numpy.typing import NDArray
 
 from backends.base import Limits
 from backends.gpu import formats
-from backends.plan import BLOCK
 
 COLUMNS = 8  # activation rows of one work-group of the mat-vec, where there are several
 PARTITION = 256  # positions of one work-group of attention
 GROUPED = 8  # query heads of it
-TILE_ROWS = 16  # rows of a tile of prefill's attention
+TILE_ROWS = 32  # rows of a tile of prefill's attention
 FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
+# Values of a head at most -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
+# local memory, and every how many dimensions its work-items have.
+TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}
 HEADER = 8  # ints before the rows in the step buffer
 SORTED = 4096  # logits that a work-group of the search for the largest sorts
 
 # What differs from model to model and may be given at run time: widths, strides, counts, factors.
 _NAMES = """K N X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT WINDOW
-    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW GROUPED SLOTS_AT TABLE_STRIDE_AT PASS PAIRS"""
+    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW SLOTS_AT TABLE_STRIDE_AT PASS PAIRS ROTATION
+    KEY_TYPE KEY_SIZE KEY_WORDS KEY_BYTES VALUE_TYPE VALUE_SIZE VALUE_WORDS VALUE_BYTES"""
 SHAPE = frozenset(_NAMES.split())
 
 
@@ -151,26 +154,44 @@ def rotate(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
 
 
 def append(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
-    every = {"APPEND": 1, "MAX_ROWS": limits.rows, "BLOCK_TOKENS": BLOCK, **constants}
-    return _kernel("append", "elements", every, 128)
+    """`constants` hold those of the cache, as of `cachetypes.constants`."""
+    every = {"APPEND": 1, "MAX_ROWS": limits.rows, **constants}
+    return _kernel("append", "cache", every, 128, 128 + max(constants["KEY_SIZE"], constants["VALUE_SIZE"]))
 
 
-def attention(stage: str, limits: Limits, grouped: int, constants: Mapping[str, Any]) -> Kernel:
-    """`stage`: attend_partition, attend_combine or attend_tile."""
+def prepare_queries(constants: Mapping[str, Any]) -> Kernel:
+    """For keys in blocks; `constants` hold those of the cache."""
+    return _kernel("prepare_queries", "cache", {"PREPARE": 1, **constants}, 128, 128 + constants["KEY_SIZE"])
+
+
+def grouped(group: int) -> int:
+    """Query heads of a work-group, a power of two, where `group` share a key-value head."""
+    return min(1 << (group - 1).bit_length(), GROUPED)
+
+
+def tile(constants: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The row of TILES for a layer's cache."""
+    size = max(constants["KEY_SIZE"], constants["VALUE_SIZE"])
+    return next(found for most, found in TILES.items() if size <= most)
+
+
+def attention(stage: str, limits: Limits, constants: Mapping[str, Any]) -> Kernel:
+    """`stage`: attend_partition, attend_combine or attend_tile; `constants` hold those of the cache."""
+    together = grouped(constants["HEADS"] // constants["KV_HEADS"])
     every: dict[str, Any] = {
-        f"STAGE_{stage}": 1, "MAX_ROWS": limits.rows, "BLOCK_TOKENS": BLOCK,
-        "PARTITION": PARTITION, "PARTITIONS": partitions(limits), "GROUPED": grouped, **constants,
+        f"STAGE_{stage}": 1, "MAX_ROWS": limits.rows, "PARTITION": PARTITION, "PARTITIONS": partitions(limits),
+        "GROUPED": together, **constants,
     }  # fmt: skip
-    head = int(constants["HEAD"])
-    keys = 32 if head <= 192 else 16  # so that wide heads stay within 48 KiB of local memory
+    size = max(constants["KEY_SIZE"], constants["VALUE_SIZE"])
+    rows, keys, dimensions = tile(constants)
     if stage == "attend_tile":
-        every |= {"OWN": -(-head // 128), "TILE_ROWS": TILE_ROWS, "TILE_KEYS": keys}
+        every |= {"TILE_ROWS": TILE_ROWS, "OWN_ROWS": rows, "TILE_KEYS": keys, "DIMENSIONS_EACH": dimensions}
     local = {
-        "attend_partition": grouped * (head + PARTITION) + 128,
-        "attend_combine": 0,
-        "attend_tile": TILE_ROWS * head + keys * (head + 1) + TILE_ROWS * (keys + 1) + 3 * TILE_ROWS,
+        "attend_partition": 128 + together * (PARTITION + size),
+        "attend_combine": size,
+        "attend_tile": 128 + (rows + keys) * (size + 1) + rows * (keys + 4),
     }[stage]
-    return _kernel(stage, "attention", every, 64 if stage == "attend_combine" else 128, local)
+    return _kernel(stage, "cache attention", every, 128, local)
 
 
 def partitions(limits: Limits) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from backends.base import Limits
 from backends.gpu.kernels import FEW_ROWS, Kernel
 from backends.gpu.products import SOME_ROWS
-from backends.plan import BLOCK, CacheLayer, Plan, Rope, Rows, Weight
+from backends.plan import CacheLayer, Rope, Rows, Weight
 
 NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
 PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
@@ -95,13 +95,3 @@ class Program:
 def has_own_blocks(layer: CacheLayer, limits: Limits) -> bool:
     """Whether the layer goes by the tables of the window."""
     return bool(layer.window and limits.window_blocks)
-
-
-def block_bytes(plan: Plan) -> tuple[int, ...]:
-    """Of one cache block by layer, half of it keys and half values, as halves."""
-    return tuple(BLOCK * layer.kv_heads * layer.head_dim * 4 for layer in plan.layers)
-
-
-def cache_bytes(plan: Plan, limits: Limits) -> tuple[int, ...]:
-    """Of all blocks of a layer, by layer."""
-    return tuple(limits.blocks_of(layer) * size for layer, size in zip(plan.layers, block_bytes(plan), strict=True))

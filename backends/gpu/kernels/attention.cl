@@ -1,8 +1,19 @@
-// Attention over the paged cache. Constants: HEADS, KV_HEADS, HEAD, Q_STRIDE, FACTOR, WINDOW (0: none), SOFTCAP (0:
-// none), SINKS, BLOCK_TOKENS, PARTITION, GROUPED (query heads of a work-group that share keys and values).
+// Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (0: none), SOFTCAP (0:
+// none), HAS_SINKS, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define GROUP_PARTS ((GROUP + GROUPED - 1) / GROUPED)
+#define KEY_GROUPS (KEY_SIZE / 32)
+#define VALUE_UNITS (VALUE_SIZE / UNIT_VALUES(VALUE_TYPE))
+// Words of a query head as prepare_queries leaves it.
+#define QUERY_WORDS (KEY_SIZE / 4 + 2 * KEY_GROUPS)
+#ifdef GENERIC
+#define KEY_UNIT_MOST 8
+#define VALUE_UNIT_MOST 8
+#else
+#define KEY_UNIT_MOST UNIT_VALUES(KEY_TYPE)
+#define VALUE_UNIT_MOST UNIT_VALUES(VALUE_TYPE)
+#endif
 
 DEVICE float shaped(SHAPE_PARAMETER float score) {
   score *= FACTOR;
@@ -12,8 +23,16 @@ DEVICE float shaped(SHAPE_PARAMETER float score) {
   return score;
 }
 
-DEVICE size_t cache_at(SHAPE_PARAMETER GLOBAL const int *table, int kv_head, int position) {
-  return (((size_t)table[position / BLOCK_TOKENS] * KV_HEADS + kv_head) * BLOCK_TOKENS + position % BLOCK_TOKENS) * HEAD;
+// Which head of which block of the cache.
+DEVICE size_t block_of(SHAPE_PARAMETER GLOBAL const int *table, int kv_head, int position) {
+  return (size_t)table[position / BLOCK_TOKENS] * KV_HEADS + kv_head;
+}
+
+DEVICE void value_unit(SHAPE_PARAMETER GLOBAL const uchar *values, size_t block, int position, int unit, float *v) {
+  GLOBAL const uchar *at = values + block * VALUE_BYTES;
+  int own = position % BLOCK_TOKENS;
+  GLOBAL const ushort *scales = (GLOBAL const ushort *)(at + 4 * BLOCK_TOKENS * VALUE_WORDS) + own * (VALUE_SIZE / 32);
+  unit_values(VALUE_TYPE, (GLOBAL const uint *)at + own * VALUE_WORDS, 1, scales, 1, unit, v);
 }
 
 DEVICE int first_seen(SHAPE_PARAMETER int position) { return WINDOW ? larger(0, position + 1 - WINDOW) : 0; }
@@ -21,9 +40,10 @@ DEVICE int first_seen(SHAPE_PARAMETER int position) { return WINDOW ? larger(0, 
 #ifdef STAGE_attend_partition
 // One partition of PARTITION positions of one row, for up to GROUPED query heads of a key-value head. Partitions begin
 // at multiples of PARTITION whatever the batch, so a row's numbers do not depend on it. Per (row, head, partition) the
-// result is HEAD sums, the largest score and the sum of weights.
+// result is HEAD sums, the largest score and the sum of weights. A work-item has two positions, then some of the numbers
+// of a value in every LANES-th position.
 KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
-                              GLOBAL const ushort *keys, GLOBAL const ushort *values,
+                              GLOBAL const uchar *keys, GLOBAL const uchar *values,
                               GLOBAL float *partial LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int row = GROUP_Z, start = GROUP_Y * PARTITION, position = POSITIONS_OF(step)[row];
@@ -31,54 +51,128 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   int from = larger(start, first_seen(SHAPE position)), stop = smaller(start + PARTITION, position + 1);
   if (from >= stop) return;
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row] * step[TABLE_STRIDE_AT];
-  LOCAL float *own = local_memory, *p = own + GROUPED * HEAD, *s = p + GROUPED * PARTITION;
-  int head0 = kv_head * GROUP + g0;
-  for (int i = ITEM; i < heads * HEAD; i += 128) own[i] = q[(size_t)row * Q_STRIDE + head0 * HEAD + i];
-  BARRIER();
-  for (int i = ITEM; i < heads * PARTITION; i += 128) {
-    int g = i / PARTITION, at = start + i % PARTITION;
-    float score = LOWEST;
-    if (at >= from && at < stop) {
-      GLOBAL const uchar *k = (GLOBAL const uchar *)(keys + cache_at(SHAPE table, kv_head, at));
-      score = 0.0f;
-      for (int d = 0; d < HEAD; d++) score = FMA(own[g * HEAD + d], half_at(k + 2 * d), score);
-      score = shaped(SHAPE score);
-    }
-    p[i] = score;
+  LOCAL float *s = local_memory, *p = s + 128, *own = p + GROUPED * PARTITION;
+  int head0 = kv_head * GROUP + g0, width = IN_BLOCKS(KEY_TYPE) ? QUERY_WORDS : KEY_SIZE;
+  for (int i = ITEM; i < GROUPED * width; i += 128) {
+    int g = i / width, d = i % width, size = IN_BLOCKS(KEY_TYPE) ? QUERY_WORDS : HEAD;
+    own[i] = g < heads && d < size ? q[((size_t)row * HEADS + head0 + g) * size + d] : 0.0f;
   }
   BARRIER();
-  for (int g = 0; g < heads; g++) {
-    float largest = LOWEST, sum = 0.0f;
-    for (int i = ITEM; i < PARTITION; i += 128) largest = FMAX(largest, p[g * PARTITION + i]);
-    largest = group_max(largest, s, 128);
-    for (int i = ITEM; i < PARTITION; i += 128) {
-      int at = start + i;
-      float e = at >= from && at < stop ? exponential(p[g * PARTITION + i] - largest) : 0.0f;
-      p[g * PARTITION + i] = e;
-      sum += e;
+
+  float score[2][GROUPED];
+  GLOBAL const uint *words[2];
+  GLOBAL const ushort *scales[2];
+  int any = 0;
+  for (int n = 0; n < 2; n++) {
+    int at = start + ITEM + 128 * n, seen = at >= from && at < stop;
+    any |= seen;
+    at = seen ? at : from;
+    GLOBAL const uchar *of = keys + block_of(SHAPE table, kv_head, at) * KEY_BYTES;
+    words[n] = (GLOBAL const uint *)of + at % BLOCK_TOKENS;
+    scales[n] = (GLOBAL const ushort *)(of + 4 * BLOCK_TOKENS * KEY_WORDS) + at % BLOCK_TOKENS;
+    for (int g = 0; g < GROUPED; g++) score[n][g] = 0.0f;
+  }
+  if (any && IN_BLOCKS(KEY_TYPE)) {
+    for (int group = 0; group < KEY_GROUPS; group++) {
+      int a[8], b[8], at = group * GROUP_WORDS(KEY_TYPE) * BLOCK_TOKENS;
+      float low[2], scale[2];
+      group_integers(KEY_TYPE, words[0] + at, BLOCK_TOKENS, a);
+      group_integers(KEY_TYPE, words[1] + at, BLOCK_TOKENS, b);
+      for (int n = 0; n < 2; n++)
+        scale[n] = group_scale(KEY_TYPE, words[n] + at, scales[n] + group * BLOCK_TOKENS, &low[n]);
+      for (int g = 0; g < GROUPED; g++) {
+        LOCAL const float *of = own + g * QUERY_WORDS;
+        int first = 0, second = 0;
+        for (int i = 0; i < 8; i++) {
+          int x = ((LOCAL const int *)of)[8 * group + i];
+          first = DOT4(a[i], x, first);
+          second = DOT4(b[i], x, second);
+        }
+        float d = of[KEY_SIZE / 4 + group];
+        score[0][g] = FMA(scale[0], d * (float)first, score[0][g]);
+        score[1][g] = FMA(scale[1], d * (float)second, score[1][g]);
+        if (HAS_MINIMUM(KEY_TYPE)) {
+          float sum = of[KEY_SIZE / 4 + KEY_GROUPS + group];
+          score[0][g] = FMA(low[0], sum, score[0][g]);
+          score[1][g] = FMA(low[1], sum, score[1][g]);
+        }
+      }
     }
-    sum = group_sum(sum, s, 128);
-    if (ITEM == 0) {
+  } else if (any) {
+    for (int u = 0; u < KEY_WORDS; u++) {
+      float a[KEY_UNIT_MOST], b[KEY_UNIT_MOST];
+      word_values(KEY_TYPE, words[0][u * BLOCK_TOKENS], a);
+      word_values(KEY_TYPE, words[1][u * BLOCK_TOKENS], b);
+      for (int n = 0; n < UNIT_VALUES(KEY_TYPE); n++)
+        for (int g = 0; g < GROUPED; g++) {
+          float x = own[g * KEY_SIZE + u * UNIT_VALUES(KEY_TYPE) + n];
+          score[0][g] = FMA(x, a[n], score[0][g]);
+          score[1][g] = FMA(x, b[n], score[1][g]);
+        }
+    }
+  }
+  for (int n = 0; n < 2; n++) {
+    int at = start + ITEM + 128 * n, seen = at >= from && at < stop;
+    for (int g = 0; g < GROUPED; g++) p[g * PARTITION + ITEM + 128 * n] = seen ? shaped(SHAPE score[n][g]) : LOWEST;
+  }
+  BARRIER();
+  for (int base = 0; base < GROUPED; base += 4) {  // a segment of 32 work-items has a head
+    int g = smaller(base + (ITEM >> 5), GROUPED - 1), mine = base + (ITEM >> 5) < heads;
+    float largest = LOWEST, sum = 0.0f;
+    for (int i = ITEM & 31; i < PARTITION; i += 32) largest = FMAX(largest, p[g * PARTITION + i]);
+    largest = max32(largest, s);
+    for (int i = ITEM & 31; i < PARTITION; i += 32)
+      if (mine) {
+        int at = start + i;
+        float e = at >= from && at < stop ? exponential(p[g * PARTITION + i] - largest) : 0.0f;
+        p[g * PARTITION + i] = e;
+        sum += e;
+      }
+    sum = sum32(sum, s);
+    if (mine && (ITEM & 31) == 0) {
       GLOBAL float *out = partial + (((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * (HEAD + 2);
       out[HEAD] = largest;
       out[HEAD + 1] = sum;
     }
   }
-  BARRIER();
+
+  int across = smaller(VALUE_UNITS, 128), lanes = smaller(128 / across, 16), lane = ITEM / across;
+  for (int first = 0; first < VALUE_UNITS; first += 128) {
+    int u = first + ITEM % across, working = lane < lanes && u < VALUE_UNITS;
+    float sum[GROUPED][VALUE_UNIT_MOST];
+    for (int g = 0; g < GROUPED; g++)
+      for (int n = 0; n < VALUE_UNIT_MOST; n++) sum[g][n] = 0.0f;
+    BARRIER();
+    if (working)
+      for (int at = start + lane; at < stop; at += lanes)
+        if (at >= from) {
+          float v[VALUE_UNIT_MOST];
+          value_unit(SHAPE values, block_of(SHAPE table, kv_head, at), at, u, v);
+          for (int g = 0; g < GROUPED; g++)
+            for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++)
+              sum[g][n] = FMA(p[g * PARTITION + at - start], v[n], sum[g][n]);
+        }
+    for (int l = 0; l < lanes; l++) {  // in order
+      if (working && lane == l)
+        for (int g = 0; g < GROUPED; g++)
+          for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++) {
+            LOCAL float *to = own + g * VALUE_SIZE + unit_dimension(VALUE_TYPE, u, n);
+            *to = l ? *to + sum[g][n] : sum[g][n];
+          }
+      BARRIER();
+    }
+  }
   for (int i = ITEM; i < heads * HEAD; i += 128) {
     int g = i / HEAD, d = i % HEAD;
-    float sum = 0.0f;
-    for (int at = from; at < stop; at++)
-      sum = FMA(p[g * PARTITION + at - start], half_at((GLOBAL const uchar *)(values + cache_at(SHAPE table, kv_head, at) + d)), sum);
-    partial[(((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * (HEAD + 2) + d] = sum;
+    partial[(((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * (HEAD + 2) + d] = own[g * VALUE_SIZE + d];
   }
 }
-
 #endif
 
 #ifdef STAGE_attend_combine  // the partitions of a row and head in order
-KERNEL(64, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL const int *step, GLOBAL const float *sinks,
-                           GLOBAL float *y) {
+KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL const int *step, GLOBAL const float *sinks,
+                            GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
   int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
   GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * (HEAD + 2);
   int from = first_seen(SHAPE position) / PARTITION, stop = position / PARTITION + 1;
@@ -92,34 +186,50 @@ KERNEL(64, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL c
 #endif
   for (int i = from; i < stop; i++)
     weight = FMA(exponential(in[i * (HEAD + 2) + HEAD] - largest), in[i * (HEAD + 2) + HEAD + 1], weight);
-  for (int d = ITEM; d < HEAD; d += 64) {
+  for (int d = ITEM; d < HEAD; d += 128) {
     float sum = 0.0f;
     for (int i = from; i < stop; i++)
       sum = FMA(exponential(in[i * (HEAD + 2) + HEAD] - largest), in[i * (HEAD + 2) + d], sum);
-    y[(size_t)row * Q_STRIDE + head * HEAD + d] = sum / weight;
+    local_memory[d] = sum / weight;
   }
+  hadamard(SHAPE VALUE_TYPE, local_memory, 1, HEAD);
+  for (int d = ITEM; d < HEAD; d += 128) y[(size_t)row * Q_STRIDE + head * HEAD + d] = local_memory[d];
 }
 #endif
 
 #ifdef STAGE_attend_tile
-// A tile of up to TILE_ROWS rows of one sequence, one head: online softmax over tiles of TILE_KEYS positions. A work-item
-// has OWN dimensions of the result.
+// A tile of up to OWN_ROWS rows of one sequence, one head: online softmax over tiles of TILE_KEYS positions, which are
+// unpacked into local memory, keys and then values. A work-item has every 8th row and every 16th key or dimension.
+#define ROWS_EACH (OWN_ROWS / 8)
+#define KEYS_EACH ((TILE_KEYS + 15) / 16)
+#define SHARES (128 / OWN_ROWS)  // work-items that share a row of the softmax
 KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
-                         GLOBAL const ushort *keys, GLOBAL const ushort *values, GLOBAL const float *sinks,
+                         GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *sinks,
                          GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
-  int head = GROUP_X, kv_head = head / GROUP;
-  int row0 = TILES_OF(step)[2 * GROUP_Y], rows = TILES_OF(step)[2 * GROUP_Y + 1];
+  int head = GROUP_X, kv_head = head / GROUP, tile = GROUP_Y / (TILE_ROWS / OWN_ROWS);
+  int part = GROUP_Y % (TILE_ROWS / OWN_ROWS) * OWN_ROWS, tx = ITEM & 15, ty = ITEM >> 4;
+  int row0 = TILES_OF(step)[2 * tile] + part, rows = smaller(TILES_OF(step)[2 * tile + 1] - part, OWN_ROWS);
+  if (rows <= 0) return;
   GLOBAL const int *position = POSITIONS_OF(step) + row0;
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row0] * step[TABLE_STRIDE_AT];
-  LOCAL float *ql = local_memory, *kl = ql + TILE_ROWS * HEAD, *p = kl + TILE_KEYS * (HEAD + 1);
-  LOCAL float *largest = p + TILE_ROWS * (TILE_KEYS + 1), *weight = largest + TILE_ROWS, *fade = weight + TILE_ROWS;
-  float sum[TILE_ROWS][OWN];
-  for (int r = 0; r < TILE_ROWS; r++)
-    for (int i = 0; i < OWN; i++) sum[r][i] = 0.0f;
-  for (int i = ITEM; i < rows * HEAD; i += 128)
-    ql[i] = q[(size_t)(row0 + i / HEAD) * Q_STRIDE + head * HEAD + i % HEAD];
-  if (ITEM < TILE_ROWS) {
+  int stride = larger(KEY_SIZE, VALUE_SIZE) + 1;  // odd, so that rows lie in different banks
+  LOCAL float *s = local_memory, *ql = s + 128, *kl = ql + OWN_ROWS * stride, *p = kl + TILE_KEYS * stride;
+  LOCAL float *largest = p + OWN_ROWS * (TILE_KEYS + 1), *weight = largest + OWN_ROWS, *fade = weight + OWN_ROWS;
+  float sum[ROWS_EACH][DIMENSIONS_EACH];
+  for (int r = 0; r < ROWS_EACH; r++)
+    for (int i = 0; i < DIMENSIONS_EACH; i++) sum[r][i] = 0.0f;
+  for (int i = ITEM; i < OWN_ROWS * KEY_SIZE; i += 128) {
+    int r = i / KEY_SIZE, d = i % KEY_SIZE;
+    float x = 0.0f;
+    if (r < rows && IN_BLOCKS(KEY_TYPE)) {
+      GLOBAL const float *of = q + ((size_t)(row0 + r) * HEADS + head) * QUERY_WORDS;
+      x = (float)((GLOBAL const i8 *)of)[d] * of[KEY_SIZE / 4 + d / 32];
+    } else if (r < rows && d < HEAD)
+      x = q[(size_t)(row0 + r) * Q_STRIDE + head * HEAD + d];
+    ql[r * stride + d] = x;
+  }
+  if (ITEM < OWN_ROWS) {
     largest[ITEM] = LOWEST;
     weight[ITEM] = 0.0f;
 #if HAS_SINKS
@@ -127,53 +237,87 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
     weight[ITEM] = 1.0f;
 #endif
   }
+  BARRIER();
   int last = position[rows - 1];
   for (int k0 = first_seen(SHAPE position[0]) / TILE_KEYS * TILE_KEYS; k0 <= last; k0 += TILE_KEYS) {
-    int count = smaller(TILE_KEYS, last + 1 - k0);
-    for (int i = ITEM; i < count * HEAD; i += 128) {
-      int j = i / HEAD, d = i % HEAD;
-      kl[j * (HEAD + 1) + d] = half_at((GLOBAL const uchar *)(keys + cache_at(SHAPE table, kv_head, k0 + j) + d));
-    }
-    BARRIER();
-    int j = ITEM % TILE_KEYS;
-    for (int r = ITEM / TILE_KEYS; r < rows; r += 128 / TILE_KEYS) {
-      int at = k0 + j, seen = j < count && at <= position[r] && at >= first_seen(SHAPE position[r]);
-      float score = 0.0f;
-      if (seen)
-        for (int d = 0; d < HEAD; d++) score = FMA(ql[r * HEAD + d], kl[j * (HEAD + 1) + d], score);
-      p[r * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score) : -1.0f / 0.0f;
-    }
-    BARRIER();
-    if (ITEM < rows) {
-      LOCAL float *own = p + ITEM * (TILE_KEYS + 1);
-      float before = largest[ITEM], now = before, all = 0.0f;
-      for (int i = 0; i < TILE_KEYS; i++) now = FMAX(now, own[i]);
-      for (int i = 0; i < TILE_KEYS; i++) {
-        own[i] = own[i] == -1.0f / 0.0f ? 0.0f : exponential(own[i] - now);
-        all += own[i];
+    int count = smaller(TILE_KEYS, last + 1 - k0), units = KEY_SIZE / UNIT_VALUES(KEY_TYPE);
+    for (int i = ITEM; i < TILE_KEYS * units; i += 128) {
+      int j = i % TILE_KEYS, u = i / TILE_KEYS;
+      float v[KEY_UNIT_MOST];
+      for (int n = 0; n < KEY_UNIT_MOST; n++) v[n] = 0.0f;
+      if (j < count) {
+        GLOBAL const uchar *of = keys + block_of(SHAPE table, kv_head, k0 + j) * KEY_BYTES;
+        int own = (k0 + j) % BLOCK_TOKENS;
+        GLOBAL const ushort *scales = (GLOBAL const ushort *)(of + 4 * BLOCK_TOKENS * KEY_WORDS) + own;
+        unit_values(KEY_TYPE, (GLOBAL const uint *)of + own, BLOCK_TOKENS, scales, BLOCK_TOKENS, u, v);
       }
-      fade[ITEM] = exponential(before - now);
-      weight[ITEM] = FMA(weight[ITEM], fade[ITEM], all);
-      largest[ITEM] = now;
+      for (int n = 0; n < UNIT_VALUES(KEY_TYPE); n++) kl[j * stride + unit_dimension(KEY_TYPE, u, n)] = v[n];
     }
     BARRIER();
-    for (int i = 0; i < OWN; i++) {
-      int d = ITEM + 128 * i;
-      if (d < HEAD) {
-        for (int r = 0; r < rows; r++) sum[r][i] *= fade[r];
-        for (int j = 0; j < count; j++) {
-          float v = half_at((GLOBAL const uchar *)(values + cache_at(SHAPE table, kv_head, k0 + j) + d));
-          for (int r = 0; r < TILE_ROWS; r++)
-            if (r < rows) sum[r][i] = FMA(p[r * (TILE_KEYS + 1) + j], v, sum[r][i]);
-        }
+    float score[ROWS_EACH][KEYS_EACH];
+    for (int r = 0; r < ROWS_EACH; r++)
+      for (int i = 0; i < KEYS_EACH; i++) score[r][i] = 0.0f;
+    for (int d = 0; d < HEAD; d++) {
+      float a[ROWS_EACH], b[KEYS_EACH];
+      for (int r = 0; r < ROWS_EACH; r++) a[r] = ql[(ty + 8 * r) * stride + d];
+      for (int i = 0; i < KEYS_EACH; i++) b[i] = kl[smaller(tx + 16 * i, TILE_KEYS - 1) * stride + d];
+      for (int r = 0; r < ROWS_EACH; r++)
+        for (int i = 0; i < KEYS_EACH; i++) score[r][i] = FMA(a[r], b[i], score[r][i]);
+    }
+    for (int r = 0; r < ROWS_EACH; r++)
+      for (int i = 0; i < KEYS_EACH; i++) {
+        int own = ty + 8 * r, j = tx + 16 * i, at = k0 + j, ends = position[smaller(own, rows - 1)];
+        int seen = own < rows && at <= ends && at >= first_seen(SHAPE ends);
+        if (j < TILE_KEYS) p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i]) : -1.0f / 0.0f;
+      }
+    BARRIER();
+    for (int i = ITEM; i < TILE_KEYS * VALUE_UNITS; i += 128) {
+      int u = i % VALUE_UNITS, j = i / VALUE_UNITS;
+      float v[VALUE_UNIT_MOST];
+      for (int n = 0; n < VALUE_UNIT_MOST; n++) v[n] = 0.0f;
+      if (j < count) value_unit(SHAPE values, block_of(SHAPE table, kv_head, k0 + j), k0 + j, u, v);
+      for (int n = 0; n < UNIT_VALUES(VALUE_TYPE); n++) kl[j * stride + unit_dimension(VALUE_TYPE, u, n)] = v[n];
+    }
+    int row = ITEM / SHARES, share = ITEM % SHARES;
+    LOCAL float *own = p + row * (TILE_KEYS + 1);
+    float before = largest[row], now = before, all = 0.0f;
+    for (int i = share; i < TILE_KEYS; i += SHARES) now = FMAX(now, own[i]);
+    s[ITEM] = now;
+    BARRIER();
+    for (int i = 0; i < SHARES; i++) now = FMAX(now, s[row * SHARES + i]);
+    for (int i = share; i < TILE_KEYS; i += SHARES) {
+      own[i] = own[i] == -1.0f / 0.0f ? 0.0f : exponential(own[i] - now);
+      all += own[i];
+    }
+    BARRIER();
+    s[ITEM] = all;
+    BARRIER();
+    if (share == 0) {
+      all = 0.0f;
+      for (int i = 0; i < SHARES; i++) all += s[row * SHARES + i];
+      fade[row] = exponential(before - now);
+      weight[row] = FMA(weight[row], fade[row], all);
+      largest[row] = now;
+    }
+    BARRIER();
+    for (int r = 0; r < ROWS_EACH; r++)
+      for (int i = 0; i < DIMENSIONS_EACH; i++) sum[r][i] *= fade[ty + 8 * r];
+    for (int j = 0; j < count; j++) {
+      float a[ROWS_EACH];
+      for (int r = 0; r < ROWS_EACH; r++) a[r] = p[(ty + 8 * r) * (TILE_KEYS + 1) + j];
+      for (int i = 0; i < DIMENSIONS_EACH; i++) {
+        int d = tx + 16 * i;
+        float v = d < HEAD ? kl[j * stride + d] : 0.0f;
+        for (int r = 0; r < ROWS_EACH; r++) sum[r][i] = FMA(a[r], v, sum[r][i]);
       }
     }
     BARRIER();
   }
-  for (int i = 0; i < OWN; i++) {
-    int d = ITEM + 128 * i;
-    if (d < HEAD)
-      for (int r = 0; r < rows; r++) y[(size_t)(row0 + r) * Q_STRIDE + head * HEAD + d] = sum[r][i] / weight[r];
-  }
+  for (int r = 0; r < ROWS_EACH; r++)
+    for (int i = 0; i < DIMENSIONS_EACH; i++)
+      if (tx + 16 * i < HEAD) ql[(ty + 8 * r) * stride + tx + 16 * i] = sum[r][i] / weight[ty + 8 * r];
+  hadamard(SHAPE VALUE_TYPE, ql, OWN_ROWS, stride);
+  for (int i = ITEM; i < rows * HEAD; i += 128)
+    y[(size_t)(row0 + i / HEAD) * Q_STRIDE + head * HEAD + i % HEAD] = ql[i / HEAD * stride + i % HEAD];
 }
 #endif

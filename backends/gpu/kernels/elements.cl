@@ -43,19 +43,3 @@ KERNEL(128, rotate_heads)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const in
   y[at] = second ? x[at + other] * sine + x[at] * cosine : x[at] * cosine - x[at + other] * sine;
 }
 #endif
-
-#ifdef APPEND
-// Keys and values of a row to its slot. A cache is (blocks, KV_HEADS, BLOCK_TOKENS, HEAD) halves; what they cannot hold
-// becomes their largest number, so that an answer stays a number.
-KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v, GLOBAL const int *step, GLOBAL ushort *keys,
-                    GLOBAL ushort *values) {
-  int i = GROUP_X * 128 + ITEM, slot = SLOTS_OF(step)[GROUP_Y];
-  if (i >= WIDTH) return;
-  size_t to = (((size_t)(slot / BLOCK_TOKENS) * KV_HEADS + i / HEAD) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * HEAD + i % HEAD;
-  float a = k[(size_t)GROUP_Y * STRIDE + i], b = v[(size_t)GROUP_Y * STRIDE + i];
-  a = a > -65504.0f ? a : -65504.0f;  // a NaN too: it would spoil every later row
-  b = b > -65504.0f ? b : -65504.0f;
-  store_half(a < 65504.0f ? a : 65504.0f, keys + to);
-  store_half(b < 65504.0f ? b : 65504.0f, values + to);
-}
-#endif

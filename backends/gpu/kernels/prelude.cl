@@ -133,6 +133,13 @@ DEVICE uint short_at(GLOBAL const uchar *p, int at) { return (uint)*(GLOBAL cons
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
+// Words of four bytes: bytes below 128 less n, as signed bytes.
+DEVICE int less(uint w, uint n) { return (int)(((w | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u); }
+// Four bits to the lowest bits of four bytes.
+DEVICE uint spread(uint bits) { return ((bits & 15u) * 0x00204081u) & 0x01010101u; }
+DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; }
+DEVICE int byte_of(int word, int i) { return (int)((uint)word << (24 - 8 * i)) >> 24; }
+
 // e^x as the CPU backend has it: range reduction and the polynomial of Cephes' expf, relative error below 2e-7.
 // 0 below -87, no infinity above 88; e^0 is 1; a NaN stays one.
 DEVICE float exponential(float x) {

@@ -3,10 +3,6 @@
 // MINIMUM 0: there is none. A block is its body (4-byte words) and its head (what would spoil their alignment); both
 // keep the byte order of the file. Layouts are stated in quant.formats.
 
-// Bytes below 128 less n, as signed bytes.
-DEVICE int less(uint w, uint n) { return (int)(((w | 0x80808080u) - n * 0x01010101u) ^ 0x80808080u); }
-// Four bits to the lowest bits of four bytes.
-DEVICE uint spread(uint bits) { return ((bits & 15u) * 0x00204081u) & 0x01010101u; }
 // Four words; on CUDA in one load where the constant `wide` says that they are aligned to 16 bytes.
 DEVICE void four_words(GLOBAL const uchar *p, int wide, uint *w) {
 #ifndef __OPENCL_VERSION__
@@ -25,7 +21,6 @@ DEVICE void eight_words(GLOBAL const uchar *p, int wide, uint *w) {
   four_words(p, wide, w);
   four_words(p + 16, wide, w + 4);
 }
-DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; }
 
 #if defined(LEVELS)
 // Four nibbles to the bytes of a table of 16 levels.
@@ -283,5 +278,3 @@ DEVICE void unpack_chunk(SHAPE_PARAMETER GLOBAL const uchar *w, size_t rows, siz
   GLOBAL const uchar *heads = w + rows * (K / BLOCK_VALUES) * BODY;
   unpack(w + block * BODY, heads + block * HEAD_BYTES, c % (BLOCK_VALUES / 32), q, s, m);
 }
-
-DEVICE int byte_of(int word, int i) { return (int)((uint)word << (24 - 8 * i)) >> 24; }

@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Backend
+from backends.base import F16_CACHE, Backend, CacheTypes
 from backends.gpu import products
 from backends.gpu.kernels import FEW_ROWS
 from backends.plan import BLOCK, Experts, Linear, Operation, Plan
 from backends.reference import ReferenceBackend
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_conformance import (
+    CACHES,
     CASES,
     HEADS,
     NONE,
@@ -65,14 +66,17 @@ def test_select_rows(gpu: Backend) -> None:
         np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
 
 
-@pytest.mark.parametrize("h", [*HEADS, Heads(10, 1, 136), Heads(2, 1, 256)], ids=str)
-def test_attention(gpu: Backend, h: Heads) -> None:
+WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
+
+
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE)), *CACHES], ids=str)
+def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, decoded and prefilled, over several blocks and partitions; then one goes on from a
     copy of the other's blocks."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
-    ours, theirs = (Driver(bind(b, plan, rows=300, blocks=16), sequences=2) for b in (gpu, ReferenceBackend()))
+    ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (gpu, ReferenceBackend()))
     slack = attention_slack(values, h, 6 * BLOCK)
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 900)
     steps = [[(0, 1)], [(0, 5), (1, 3)], [(1, 1), (0, 1)], [(0, 250), (1, 40)], [(0, 20), (1, 1)], [(1, 17), (0, 1)]]

@@ -1,0 +1,110 @@
+"""Where a cache block keeps keys and values on a device, and what kernels are told of it: a row for each type.
+
+Keys stand with the position as lane, so that neighbouring work-items read neighbouring words; values as rows. Of one
+head and block (64 positions, W words of a position, G groups of 32 values):
+
+    keys    words (W, 64 positions), scales (G, 64 positions)
+    values  words (64 positions, W), scales (64 positions, G)
+
+A position's bytes are those of `backends.cache.store`. Floats are filled up to whole words. The scale of q8_0, q5_0 and
+q4_0 is a half in `scales`; q5_1 and q4_1 have scale and minimum as the first word of a group, and no `scales`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from backends.base import CacheTypes
+from backends.cache import CACHE_TYPES, CacheType, rotation
+from backends.plan import BLOCK, CacheLayer, Plan
+
+GROUP = 32  # values of a head that share a scale
+
+
+@dataclass(frozen=True, slots=True)
+class CacheRow:
+    """A type by the number that kernels know it by."""
+
+    type: CacheType
+    number: int
+    values: int  # of a unit, which kernels read at once
+    infinite: int = 0  # bits that only a half that is no finite number has all; 0: there is no such thing
+
+    @property
+    def scaled(self) -> bool:
+        """Whether scales stand apart from the words."""
+        return self.type.blocks and not self.minimum
+
+    @property
+    def minimum(self) -> bool:
+        return self.type.name.endswith("_1")
+
+    def size(self, head_dim: int) -> int:
+        """Values of a head, with zeros behind its end."""
+        unit = GROUP if self.type.blocks else self.values
+        return -(-head_dim // unit) * unit
+
+    def words(self, head_dim: int) -> int:
+        """Of a position, scales apart."""
+        size = self.size(head_dim)
+        return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
+
+    def bytes(self, head_dim: int) -> int:
+        """Of one head in a cache block."""
+        return BLOCK * self.type.head_bytes(self.size(head_dim))
+
+    def constants(self, part: str, head_dim: int) -> dict[str, int]:
+        """What kernels are told: `part` is KEY or VALUE."""
+        return {
+            f"{part}_TYPE": self.number, f"{part}_SIZE": self.size(head_dim), f"{part}_WORDS": self.words(head_dim),
+            f"{part}_BYTES": self.bytes(head_dim),
+        }  # fmt: skip
+
+    def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
+        """Whether the content uint8 (n, bytes) of blocks means numbers only. What FP8 has instead is read as 480."""
+        halves = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim)).view(np.uint16)
+        words = 2 * BLOCK * self.words(head_dim)  # halves of them
+        if self.scaled:
+            halves = halves[:, words:]
+        elif self.minimum:
+            of_group = words // BLOCK // (self.size(head_dim) // GROUP)  # halves of a position
+            halves = halves.reshape(-1, of_group // 2, BLOCK, 2)[:, 0] if keys else halves.reshape(-1, of_group)[:, :2]
+        return not self.infinite or not bool(((halves & self.infinite) == self.infinite).any())
+
+
+CACHE: dict[str, CacheRow] = {
+    row.type.name: row
+    for row in (
+        CacheRow(CACHE_TYPES["f16"], 0, 2, 0x7C00),
+        CacheRow(CACHE_TYPES["bf16"], 1, 2, 0x7F80),
+        CacheRow(CACHE_TYPES["fp8"], 2, 4),
+        CacheRow(CACHE_TYPES["q8_0"], 3, 4, 0x7C00),
+        CacheRow(CACHE_TYPES["q5_1"], 4, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q5_0"], 5, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q4_1"], 6, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q4_0"], 7, 8, 0x7C00),
+    )
+}
+
+
+def constants(cache: CacheTypes, layer: CacheLayer) -> dict[str, int | float]:
+    """What kernels are told of a layer's cache."""
+    head = layer.head_dim
+    return {
+        "HEAD": head, "KV_HEADS": layer.kv_heads, "BLOCK_TOKENS": BLOCK,
+        "ROTATION": float(np.float32(rotation(head) ** -0.5)),
+        **CACHE[cache.keys].constants("KEY", head), **CACHE[cache.values].constants("VALUE", head),
+    }  # fmt: skip
+
+
+def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
+    """Bytes of the keys and of the values of one cache block."""
+    keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
+    return keys, values
+
+
+def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:
+    """Of one cache block by layer."""
+    return tuple(sum(part_bytes(layer, cache)) for layer in plan.layers)
