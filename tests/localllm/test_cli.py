@@ -69,7 +69,7 @@ WRONG = [
     (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number from 1 up"),
-    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size: '-5' is not a whole number from 0 up"),
+    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number from 0 up"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
     (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, csv"),
 ]

@@ -75,7 +75,7 @@ def test_words_may_stand_between_options() -> None:
 
 
 def test_options_are_not_guessed_from_their_beginnings() -> None:
-    for word in ("--tem", "--ctx", "-sy"):
+    for word in ("--tem", "--ctx-s", "-sy"):
         with pytest.raises(UsageError):
             run("demo", word, "1")
 
