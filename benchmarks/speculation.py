@@ -50,6 +50,7 @@ class Row:
     prompt: str
     temperature: float
     tokens: int
+    threads: int
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
     estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain that the statistics told
@@ -106,7 +107,7 @@ def peer_answer(binary: Path, target: Path, draft: Path, row: Row, seed: int, th
 def measure(arguments: argparse.Namespace) -> list[Row]:
     threads = arguments.threads
     name = Path(arguments.model).stem
-    rows = [Row(name, p, t, arguments.tokens) for t in arguments.temperatures for p in arguments.prompts]
+    rows = [Row(name, p, t, arguments.tokens, threads) for t in arguments.temperatures for p in arguments.prompts]
     with localllm.load(arguments.model, ctx=1024, threads=threads) as model:
         draft = localllm.load(arguments.draft, ctx=1024, threads=threads)
         for number in range(arguments.rounds):
@@ -127,9 +128,9 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     lines = [
-        "| model | prompt | temperature | plain t/s | draft | n-grams | auto | draft accepts | llama.cpp draft t/s "
-        "| auto / llama.cpp |",
-        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| model | prompt | temperature | threads | plain t/s | draft | n-grams | auto | draft accepts "
+        "| llama.cpp draft t/s | auto / llama.cpp |",
+        "|---|---|---:|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for row in rows:
         drafted, accepted, _ = row.guessed["draft"]
@@ -138,19 +139,19 @@ def table(rows: Sequence[Row]) -> str:
         beside = (f"{median(row.rates[peer]):.1f}", f"{row.ratio('auto', peer):.2f}") if peer else ("", "")
         ratios = " | ".join(f"x{row.ratio(mode):.2f}" for mode in MODES[1:])
         lines.append(
-            f"| {row.model} | {row.prompt} | {row.temperature:g} | {median(row.rates['plain']):.1f} | {ratios} | "
-            f"{accepted} of {drafted} | {beside[0]} | {beside[1]} |"
+            f"| {row.model} | {row.prompt} | {row.temperature:g} | {row.threads} | {median(row.rates['plain']):.1f} "
+            f"| {ratios} | {accepted} of {drafted} | {beside[0]} | {beside[1]} |"
         )
     return "\n".join(lines)
 
 
 def stored(path: Path) -> list[Row]:
-    """A row for every model, prompt and temperature, with the rounds of all lines about it."""
-    rows: dict[tuple[str, str, float], Row] = {}
+    """A row for every model, prompt, temperature and number of threads, with the rounds of all lines about it."""
+    rows: dict[tuple[str, str, float, int], Row] = {}
     for line in path.read_text().splitlines():
         found = {key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__}
         row = Row(**found)
-        before = rows.setdefault((row.model, row.prompt, row.temperature), row)
+        before = rows.setdefault((row.model, row.prompt, row.temperature, row.threads), row)
         if before is not row:
             before.guessed, before.estimated = row.guessed, row.estimated
             before.same_text &= row.same_text
@@ -179,7 +180,7 @@ def main() -> None:
     rows = measure(arguments)
     with arguments.out.open("a") as file:
         for row in rows:
-            extra = {"when": datetime.now(UTC).isoformat(timespec="seconds"), "threads": arguments.threads}
+            extra = {"when": datetime.now(UTC).isoformat(timespec="seconds")}
             ratios = {mode: row.ratio(mode) for mode in MODES[1:]}
             file.write(json.dumps({**asdict(row), "ratios": ratios, **extra, "machine": machine()}) + "\n")
     print(table(rows))
