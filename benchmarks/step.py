@@ -13,8 +13,10 @@ import json
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean, median
 from time import perf_counter
 
 from compare import RESULTS, ROOT, machine
@@ -34,6 +36,13 @@ def kind(label: str) -> str:
     return ".".join(part for part in label.split(".") if not part.isdigit())
 
 
+def clocked(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
 def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
     with localllm.load(path, threads=threads, ctx=depth + 2 * STEPS) as model:
         executable = model.executable
@@ -43,16 +52,14 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
             session.evaluate([1] * min(model.batch_rows, depth - start), logits=False)
         session.evaluate([1], logits=False)
         executable.entries[:, [Entry.TICKS, Entry.WAITED]] = 0
-        begin = perf_counter()
-        for _ in range(STEPS):
-            session.evaluate([1], logits=False)
-        seconds = (perf_counter() - begin) / STEPS
-        profile = executable.profile()
+        whole, plan = [], []
+        for _ in range(STEPS):  # in turn: the bandwidth of a shared machine drifts between one loop and the next
+            whole.append(clocked(lambda: session.evaluate([1], logits=False)))
+            plan.append(clocked(executable.replay))
         # The counter's rate is not known, so the plan's own share of the time is measured with nothing around it.
-        plan = perf_counter()
-        for _ in range(STEPS):
-            executable.replay()
-        plan_seconds = (perf_counter() - plan) / STEPS
+        seconds, plan_seconds = mean(whole), mean(plan)
+        outside = median(a - b for a, b in zip(whole, plan, strict=True))
+        profile = executable.profile()
         total = sum(ticks for _, ticks, _ in profile)
         kinds: dict[str, float] = defaultdict(float)
         for label, ticks, waited in profile:
@@ -64,7 +71,7 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
             "depth": depth,
             "step_ms": seconds * 1e3,
             "barrier_ms": sum(waited for *_, waited in profile) / total * plan_seconds * 1e3,
-            "outside_ms": max(seconds - plan_seconds, 0.0) * 1e3,
+            "outside_ms": outside * 1e3,
             "kernels_ms": {name: t * 1e3 for name, t in sorted(kinds.items(), key=lambda item: -item[1])},
             "roof_ms": executable.memory.weights_per_token / executable.read_bandwidth() * 1e3,
             "machine": machine(),

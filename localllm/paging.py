@@ -79,6 +79,8 @@ class BlockPool:
     @property
     def takeable(self) -> int:
         """Blocks that are free, or would be if every sequence gave up what it does not need."""
+        if not self.window:
+            return len(self._free)
         unneeded = Counter(block for table in self._tables for block in table.unneeded)
         return len(self._free) + sum(self._users[block] == count for block, count in unneeded.items())
 
@@ -150,11 +152,9 @@ class _Table:
             self.blocks[-1] = pool._copy(self.blocks[-1])
         while self.start + len(self.blocks) < end:
             self.blocks.append(pool._take())
-        first = self.length // size
-        positions = np.arange(self.length - first * size, self.length + count - first * size)  # from block `first`
+        positions = range(self.length, self.length + count)
         self.length += count
-        held = np.array(self.blocks[first - self.start :], np.int32)
-        return (held[positions // size] * size + positions % size).astype(np.int32)
+        return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def reaches(self, length: int) -> bool:
         """Whether all is there that the token after `length` others sees."""

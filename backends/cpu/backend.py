@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
 from backends.checks import (
-    check_batch,
     check_blocks,
     check_cache,
     check_content,
@@ -26,6 +25,7 @@ from backends.checks import (
 from backends.cpu import bind, budget, rope, weights
 from backends.cpu.buffers import Buffer
 from backends.cpu.cache import CACHE, FOUR
+from backends.cpu.inputs import Inputs
 from backends.cpu.isa import Isa, host
 from backends.cpu.jit import Library, default_cache
 from backends.cpu.kernels import attention, bandwidth, matrix
@@ -117,7 +117,7 @@ class CpuExecutable:
         uses = budget.attention_uses(plan, cache)
         self._sharing = {use: Sharing(*use, limits, backend.pool.threads) for use in uses}
         self._partials = Arena(max((s.partial_bytes for s in self._sharing.values()), default=0), "attention")
-        self._inputs = _Inputs(limits, plan.window)
+        self._inputs = Inputs(limits, plan.window)
         step = address(self._inputs.step)
         stride, unpacked = budget.attention_stride(uses), budget.tile_stride(panels, backend.pool.threads)
         self._attention_scratch = Arena(stride * backend.pool.threads, "attention")
@@ -239,7 +239,7 @@ class CpuExecutable:
         if last >= self._rope_filled:
             self._grow_ropes(last + 1)
         for sharing in self._sharing.values():
-            sharing.fill(batch)
+            sharing.fill(batch, last)
 
     def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
         own = self._parts[part]
@@ -370,38 +370,6 @@ class _Part(NamedTuple):
     calls: slice
     enters: list[F32]
     leaves: list[tuple[Value, F32]]
-
-
-class _Inputs:
-    """The batch's arrays at addresses that never change, by way of the step blocks.
-
-    Layers with a window that have cache blocks of their own go by a step block of their own, with other slots and
-    tables.
-    """
-
-    def __init__(self, limits: Limits, window: int) -> None:
-        self._limits, self._window = limits, window
-        self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
-        self._rows = np.zeros((5, limits.rows), np.int32)
-        self._logit_rows = np.zeros(limits.logit_rows, np.int32)
-        self._tables: list[NDArray[np.int32]] = []
-
-    def fill(self, batch: Batch, vocabulary: int) -> None:
-        check_batch(batch, self._limits, vocabulary, self._window)
-        count, wanted = len(batch.tokens), len(batch.logit_rows)
-        window_slots = batch.slots if batch.window_slots is None else batch.window_slots
-        window_tables = batch.tables if batch.window_tables is None else batch.window_tables
-        rows = (batch.tokens, batch.positions, batch.sequence, batch.slots, window_slots)
-        for target, source in zip(self._rows, rows, strict=True):
-            target[:count] = source
-        self._logit_rows[:wanted] = batch.logit_rows
-        self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
-        for step, slots, tables in zip((self.step, self.window_step), self._rows[3:], self._tables, strict=True):
-            step[Step.ROWS], step[Step.LOGIT_ROWS] = count, wanted
-            for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SEQUENCE), self._rows, strict=False):
-                step[slot] = address(array)
-            step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
-            step[Step.TABLES], step[Step.TABLE_STRIDE] = address(tables), tables.shape[1] * 4
 
 
 def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:

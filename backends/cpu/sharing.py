@@ -16,6 +16,7 @@ from backends.plan import BLOCK, Batch
 SPLIT_ROWS = 32  # rows of a batch up to which tasks are split: more give tasks enough, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # that the end of one may come while others still work
+_FILLED = Work.PARTITIONS + 1  # of a work block, anew for every step
 
 
 class Sharing:
@@ -24,15 +25,17 @@ class Sharing:
     def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
         self.work = np.zeros(Work.SIZE, np.int64)
         self._tiles = np.zeros((limits.rows, 2), np.int32)
+        self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
         row = -(-limits.positions // (BLOCK * PARTITION)) * self._of_partition
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(limits.rows, SPLIT_ROWS)))
 
-    def fill(self, batch: Batch) -> None:
+    def fill(self, batch: Batch, last: int) -> None:
+        """For a batch whose greatest position is `last`."""
         shape, rows = self._shape, len(batch.tokens)
         tiles = fill_tiles(self._tiles, batch, shape.tokens)
-        partitions = int(batch.positions.max()) // (BLOCK * PARTITION) + 1
+        partitions = last // (BLOCK * PARTITION) + 1
         seen = min(partitions, self._window // (BLOCK * PARTITION) + 2) if self._window else partitions
         split = seen > 1 and rows <= SPLIT_ROWS and rows * partitions * self._of_partition <= self.partial_bytes
         heads = 1
@@ -40,7 +43,7 @@ class Sharing:
             wanted = TASKS_PER_THREAD * self._threads
             divisors = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
             heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
-        self.work[: Work.PARTITIONS + 1] = tiles, address(self._tiles), split, heads, partitions
+        self.work[:_FILLED] = tiles, self._at, split, heads, partitions
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:

@@ -73,10 +73,12 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
         sharing = Sharing(Shape(64, 4, kv_heads), 0, limits, threads)
         one = np.array([position], np.int32)
         row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
-        sharing.fill(row)
+        sharing.fill(row, position)
         assert (sharing.work[Work.SPLIT], sharing.work[Work.HEADS]) == (split, heads)
         many = np.arange(position // 4 * 4, position // 4 * 4 + 512, dtype=np.int32)
-        sharing.fill(replace(row, tokens=many, positions=many, slots=many, sequence=np.zeros(512, np.int32)))
+        sharing.fill(
+            replace(row, tokens=many, positions=many, slots=many, sequence=np.zeros(512, np.int32)), int(many[-1])
+        )
         assert (sharing.work[Work.SPLIT], sharing.work[Work.TILES]) == (0, 128)
 
 

@@ -1,0 +1,47 @@
+"""What a step takes in, at addresses that never change: kernels find the batch by way of the step blocks."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.base import Limits
+from backends.checks import check_batch
+from backends.cpu.kernels.common import Step
+from backends.cpu.memory import address
+from backends.plan import Batch
+
+_TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.ROWS), int(Step.LOGIT_ROWS)]
+
+
+class Inputs:
+    """The batch's arrays.
+
+    Layers with a window that have cache blocks of their own go by a step block of their own, with other slots and
+    tables. Filled between two tokens, with caches that the weights went through: what can be said before is.
+    """
+
+    def __init__(self, limits: Limits, window: int) -> None:
+        self._limits, self._window = limits, window
+        self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
+        self._rows = np.zeros((5, limits.rows), np.int32)
+        self._logit_rows = np.zeros(limits.logit_rows, np.int32)
+        self._tables: list[NDArray[np.int32]] = []
+        for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
+            for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SEQUENCE), self._rows, strict=False):
+                step[slot] = address(array)
+            step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
+
+    def fill(self, batch: Batch, vocabulary: int) -> None:
+        check_batch(batch, self._limits, vocabulary, self._window)
+        count, wanted = len(batch.tokens), len(batch.logit_rows)
+        window_slots = batch.slots if batch.window_slots is None else batch.window_slots
+        window_tables = batch.tables if batch.window_tables is None else batch.window_tables
+        rows = (batch.tokens, batch.positions, batch.sequence, batch.slots, window_slots)
+        for target, source in zip(self._rows, rows, strict=True):
+            target[:count] = source
+        self._logit_rows[:wanted] = batch.logit_rows
+        self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
+        for step, tables in zip((self.step, self.window_step), self._tables, strict=True):
+            step[_COUNTS] = count, wanted
+            step[_TABLES], step[_STRIDE] = address(tables), tables.shape[1] * 4
