@@ -19,6 +19,7 @@ from backends.cpu.panels import u8x64
 from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
 from backends.plan import BLOCK
 
+LOWEST = -1.0e30  # below any score, and finite: the first maximum
 Seen = Callable[[Value, Value, int], Value]  # (scores of a panel, number of the panel, query row) -> what counts
 SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
 PART_BITS = 7  # of the two parts of a weight, so that no instruction set saturates
@@ -88,14 +89,15 @@ def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scr
 
 
 def scores(
-    f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, seen: Seen,
-    reach: Reach | None,
+    f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, count: Value,
+    seen: Seen, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """out[r][j] = what `seen` makes of queries[r] . keys[j], for 64 positions j."""
+    """out[r][j] = what `seen` makes of queries[r] . keys[j], for 64 positions j; LOWEST for panels from `count` on."""
     together = divisor(rows, f.isa.query_rows)
     side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # chains enough to hide latency
     way = _float_scores if isinstance(row, Floats) else _block_scores
-    with f.loop(0, PANELS, side) as panel:
+    computed = (count + (LANES * side - 1)) // (LANES * side) * side
+    with f.loop(0, computed, side) as panel:
         for base in range(0, rows, together):
             asked = reach if base == 0 else None
             at = queries + base * query_bytes(row, head_dim)
@@ -104,6 +106,8 @@ def scores(
                 for n, total in enumerate(of_row):
                     score = seen(total, panel + n, base + i)
                     f.store(out + ((panel + n) * LANES + (base + i) * BLOCK) * 4, score)
+    with f.loop(computed, PANELS) as panel, f.loop(0, rows) as r:
+        f.store(out + (panel * LANES + r * BLOCK) * 4, f.constant(f32x16, LOWEST))
 
 
 def _float_scores(
@@ -190,23 +194,25 @@ def _word(f: Function, row: Blocks, group: Value, word: int) -> list[tuple[Value
 
 def weigh(
     f: Function, row: CacheRow, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
-    head_dim: int, reach: Reach | None,
+    head_dim: int, count: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j]; `scratch` holds SCALED
-    rows of 64 weights."""
+    """outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j]; weights of 64 positions,
+    of which those from `count` on are 0. `scratch` holds SCALED rows of 64 weights."""
     if isinstance(row, Floats):
-        _weigh_floats(f, row, weights, values, outputs, shrink, rows, head_dim, reach)
+        _weigh_floats(f, row, weights, values, outputs, shrink, rows, head_dim, count, reach)
     else:
-        _weigh_blocks(f, row, weights, values, outputs, shrink, scratch, rows, head_dim, reach)
+        _weigh_blocks(f, row, weights, values, outputs, shrink, scratch, rows, head_dim, count, reach)
 
 
 def _weigh_floats(
     f: Function, row: Floats, weights: Value, values: Value, outputs: Value, shrink: Value, rows: int, head_dim: int,
-    reach: Reach | None,
+    count: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
     width = row.width(head_dim)
-    together = divisor(rows, 4)
-    strips = divisor(width // LANES, 4 if f.isa.dot == "vnni512" else 2)
+    together = divisor(rows, f.isa.query_rows)
+    # With a strip a turn, weights are operands in memory, which is fastest (Zen 4: 14 %; AVX2 would spill besides). Few
+    # rows wait for memory instead: that is best read straight on.
+    strips = divisor(width // LANES, 4) if rows <= 4 and f.isa.registers == 32 else 1
     parts = width // LANES // strips
     with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
         sums = []
@@ -214,7 +220,7 @@ def _weigh_floats(
             factor = f.broadcast(shrink + (base + r) * 4, F32)
             at = outputs + ((base + r) * width + d) * 4
             sums.append([f.var(f.load(at + 4 * LANES * s, f32x16) * factor) for s in range(strips)])
-        with f.loop(0, BLOCK) as j:
+        with f.loop(0, count) as j:
             _ask(f, _lines(reach, d // (strips * LANES) * BLOCK + j, parts * BLOCK))
             here = [row.load(f, values + (j * width + d + LANES * s) * row.bytes) for s in range(strips)]
             for r in range(together):
@@ -229,7 +235,7 @@ def _weigh_floats(
 
 def _weigh_blocks(
     f: Function, row: Blocks, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
-    head_dim: int, reach: Reach | None,
+    head_dim: int, positions: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
     """Of a group, weights times scales count as integers of 14 bits, the largest of the 64 as all ones (so each is
     rounded by at most 2^-15 of it): sums over positions are exact. Minimums are a sum for itself, added last."""
@@ -253,7 +259,7 @@ def _weigh_blocks(
             lows.append(f.splat(f.reduce(low, add)) if row.minimum else low)
         steps, offsets = _parts(f, products, scratch, row.offset or middle)
         sums = [[[f.var(f.zeros(vector(I32))) for _ in range(2)] for _ in range(2)] for _ in range(together)]
-        with f.loop(0, BLOCK, LANES) as first:
+        with f.loop(0, positions, LANES) as first:
             lines = _lines(reach, group * PANELS + first // LANES, count * PANELS)
             for j in range(0, LANES, FOUR):
                 _ask(f, lines, j // FOUR, LANES // FOUR)

@@ -3,8 +3,8 @@
 Positions are cut into partitions of a fixed number of cache blocks. Of every partition a row has a maximum, a sum and
 an output of its own, and these are merged in order of position: that order is part of what a result is. So a long
 sequence can be shared out between threads (`attention`, then `merge`) or be gone through by one, with the same bits.
-A cache block of 64 positions is always taken whole: scores of all 64, those that a row may not see weigh exactly 0.
-So a row's result does not depend on the tile, the batch or the threads either.
+What a row may not see of a cache block of 64 positions weighs exactly 0, and is left out where no row of a tile sees
+it. So a row's result does not depend on the tile, the batch or the threads either.
 
 A task is a tile of neighbouring rows of one sequence with some key-value heads and all their query heads, over one
 partition ("split") or over all of them. Split tasks take as many heads as they can: the heads of a block stand one
@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import reduce
-from operator import add
 
 from backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.attend import SCALED, Reach, divisor, prepare, query_bytes, scores, weigh
-from backends.cpu.kernels.common import Arguments, Step, exp, f32x16, kernel, tanh, tasks
+from backends.cpu.kernels.attend import LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
+from backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, tasks
+from backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value
 from backends.plan import BLOCK
@@ -103,11 +102,10 @@ class Shape:
 
     def state_bytes(self, rows: int) -> int:
         """Outputs, maxima and sums of query rows."""
-        return aligned(rows * (self.width + 2) * 4)
+        return state_bytes(rows, self.width)
 
 
 MAX_QUERY_ROWS = 16
-LOWEST = -1.0e30  # below any score, and finite: the first maximum
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,7 @@ def _scratch(shape: Shape) -> _Scratch:
         4 * aligned(shape.head_dim + 32),
         rows * BLOCK * 4,
         SCALED * BLOCK * 4,
-        rows * 4,
+        2 * row_bytes(rows),
         shape.state_bytes(rows),
         shape.state_bytes(rows),
     )
@@ -144,44 +142,6 @@ def _scratch(shape: Shape) -> _Scratch:
 def scratch_bytes(shape: Shape) -> int:
     """Bytes of one thread's scratch."""
     return _scratch(shape).size
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Where the outputs (rows, width), maxima and sums of some query rows stand."""
-
-    outputs: Value
-    rows: int
-    width: int
-
-    @property
-    def maxima(self) -> Value:
-        return self.outputs + 4 * self.rows * self.width
-
-    @property
-    def sums(self) -> Value:
-        return self.outputs + 4 * self.rows * (self.width + 1)
-
-    def clear(self, f: Function) -> None:
-        with f.loop(0, self.rows * self.width, LANES) as i:
-            f.store(self.outputs + i * 4, f.zeros(f32x16))
-        for row in range(self.rows):
-            f.store(self.maxima + 4 * row, f.constant(F32, LOWEST))
-            f.store(self.sums + 4 * row, f.zeros(F32))
-
-    def merge(self, f: Function, other: _State) -> None:
-        """This and then `other`, as one."""
-        with f.loop(0, self.rows) as row:
-            maximum, total = self.maxima + row * 4, self.sums + row * 4
-            before, coming = f.load(maximum, F32), f.load(other.maxima + row * 4, F32)
-            now = f.fmax(before, coming)
-            old, new = (f.lane(exp(f, f.splat(m - now, 4)), 0) for m in (before, coming))
-            f.store(maximum, now)
-            f.store(total, f.fma(f.load(other.sums + row * 4, F32), new, f.load(total, F32) * old))
-            with f.loop(0, self.width, LANES) as d:
-                at = (row * self.width + d) * 4
-                more = f.load(other.outputs + at, f32x16) * f.splat(new)
-                f.store(self.outputs + at, f.fma(f.load(self.outputs + at, f32x16), f.splat(old), more))
 
 
 class _Rows:
@@ -212,10 +172,10 @@ class _Rows:
         of_row = f.load_int(work, Work.PARTITIONS) * (shape.kv_heads * shape.state_bytes(shape.group))
         self.partials = a.pointer(AttentionArg.PARTIALS) + first * of_row
 
-    def state(self, at: Value) -> _State:
-        return _State(at, self.rows, self.shape.width)
+    def state(self, at: Value) -> State:
+        return State(at, self.rows, self.shape.width)
 
-    def partial(self, partition: Value, head: Value) -> _State:
+    def partial(self, partition: Value, head: Value) -> State:
         """What a split task leaves of a partition and a head."""
         return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
 
@@ -233,7 +193,7 @@ class _Rows:
             x, scale = self.head_row(AttentionArg.Q, head + number, row), self.a.f32(AttentionArg.SCALE)
             prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
-    def block(self, number: Value, head: Value, queries: Value, state: _State) -> None:
+    def block(self, number: Value, head: Value, queries: Value, state: State) -> None:
         """One cache block more into the state of a head."""
         f, a, shape, D = self.f, self.a, self.shape, self.shape.head_dim
         softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
@@ -250,10 +210,13 @@ class _Rows:
         # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
-        scores(f, shape.keys, queries, keys, self.scores, self.rows, D, seen, due)
-        _softmax(f, self.scores, state, self.shrink)
+        count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions that any row sees
+        scores(f, shape.keys, queries, keys, self.scores, self.rows, D, count, seen, due)
+        softmax(f, self.scores, state, self.shrink)
         coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
-        weigh(f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, D, coming)
+        weigh(
+            f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, D, count, coming
+        )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
         """The place in the cache of a block of the sequence."""
@@ -283,8 +246,8 @@ class _Rows:
                 sink = f.load(a.pointer(AttentionArg.SINKS) + (head * shape.group + row % shape.group) * 4, F32)
                 before = f.load(self.final.maxima + row * 4, F32)
                 now = f.fmax(before, sink)
-                numerator = f.lane(exp(f, f.splat(before - now, 4)), 0)
-                total = f.fma(total, numerator, f.lane(exp(f, f.splat(sink - now, 4)), 0))
+                numerator = f.lane(exp_negative(f, f.splat(before - now, 4)), 0)
+                total = f.fma(total, numerator, f.lane(exp_negative(f, f.splat(sink - now, 4)), 0))
             inverse = f.splat(numerator / total * getattr(shape.values, "factor", 1.0))
             outputs = self.final.outputs + row * (4 * shape.width)
             parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
@@ -306,9 +269,9 @@ def attention(shape: Shape) -> Kernel:
         of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
         tiles = f.load_int(work, Work.TILES)
         with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * of_tile, thread, threads) as task:
-            # The last tiles see the most positions: they go first.
-            tile, rest = tiles - 1 - task // of_tile, task % of_tile
-            part, head = rest % parts, rest // parts * heads
+            # A head's keys and values stay at hand from tile to tile. The last see the most positions: they go first.
+            part, rest = task % parts, task // parts
+            tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
             for rows in _tile(f, a, shape, tile, thread, work):
                 first, last = (
                     f.select(split, own, all_) for own, all_ in zip((part, part + 1), rows.partitions, strict=True)
@@ -323,7 +286,7 @@ def attention(shape: Shape) -> Kernel:
                         partial = rows.partial(number, head).outputs
                         rows.partition(number, head, heads, f.select(split, partial, rows.own.outputs))
                         with f.when(split.equals(0)):
-                            rows.final.merge(f, rows.own)
+                            rows.final.merge(f, rows.own, rows.shrink)
                     with f.when(split.equals(0)):
                         rows.finish(head)
 
@@ -341,7 +304,7 @@ def merge(shape: Shape) -> Kernel:
             for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work):
                 rows.final.clear(f)
                 with f.loop(*rows.partitions) as number:
-                    rows.final.merge(f, rows.partial(number, head))
+                    rows.final.merge(f, rows.partial(number, head), rows.shrink)
                 rows.finish(head)
 
     return kernel(f"attention_merge_{shape.name}", body)
@@ -369,23 +332,3 @@ def _visible(f: Function, score: Value, first: Value, last: Value, window: Value
     lanes = splat(first) + f.lane_numbers()
     seen = f.select(lanes <= splat(last), score, lowest)
     return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)
-
-
-def _softmax(f: Function, scores_: Value, state: _State, shrink: Value) -> None:
-    """Scores to weights exp(score - maximum); the running maximum and sum, and by how much older sums shrink. Several
-    rows at a time, step by step, because each waits long for itself."""
-    together = divisor(state.rows, f.isa.registers // 8)
-    with f.loop(0, state.rows, together) as base:
-        rows = [base + r for r in range(together)]
-        parts = [[f.load(scores_ + (row * BLOCK + j) * 4, f32x16) for j in range(0, BLOCK, LANES)] for row in rows]
-        before = [f.load(state.maxima + row * 4, F32) for row in rows]
-        now = [f.fmax(m, f.reduce(reduce(f.fmax, part), f.fmax)) for m, part in zip(before, parts, strict=True)]
-        weights = [[exp(f, x - f.splat(m)) for x in part] for m, part in zip(now, parts, strict=True)]
-        for row, old, new, own in zip(rows, before, now, weights, strict=True):
-            for j, weight in enumerate(own):
-                f.store(scores_ + (row * BLOCK + j * LANES) * 4, weight)
-            smaller = f.lane(exp(f, f.splat(old - new, 4)), 0)
-            sum_ = f.reduce(reduce(add, own), add)
-            f.store(state.maxima + row * 4, new)
-            f.store(shrink + row * 4, smaller)
-            f.store(state.sums + row * 4, f.fma(f.load(state.sums + row * 4, F32), smaller, sum_))
