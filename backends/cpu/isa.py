@@ -54,7 +54,7 @@ X86_PAUSE = "llvm.x86.sse2.pause"
 
 # name: (features that must be there, dot, tile of the integer mat-mul, of the float mat-mul, query rows)
 X86_ROWS: dict[str, tuple[tuple[str, ...], Dot, tuple[int, int], tuple[int, int], int]] = {
-    "avx512-vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"), "vnni512", (6, 2), (6, 2), 8),
+    "avx512-vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"), "vnni512", (6, 2), (8, 1), 8),
     "avx-vnni": (("avx2", "avxvnni", "fma", "f16c"), "vnni256", (3, 1), (3, 1), 4),
     "avx2": (("avx2", "fma", "f16c"), "maddubs", (2, 1), (3, 1), 4),
 }

@@ -343,24 +343,24 @@ class Function:
             found.initializer = ir.Constant(type_, [element(number) for number in numbers])
         return Value(self, found)
 
+    def buffer(self, size: int) -> Value:
+        """Address of `size` bytes of the stack, where the compiler does not know it: with `keep_order` between them,
+        what is stored is stored and what is loaded is loaded."""
+        slot = self._entry.alloca(ir.ArrayType(I8, size))
+        slot.align = 64
+        return Value(self, self._entry.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [slot], False))
+
     def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
-        """table[index] for int64 scalars, a vector of as many lanes. One load each: gathers take twice as long."""
+        """table[index] for unsigned scalars, a vector of as many lanes. One load each: gathers take twice as long."""
         step = 128 // element.width  # lanes of the registers that single loads can fill
         parts = []
         for first in range(0, len(indices), step):
             part = ir.Constant(vector(element, step), ir.Undefined)
             for lane, index in enumerate(indices[first : first + step]):
-                at = self.builder.gep(table.ir, [index.ir], source_etype=element)
-                entry = self.builder.load(at, typ=element, align=element.width // 8)
-                part = self.builder.insert_element(part, entry, I32(lane))
+                at = self.builder.gep(table.ir, [self.widen(index, I64).ir], source_etype=element)
+                part = self.builder.insert_element(part, self.builder.load(at, typ=element, align=1), I32(lane))
             parts.append(Value(self, part))
         return self.join(parts)
-
-    def scalars(self, value: Value) -> list[Value]:
-        """The 16 lanes of a vector of unsigned int16, as int64 scalars."""
-        quarters = self.bits(value, vector(I64, 4))
-        words = [self.lane(quarters, i) for i in range(4)]
-        return [(words[lane // 4] >> (16 * (lane % 4))) & 0xFFFF for lane in range(LANES)]
 
     def _call(self, name: str, result: ir.Type, arguments: list[ir.Value]) -> Value:
         """Call an LLVM intrinsic by its full name."""

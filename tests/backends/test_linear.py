@@ -120,8 +120,8 @@ def test_the_definition_to_the_bit(cpu: CpuBackend, format: str) -> None:
 
 
 def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
-    """Q4_K: the integers of groups times theirs of scales, exact; then the scale's part and the minimum's of each
-    super-block, in order."""
+    """Q4_K: the integers of groups times theirs of scales, exact; then what scale and minimum make of each
+    super-block, times the activations' scale, in order."""
     rows, blocks = 48, 5
     x, weight = activations(256 * blocks), stored("w", "Q4_K", (rows, 256 * blocks))
     bytes_ = weight.rows.reshape(rows, blocks, 144)
@@ -138,10 +138,9 @@ def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
     sums = np.einsum("rbg,tbgk->btr", minimums, activation)
     total = np.zeros((VOCABULARY, rows), np.float32)
     for block in range(blocks):
-        for part, scale in ((dots, d), (sums, -d_min)):
-            factor = scale[:, block] * x_scales[:, block]  # (T, rows) float32
-            product = part[block].astype(np.float32).astype(np.float64) * factor
-            total = (product + total).astype(np.float32)
+        low = (sums[block].astype(np.float32) * -d_min[:, block]).astype(np.float64)  # (T, rows)
+        both = (dots[block].astype(np.float32).astype(np.float64) * d[:, block] + low).astype(np.float32)
+        total = (both.astype(np.float64) * x_scales[:, block] + total).astype(np.float32)
     ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
     assert (ours == total).mean() > 0.999
     np.testing.assert_array_max_ulp(ours[ours != total], total[ours != total], 2)

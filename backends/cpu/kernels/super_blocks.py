@@ -52,6 +52,8 @@ def _start(f: Function, panel: IntegerPanel, x: Value, group: Value | int) -> Va
         return f.zeros(i32x16)
     slot, stored = (S_OFFSETS_16, 32) if panel.group == 16 else (S_OFFSETS_32, 128)
     start = f.broadcast(x + group * 4 + slot if isinstance(group, Value) else x + (group * 4 + slot), I32)
+    if offset > stored:
+        return start << ((offset // stored).bit_length() - 1)
     shift = (stored // offset).bit_length() - 1
     return start.sra(shift) if shift else start
 
@@ -81,10 +83,11 @@ def _weigh(
     x_scale = f.broadcast(x + S_SCALE, F32)
     if pairs is not None and minus is None:
         integers = integers - pairs
-    value = f.fma(f.to_float(integers), scale * x_scale, total.get())
     if pairs is not None and minus is not None:
-        value = f.fma(f.to_float(pairs), minus * x_scale, value)
-    total.set(value)
+        value = f.fma(f.to_float(integers), scale, f.to_float(pairs) * minus)
+        total.set(f.fma(value, x_scale, total.get()))
+    else:
+        total.set(f.fma(f.to_float(integers), scale * x_scale, total.get()))
 
 
 def direct_block(

@@ -1,31 +1,47 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
 Point numbers are taken 64 at a time: four runs of the 16 rows. Where bytes can be permuted across a register, the
-coordinates come out of tables held in registers, packed to 2 or 4 bits; elsewhere each point is loaded by itself from
-a table in the kernel's own constants. Layouts are stated in quant.formats.
+coordinates come out of tables held in registers, packed to 2 or 4 bits. Elsewhere the numbers of a block are stored as
+16 bits, and each point is loaded by itself from a table in the kernel's own constants. (Zen 4, IQ1_M: numbers taken out
+of vectors a fifth slower; points copied one by one to memory, and loaded 64 later, a third.) Layouts are stated in
+quant.formats.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
 
 import numpy as np
 
-from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, half, i32x16, short, u8x64, word32
+from backends.cpu.panels import (
+    SUPER_BLOCK,
+    Block,
+    IntegerPanel,
+    Scales,
+    Step,
+    SuperScales,
+    byte,
+    half,
+    i32x16,
+    short,
+    u8x64,
+    word32,
+)
 from backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
 from quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
 CENTRE = 64  # what stands for zero: coordinates lie within +-62, so that bytes stay below 128
+EIGHTH = 16  # and where they are eighths: within +-9, so that AVX2 sums more of them
 PERMUTED = 1024  # points; more are loaded faster than looked up in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
 Index = tuple[Value, Value | None]  # bits 0..7 and the bits above of 64 point numbers, u8 x 64 each
 
 
 @cache
 def _points(name: str, factor: int) -> tuple[int, ...]:
-    """A number per point: its 4 or 8 coordinates times `factor` plus CENTRE, a byte each; one more with a factor."""
-    points = (grid(name) * factor + CENTRE + (factor > 1)).astype(np.uint8)  # (points, 4 or 8)
+    """A number per point: its 4 or 8 coordinates times `factor` plus what stands for zero; one more with a factor."""
+    points = (grid(name) * factor + (EIGHTH + 1 if factor > 1 else CENTRE)).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
@@ -40,35 +56,36 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
     return [[int(n) for n in table] for table in tables.T], [int(level) for level in padded]
 
 
-def _coordinates(f: Function, name: str, factor: int, index: Index) -> Iterator[list[Value]]:
-    """Per run of 16 rows: CENTRE + factor * coordinates, four at a time, u8 x 64 each."""
+def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
+    """Per run of 16 rows, four an index: CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, four at a time
+    (u8 x 64)."""
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
-        yield from _permuted(f, name, factor, index)
+        for index in indices:
+            yield from _permuted(f, name, index())
         return
-    table, width = _points(name, factor), 8 * grid(name).shape[1]
-    element = I64 if width == 64 else I32
-    for run in range(4):
-        low, high = (None if part is None else _run(f, part, run) for part in index)
-        assert low is not None
+    size = grid(name).shape[1]
+    element, numbers = (I64 if size == 8 else I32), f.buffer(128 * len(indices))
+    table = f.table(name, _points(name, factor), element)
+    for four, index in enumerate(indices):
+        low, high = index()
         wide = f.widen(low, I16)
-        points = f.fetch(
-            f.table(name, table, element),
-            element,
-            f.scalars(wide if high is None else wide | (f.widen(high, I16) << 8)),
-        )
-        if width == 32:
+        f.store(numbers + 128 * four, wide if high is None else wide | (f.widen(high, I16) << 8))
+    for run in range(4 * len(indices)):
+        f.keep_order()  # else the compiler takes numbers out of their vectors, and loads more points than it can keep
+        points = f.fetch(table, element, [f.load(numbers + 2 * (LANES * run + row), I16) for row in range(LANES)])
+        if size == 4:
             yield [f.bits(points, u8x64)]
         else:
             halves = f.bits(points, vector(I32, 2 * LANES))
             yield [f.bits(f.shuffle(halves, halves, range(part, 2 * LANES, 2)), u8x64) for part in range(2)]
 
 
-def _permuted(f: Function, name: str, factor: int, index: Index) -> Iterator[list[Value]]:
+def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
     four = grid(name).shape[1] == 4
     tables, levels = _packed(name, 4 if four else 2)
     codes = [f.lookup_long(table, *index) for table in tables]
     shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # from four bytes to their own coordinate
-    values = [level * factor + CENTRE for level in levels]
+    values = [level + CENTRE for level in levels]
     for run in range(4):
         found = []
         for part in range(1 if four else 2):
@@ -78,11 +95,6 @@ def _permuted(f: Function, name: str, factor: int, index: Index) -> Iterator[lis
             fields = f.shift_bytes(f.shuffle(*pair, order), shifts) & (15 if four else 3)
             found.append(f.lookup([values[n % len(values)] for n in range(16)], fields))
         yield found
-
-
-def _run(f: Function, values: Value, run: int) -> Value:
-    """The 16 bytes of one run out of four."""
-    return f.shuffle(values, values, range(16 * run, 16 * run + 16))
 
 
 def _four_runs(f: Function, block: Block, offset: int) -> Value:
@@ -125,11 +137,6 @@ def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
     return (byte(f, block, at + number // 2) >> (4 * (number % 2))) & 15
 
 
-def _half_step_scale(f: Function, block: Block, s: Value, factor: float) -> Scales:
-    """d * ((s + 1/2) * factor)."""
-    return half(f, block, 0) * ((f.to_float(s) + 0.5) * factor), None
-
-
 def _signed_run(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
     """Steps of run n of 8 values, whose sign bits stand in every byte of `signs`."""
     for part in range(2):
@@ -137,59 +144,58 @@ def _signed_run(f: Function, group: int, n: int, points: list[Value], signs: Val
 
 
 def _iq2_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
-    for group in range(8):
-        signs = _signs_of_codes(f, word32(f, block, 2 + 8 * group + 4))
-        index = _four_runs(f, block, 2 + 8 * group), None
-        for n, points in enumerate(_coordinates(f, "IQ2XXS", 1, index)):
-            yield from _signed_run(f, 32, 4 * group + n, points, _byte_of_lane(f, signs, n))
+    indices = [lambda group=group: (_four_runs(f, block, 2 + 8 * group), None) for group in range(8)]
+    for n, points in enumerate(_coordinates(f, "IQ2XXS", 1, indices)):
+        if n % 4 == 0:
+            signs = _signs_of_codes(f, word32(f, block, 2 + 2 * n + 4))
+        yield from _signed_run(f, 32, n, points, _byte_of_lane(f, signs, n % 4))
 
 
 def _iq2_xs_steps(f: Function, block: Block) -> Iterator[Step]:
-    for four in range(8):
-        words = f.load(block.at(2 + 8 * four, 2), vector(I16, 64))
-        code = f.truncate(words >> 9, I8)
-        parity = code ^ (code >> 4)
-        parity = parity ^ (parity >> 2)
-        signs = code | ((parity ^ (parity >> 1)) << 7)
-        index = f.truncate(words, I8), f.truncate((words >> 8) & 1, I8)
-        for n, points in enumerate(_coordinates(f, "IQ2XS", 1, index)):
-            yield from _signed_run(f, 16, 4 * four + n, points, _four_times(f, signs, n))
+    def words(four: int) -> Value:
+        return f.load(block.at(2 + 8 * four, 2), vector(I16, 64))
+
+    def index(four: int) -> Index:
+        return f.truncate(words(four), I8), f.truncate((words(four) >> 8) & 1, I8)
+
+    for n, points in enumerate(_coordinates(f, "IQ2XS", 1, [partial(index, four) for four in range(8)])):
+        if n % 4 == 0:
+            code = f.truncate(words(n // 4) >> 9, I8)
+            parity = code ^ (code >> 4)
+            parity = parity ^ (parity >> 2)
+            signs = code | ((parity ^ (parity >> 1)) << 7)
+        yield from _signed_run(f, 16, n, points, _four_times(f, signs, n % 4))
 
 
 def _iq2_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for four in range(8):
+    def index(four: int) -> Index:
         bits = _bytes(f, block, 66 + four)
-        high = f.join([(bits >> (2 * n)) & 3 for n in range(4)])
-        signs = _four_runs(f, block, 34 + 4 * four)
-        for n, points in enumerate(_coordinates(f, "IQ2S", 1, (_four_runs(f, block, 2 + 4 * four), high))):
-            yield from _signed_run(f, 16, 4 * four + n, points, _four_times(f, signs, n))
+        return _four_runs(f, block, 2 + 4 * four), f.join([(bits >> (2 * n)) & 3 for n in range(4)])
+
+    for n, points in enumerate(_coordinates(f, "IQ2S", 1, [partial(index, four) for four in range(8)])):
+        if n % 4 == 0:
+            signs = _four_runs(f, block, 34 + n)
+        yield from _signed_run(f, 16, n, points, _four_times(f, signs, n % 4))
 
 
 def _iq3_xxs_steps(f: Function, block: Block) -> Iterator[Step]:
-    for group in range(8):
-        signs = _signs_of_codes(f, word32(f, block, 66 + 4 * group))
-        for four in range(2):
-            index = _four_runs(f, block, 2 + 8 * group + 4 * four), None
-            for run, [points] in enumerate(_coordinates(f, "IQ3XXS", 1, index)):
-                n = 4 * four + run
-                yield group, n, _signed(f, points, _byte_of_lane(f, signs, n // 2), 4 * (n % 2))
+    indices = [lambda four=four: (_four_runs(f, block, 2 + 4 * four), None) for four in range(16)]
+    for n, [points] in enumerate(_coordinates(f, "IQ3XXS", 1, indices)):
+        if n % 8 == 0:
+            signs = _signs_of_codes(f, word32(f, block, 66 + n // 2))
+        yield n // 8, n % 8, _signed(f, points, _byte_of_lane(f, signs, n % 8 // 2), 4 * (n % 2))
 
 
 def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for group in range(8):
-        ninth = _bytes(f, block, 66 + group)
-        signs = _four_runs(f, block, 74 + 4 * group)
-        for four in range(2):
-            high = f.join([(ninth >> (4 * four + run)) & 1 for run in range(4)])
-            index = _four_runs(f, block, 2 + 8 * group + 4 * four), high
-            for run, [points] in enumerate(_coordinates(f, "IQ3S", 1, index)):
-                n = 4 * four + run
-                yield group, n, _signed(f, points, _four_times(f, signs, n // 2), 4 * (n % 2))
+    def index(four: int) -> Index:
+        ninth = _bytes(f, block, 66 + four // 2)
+        high = [(ninth >> (4 * (four % 2) + run)) & 1 for run in range(4)]
+        return _four_runs(f, block, 2 + 4 * four), f.join(high)
 
-
-def _iq3_s_scale(f: Function, block: Block, group: int) -> Scales:
-    s = f.to_float(_nibble(f, block, 106, group))
-    return half(f, block, 0) * (s * 2.0 + 1.0), None
+    for n, [points] in enumerate(_coordinates(f, "IQ3S", 1, [partial(index, four) for four in range(16)])):
+        if n % 8 == 0:
+            signs = _four_runs(f, block, 74 + n // 2)
+        yield n // 8, n % 8, _signed(f, points, _four_times(f, signs, n % 8 // 2), 4 * (n % 2))
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
@@ -199,67 +205,93 @@ def _moved(f: Function, points: Value, down: Value) -> Value:
 
 
 def _iq1_s_steps(f: Function, block: Block) -> Iterator[Step]:
-    for group in range(8):
-        word = f.load(block.at(34 + 2 * group, 2), u16x16)
-        down = f.widen(word, I32) >= 0x8000
-        high = f.join([f.truncate((word >> (3 * n)) & 7, I8) for n in range(4)])
-        for n, points in enumerate(_coordinates(f, "IQ1S", 8, (_four_runs(f, block, 2 + 4 * group), high))):
-            for part in range(2):
-                yield group, 2 * n + part, _moved(f, points[part], down)
+    def word(group: int) -> Value:
+        return f.load(block.at(34 + 2 * group, 2), u16x16)
 
+    def index(group: int) -> Index:
+        high = [f.truncate((word(group) >> (3 * n)) & 7, I8) for n in range(4)]
+        return _four_runs(f, block, 2 + 4 * group), f.join(high)
 
-def _odd_scale(f: Function, d: Value, s: Value) -> Scales:
-    """d * (2 s + 1) / 8: the integers are eighths."""
-    return d * (f.to_float(s) * 2.0 + 1.0) * 0.125, None
-
-
-def _iq1_s_scale(f: Function, block: Block, group: int) -> Scales:
-    return _odd_scale(f, half(f, block, 0), (short(f, block, 34 + 2 * group) >> 12) & 7)
+    for n, points in enumerate(_coordinates(f, "IQ1S", 8, [partial(index, group) for group in range(8)])):
+        down = word(n // 4) < 0
+        for part in range(2):
+            yield n // 4, 2 * (n % 4) + part, _moved(f, points[part], down)
 
 
 def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
-    for four in range(8):
-        pairs = [_bytes(f, block, 32 + 2 * four + i) for i in range(2)]
-        nibbles = [pairs[n // 2] >> (4 * (n % 2)) for n in range(4)]
-        index = _four_runs(f, block, 4 * four), f.join([nibble & 7 for nibble in nibbles])
-        for run, points in enumerate(_coordinates(f, "IQ1S", 8, index)):
-            down = (f.widen(nibbles[run], I32) & 8).differs(0)
-            n = 4 * four + run
-            for part in range(2):
-                yield n // 2, (8 * n + 4 * part) % 16 // 4, _moved(f, points[part], down)
+    def pair(n: int) -> Value:
+        return _bytes(f, block, 32 + n // 2)
+
+    def index(four: int) -> Index:
+        high = [(pair(n) >> (4 * (n % 2))) & 7 for n in range(4 * four, 4 * four + 4)]
+        return _four_runs(f, block, 4 * four), f.join(high)
+
+    for n, points in enumerate(_coordinates(f, "IQ1S", 8, [partial(index, four) for four in range(8)])):
+        down = (pair(n) & (8 << (4 * (n % 2)))).differs(0)
+        for part in range(2):
+            yield n // 2, 2 * (n % 2) + part, _moved(f, points[part], down)
 
 
-def _iq1_m_scale(f: Function, block: Block, group: int) -> Scales:
+# Scales of groups count in odd steps: value = d * factor * (2 s + 1) * q, with the factor that a format's step has.
+
+
+def _iq1_m_d(f: Function, block: Block) -> Value:
+    """Of four words, the upper four bits are a half-precision number's, the lowest first."""
     bits = short(f, block, 48) >> 12
     for number in range(1, 4):
         bits = bits | ((short(f, block, 48 + 2 * number) >> 12) << (4 * number))
-    d = f.half_bits(f.truncate(bits, I16))
-    return _odd_scale(f, d, (short(f, block, 48 + 2 * (group // 4)) >> (3 * (group % 4))) & 7)
+    return f.half_bits(f.truncate(bits, I16))
+
+
+def _scales(
+    factor: float, s: Callable[[Function, Block, int], Value],
+    d: Callable[[Function, Block], Value] = lambda f, block: half(f, block, 0),
+) -> SuperScales:  # fmt: skip
+    def whole(f: Function, block: Block) -> Scales:
+        return d(f, block) * factor, None
+
+    def of_group(f: Function, block: Block, group: int) -> Scales:
+        return (s(f, block, group) << 1) | 1, None
+
+    return SuperScales(whole, of_group)
 
 
 def _panel(
-    name: str, fields: tuple[tuple[int, int], ...], group: int,
-    steps: Callable[[Function, Block], Iterator[Step]], scales: Callable[[Function, Block, int], Scales],
+    name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
+    scales: SuperScales, zero: int = CENTRE,
 ) -> IntegerPanel:  # fmt: skip
-    return IntegerPanel(name, fields, 256, group, CENTRE, False, steps, scales, direct_rows=3)
+    # Summed in integers where floats are the larger part of the work (Zen 4, decoding: IQ2_S 1.4 times as fast).
+    in_integers = scales if group == 16 or zero == EIGHTH else None
+    largest = 127 if zero == CENTRE else EIGHTH + 9
+    return IntegerPanel(
+        name, fields, SUPER_BLOCK, group, zero, False, steps, scales.product, largest, in_integers, direct_rows=3
+    )
 
 
 IQ2_XXS = _panel(
     "IQ2_XXS", ((2, 1), *((1, 4), (4, 1)) * 8), 32, _iq2_xxs_steps,
-    lambda f, block, group: _half_step_scale(f, block, word32(f, block, 2 + 8 * group + 4) >> 28, 0.25),
+    _scales(0.125, lambda f, block, group: word32(f, block, 2 + 8 * group + 4) >> 28),
 )  # fmt: skip
 IQ2_XS = _panel(
     "IQ2_XS", ((2, 1), (2, 32), (1, 8)), 16, _iq2_xs_steps,
-    lambda f, block, group: _half_step_scale(f, block, _nibble(f, block, 66, group), 0.25),
+    _scales(0.125, lambda f, block, group: _nibble(f, block, 66, group)),
 )  # fmt: skip
 IQ2_S = _panel(
-    "IQ2_S", ((2, 1), (1, 80)), 16, _iq2_s_steps,
-    lambda f, block, group: _half_step_scale(f, block, _nibble(f, block, 74, group), 0.25),
-)  # fmt: skip
+    "IQ2_S", ((2, 1), (1, 80)), 16, _iq2_s_steps, _scales(0.125, lambda f, block, group: _nibble(f, block, 74, group))
+)
 IQ3_XXS = _panel(
     "IQ3_XXS", ((2, 1), (1, 64), (4, 8)), 32, _iq3_xxs_steps,
-    lambda f, block, group: _half_step_scale(f, block, word32(f, block, 66 + 4 * group) >> 28, 0.5),
+    _scales(0.25, lambda f, block, group: word32(f, block, 66 + 4 * group) >> 28),
 )  # fmt: skip
-IQ3_S = _panel("IQ3_S", ((2, 1), (1, 108)), 32, _iq3_s_steps, _iq3_s_scale)
-IQ1_S = _panel("IQ1_S", ((2, 1), (1, 32), (2, 8)), 32, _iq1_s_steps, _iq1_s_scale)
-IQ1_M = _panel("IQ1_M", ((1, 48), (2, 4)), 16, _iq1_m_steps, _iq1_m_scale)
+IQ3_S = _panel(
+    "IQ3_S", ((2, 1), (1, 108)), 32, _iq3_s_steps, _scales(1.0, lambda f, block, group: _nibble(f, block, 106, group))
+)
+IQ1_S = _panel(
+    "IQ1_S", ((2, 1), (1, 32), (2, 8)), 32, _iq1_s_steps,
+    _scales(0.125, lambda f, block, group: (short(f, block, 34 + 2 * group) >> 12) & 7), EIGHTH,
+)  # fmt: skip
+IQ1_M = _panel(
+    "IQ1_M", ((1, 48), (2, 4)), 16, _iq1_m_steps,
+    _scales(0.125, lambda f, block, group: (short(f, block, 48 + 2 * (group // 4)) >> (3 * (group % 4))) & 7, _iq1_m_d),
+    EIGHTH,
+)  # fmt: skip
