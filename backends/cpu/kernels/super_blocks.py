@@ -33,6 +33,7 @@ VALUES = S_VALUES  # of what `tile` multiplies at a time
 X_BYTES = S_BLOCK  # of their activations
 DIRECT_ROWS = (2, 1)  # rows that `direct_block` takes at a time: with 3, LLVM runs out of registers
 TOGETHER = 32  # values of a turn of the loop over a super-block
+SOME = 4  # steps from barrier to barrier where each would be too many
 
 
 def _scales(panel: IntegerPanel) -> SuperScales:
@@ -104,6 +105,8 @@ def direct_block(
     full = panel.group // 4
     # All groups are summed before the first is weighed, where the registers hold their sums.
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
+    # With fewer registers barriers make more spills than the order is worth, but where panels were put in another.
+    some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block) if ahead else []
     share = -(-len(lines) // (panel.block_values // 4))
 
@@ -117,7 +120,7 @@ def direct_block(
                 pairs[t] = dot.pairs(f, pair, factor, _pair_sums(f, panel, row, group // 2))
 
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        if in_order:
+        if in_order or (some_order and number % SOME == 0):
             f.keep_order()
         read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
         if group not in integers:
