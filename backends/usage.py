@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from backends.plan import Add, Append, Attention, Embed, Experts, Glu, Linear, Operation, Plan, Value
+from backends.plan import (
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Glu,
+    Linear,
+    Norm,
+    Operation,
+    Plan,
+    Rotate,
+    Value,
+    Weight,
+)  # fmt: skip
 
 
 def inputs_of(op: Operation) -> tuple[Value, ...]:
@@ -22,6 +38,13 @@ def inputs_of(op: Operation) -> tuple[Value, ...]:
         case Experts(x=x, router=router):
             return (x, router)
     return (op.x,)
+
+
+def products_of(op: Operation) -> list[tuple[Value, Weight]]:
+    """Values of the plan that an operation multiplies by matrices."""
+    if isinstance(op, Linear):
+        return [(op.x, op.weight)]
+    return [(op.x, op.gate.weight), (op.x, op.up.weight)] if isinstance(op, Experts) else []
 
 
 def embedded_rows(plan: Plan) -> int:
@@ -52,3 +75,93 @@ def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
                     fused[at] = number
                     break
     return fused
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Neighbouring linears that read the same value; the glu right after two of them that alone reads both."""
+
+    linears: tuple[Linear, ...]
+    glu: Glu | None
+
+    def __len__(self) -> int:
+        return len(self.linears) + (self.glu is not None)
+
+
+def linears_together(plan: Plan, uses: Counter[int], additions: Mapping[int, int]) -> dict[int, Together]:
+    """{first linear: it and what stands right behind it}; linears with `additions` stay alone."""
+    operations = plan.operations
+    found: dict[int, Together] = {}
+    for part in plan.parts:
+        at = part.start
+        while at < part.stop:
+            linears: list[Linear] = []
+            for number in range(at, part.stop):
+                op = operations[number]
+                if not isinstance(op, Linear) or number in additions or (linears and op.x is not linears[0].x):
+                    break
+                linears.append(op)
+            at += max(1, len(linears))
+            after = operations[at] if at < part.stop else None
+            glu = after if isinstance(after, Glu) and _alone_reads(after, linears, uses) else None
+            if len(linears) > 1:
+                found[at - len(linears)] = Together(tuple(linears), glu)
+    return found
+
+
+def _alone_reads(glu: Glu, linears: list[Linear], uses: Counter[int]) -> bool:
+    made = {op.out.index for op in linears if uses[op.out.index] == 1 and op.out.width == glu.out.width}
+    return len(linears) == 2 and made == {glu.gate.index, glu.up.index}
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What becomes of the heads of queries or keys between their product and the cache: normed each by itself or not,
+    and rotated."""
+
+    norm: Norm | None
+    rotation: Rotate
+    numbers: tuple[int, ...]  # of these operations
+
+    @property
+    def x(self) -> Value:
+        return self.norm.x if self.norm is not None else self.rotation.x
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What one kernel must have in common for queries and keys."""
+        rotation, norm = self.rotation, self.norm
+        return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
+
+
+def heads_into_appends(plan: Plan, uses: Counter[int]) -> dict[int, tuple[Heads, Heads]]:
+    """{append: its queries and its keys}, where it is the only reader of rotated keys, and the attention after it of
+    queries that go the same way."""
+    operations = plan.operations
+    found: dict[int, tuple[Heads, Heads]] = {}
+    for part in plan.parts:
+        made: dict[int, Heads] = {}  # by what is read of them once
+        norms: dict[int, tuple[int, Norm]] = {}
+        queries = {op.layer: op.q for op in operations[part.start : part.stop] if isinstance(op, Attention)}
+        for number in range(part.start, part.stop):
+            op = operations[number]
+            if isinstance(op, Norm) and uses[op.out.index] == 1:
+                norms[op.out.index] = number, op
+            elif isinstance(op, Rotate) and uses[op.out.index] == 1:
+                before, norm = norms.get(op.x.index, (number, None))
+                if norm is None or not _of_each_head(norm, op.head_dim):
+                    made[op.out.index] = Heads(None, op, (number,))
+                else:
+                    made[op.out.index] = Heads(norm, op, (before, number))
+            elif isinstance(op, Append) and op.layer in queries:
+                query, key = made.get(queries[op.layer].index), made.get(op.k.index)
+                if query is not None and key is not None and query.kind == key.kind:
+                    found[number] = query, key
+    return found
+
+
+def _of_each_head(norm: Norm, head_dim: int) -> bool:
+    """Whether all heads are normed with the same weights, without a bias."""
+    return (
+        norm.kind == "rms" and norm.bias is None and norm.weight.shape == (head_dim,) and norm.x.width % head_dim == 0
+    )

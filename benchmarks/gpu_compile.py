@@ -24,14 +24,21 @@ from backends.plan import CacheLayer
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
-ACTIVATIONS = ("silu(a)", "gelu(a)", "sigmoid(a)", "silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)")
+GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)")
+ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", *GATES, "(a) + (b)")
+BLOCKS = products.block_words(2048)
+# What becomes of a row that a kernel makes: floats, activation blocks, both.
+DELIVERIES = {
+    "floats": kernels.delivered(True, 0), "blocks": kernels.delivered(False, BLOCKS),
+    "both": kernels.delivered(True, BLOCKS),
+}  # fmt: skip
 
 
 def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
     """(what it is, kernel): all that a plan may ask for, in the shapes of a 1B model."""
     found: list[tuple[str, Kernel]] = []
     for name in formats.FORMATS:
-        width = 2048 * 11 // 32 if name in formats.QUANTIZED else 2048
+        width = BLOCKS if name in formats.QUANTIZED else 2048
         shape = {
             "K": 2048, "N": 2048, "X_STRIDE": width, "Y_STRIDE": 2048, "RESIDUAL_STRIDE": 2048, "COUNT_AT": 0,
             "FACTOR": 1.0, "HAS_BIAS": True, "HAS_RESIDUAL": True,
@@ -40,6 +47,7 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
         found += [
             (f"matvec {name} x 1", kernels.matvec(name, 1, shape)),
             (f"matvec {name} x {kernels.COLUMNS}", kernels.matvec(name, kernels.COLUMNS, shape)),
+            *_together(name, shape),
             (f"matvec {name}, experts", kernels.matvec(name, 1, experts)),
             (f"matmul {name}", kernels.matmul(name, shape)),
             (f"matmul {name}, experts", kernels.matmul(name, {**experts, "PAIRS": 2048})),
@@ -69,28 +77,51 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
             found.append((f"prepare_queries {name}", kernels.prepare_queries(shape)))
             found += _attention(64, 4, CacheTypes(name, name)) + _attention(128, 8, CacheTypes(name, name))
     row: dict[str, Any] = {"WIDTH": 2048, "STRIDE": 2048}
-    found += [(f"elements {a}", kernels.elements(a, row)) for a in (*ACTIVATIONS, "swiglu_oai(a, b)", "(a) + (b)")]
+    floats = {**row, **DELIVERIES["floats"]}
     found += [
-        ("elements cap", kernels.elements("FACTOR * hyperbolic_tangent((a) / FACTOR)", {**row, "FACTOR": 30.0})),
-        ("elements gate", kernels.elements("sigmoid(a) * (b)", {**row, "GATE_STRIDE": 1})),
-        ("select_rows", kernels.select_rows(LIMITS, row)),
-        *((f"largest, pass {n + 1}", kernels.largest(n, {"STRIDE": 128256})) for n in range(2)),
         *(
-            (f"append {name}", kernels.append(LIMITS, {**_cache(CacheTypes(name, name), 64), **row, "SLOTS_AT": 2}))
-            for name in cachetypes.CACHE
+            (f"elements {a}, {what}", kernels.elements(a, {**row, **told}))
+            for a in ELEMENTS
+            for what, told in DELIVERIES.items()
         ),
-        ("quantize", kernels.quantize({"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048 * 11 // 32})),
+        ("elements cap", kernels.elements("FACTOR * hyperbolic_tangent((a) / FACTOR)", {**floats, "FACTOR": 30.0})),
+        ("elements gate", kernels.elements("sigmoid(a) * (b)", {**floats, "GATE_STRIDE": 1})),
+        *((f"select_rows, {what}", kernels.select_rows(LIMITS, {**row, **told})) for what, told in DELIVERIES.items()),
+        *((f"largest, pass {n + 1}", kernels.largest(n, {"STRIDE": 128256})) for n in range(2)),
         ("combine", kernels.combine({**row, "USED": 4})),
         ("group_pairs", kernels.group_pairs(128, {"USED": 8, "PAIRS": 4096, "TILE": 32, "COUNT_AT": 0})),
     ]
+    for name in cachetypes.CACHE:
+        shape = {**_cache(CacheTypes(name, name), 64), "STRIDE": 512, "SLOTS_AT": 2}
+        turned = {**shape, "ROTATED": True, "NORMED": True, "EPS": 1e-5, "Q_STRIDE": 2048, "N_ROT": 64, "NEOX": True}
+        found.append((f"append {name}", kernels.append(LIMITS, {**shape, "ROTATED": False})))
+        found.append((f"append {name}, rotated", kernels.append(LIMITS, turned)))
     for style in (False, True):
         found.append((f"rotate {style}", kernels.rotate(LIMITS, {**row, "HEAD": 64, "N_ROT": 64, "NEOX": style})))
         shape = {"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048, "LAYER": style, "EPS": 1e-5, "HAS_BIAS": style}
-        found.append((f"norm {style}", kernels.norm({**shape, "GROUP_STRIDE": 0})))
+        for what, told in DELIVERIES.items():
+            found.append((f"norm {style}, {what}", kernels.norm({**shape, "GROUP_STRIDE": 0, **told})))
+        shape |= {"K": 128, "GROUP_STRIDE": 0, **DELIVERIES["floats"]}
+        found.append((f"norm {style} of heads", kernels.norm(shape)))
     for gating in range(3):
         shape = {"STRIDE": 128, "GATING": gating, "NORMALIZE": True, "FACTOR": 1.0, "HAS_BIAS": True}
         found.append((f"route {gating}", kernels.route(128, 8, shape)))
     return found
+
+
+def _together(name: str, shape: dict[str, Any]) -> list[tuple[str, Kernel]]:
+    """Several matrices of a format in one launch."""
+    own = {key: value for key, value in shape.items() if key not in ("Y_STRIDE", "HAS_RESIDUAL")}
+    third, gates = {**own, "N1": 512, "N2": 512, "FACTOR1": 1.0, "FACTOR2": 1.0}, GATES if name == "Q4_K" else GATES[:1]
+    gated = {**own, "FACTOR1": 1.0, **DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]}
+    return [
+        line
+        for columns in (1, kernels.COLUMNS)
+        for line in (
+            (f"matvec_together {name} x {columns}", kernels.together(name, columns, third)),
+            *((f"matvec_gated {name} x {columns}, {g}", kernels.gated(name, columns, g, gated)) for g in gates),
+        )
+    ]
 
 
 def _cache(cache: CacheTypes, head: int) -> dict[str, Any]:
@@ -104,9 +135,14 @@ def _attention(
         **_cache(cache, head), "HEADS": 8 * group, "Q_STRIDE": 8 * group * head, "FACTOR": head**-0.5,
         "WINDOW": window, "HAS_SOFTCAP": cap, "SOFTCAP": 50.0, "HAS_SINKS": sinks, "TABLE_STRIDE_AT": 2,
     }  # fmt: skip
+    label = f"{head} x {group} {cache.keys}"
     return [
-        (f"{stage} {head} x {group} {cache.keys}", kernels.attention(stage, LIMITS, shape))
-        for stage in ("attend_partition", "attend_combine", "attend_tile")
+        (f"attend_partition {label}", kernels.attention("attend_partition", LIMITS, shape)),
+        *(
+            (f"attend_combine {label}, {what}", kernels.attention("attend_combine", LIMITS, {**shape, **told}))
+            for what, told in DELIVERIES.items()
+        ),
+        (f"attend_tile {label}", kernels.attention("attend_tile", LIMITS, shape)),
     ]
 
 

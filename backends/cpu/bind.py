@@ -46,16 +46,9 @@ from backends.plan import (
     Value,
     Weight,
 )  # fmt: skip
-from backends.usage import additions_into_linears, uses_of
+from backends.usage import additions_into_linears, products_of, uses_of
 
 KINDS = (False, True)  # activation blocks of 32, super-blocks of 256
-
-
-def _products(op: Operation) -> list[tuple[Value, Weight]]:
-    """Values of the plan that an operation multiplies by matrices."""
-    if isinstance(op, Linear):
-        return [(op.x, op.weight)]
-    return [(op.x, op.gate.weight), (op.x, op.up.weight)] if isinstance(op, Experts) else []
 
 
 def block_slots(first: int, kind: bool, blocks: Buffer, width: int) -> dict[int, Slot]:
@@ -81,7 +74,7 @@ class _Binder:
         self.wants_blocks = {
             (x.index, INTEGER_PANELS[weight.format].super_scales is not None)
             for op in plan.operations
-            for x, weight in _products(op)
+            for x, weight in products_of(op)
             if weight.format in INTEGER_PANELS
         }
 

@@ -7,10 +7,22 @@ from typing import Any
 
 from backends.base import BackendError, CacheTypes, Limits
 from backends.gpu import cachetypes, formats, kernels, largest
-from backends.gpu.bind_products import Products, glu_expression
+from backends.gpu.bind_experts import Mixtures
+from backends.gpu.binding import Delivery
 from backends.gpu.cachetypes import CACHE
 from backends.gpu.kernels import FEW_ROWS, SORTED, TILE_ROWS
-from backends.gpu.program import KEYS, NOTHING, PICKED, Buffer, Dimension, Launch, PartStages, Program, has_own_blocks
+from backends.gpu.program import (
+    KEYS,
+    NOTHING,
+    PICKED,
+    Argument,
+    Buffer,
+    Dimension,
+    Launch,
+    PartStages,
+    Program,
+    has_own_blocks,
+)
 from backends.plan import (
     Activate,
     Add,
@@ -29,41 +41,50 @@ from backends.plan import (
     Softcap,
     Value,
 )  # fmt: skip
-from backends.usage import additions_into_linears
+from backends.usage import Heads, additions_into_linears, heads_into_appends, linears_together
 
 QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # what preparing queries is told
 
 
-class _Binder(Products):
+class _Binder(Mixtures):
     def run(self) -> Program:
-        fused = additions_into_linears(self.plan, self.uses)
-        for part in self.plan.parts:
+        plan, uses = self.plan, self.uses
+        self.additions = additions_into_linears(plan, uses)
+        self.runs = linears_together(plan, uses, self.additions)
+        self.heads = heads_into_appends(plan, uses)
+        for part in plan.parts:
             enters, first = tuple([self.value(value) for value in part.enters]), len(self.out.stages)
-            self.emit(range(part.start, part.stop), fused)
+            self.emit(range(part.start, part.stop))
             leaves = tuple([self.where[value.index] for value in part.leaves])
             self.used(*part.leaves)
             self.out.parts.append(PartStages(slice(first, len(self.out.stages)), enters, leaves))
-        kept = [*self.keep, self.plan.logits]
+        kept = [*self.keep, plan.logits]
         self.out.where = {value.index: self.where[value.index] for value in kept}
-        self.largest(self.where[self.plan.logits.index])
+        self.largest(self.where[plan.logits.index])
         return self.out
 
-    def emit(self, numbers: range, fused: dict[int, int]) -> None:
-        """Stages of the operations with these numbers; `fused`: additions that linears make."""
+    def emit(self, numbers: range) -> None:
+        """Stages of the operations with these numbers, each in its turn or with the one that it is fused into."""
         emit: dict[type[Operation], Callable[[Any], None]] = {
-            Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
-            Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate,
-            Softcap: self.softcap, Experts: self.experts,
+            Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Attention: self.attention, Glu: self.glu,
+            Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate, Softcap: self.softcap,
+            Experts: self.experts,
         }  # fmt: skip
         operations = self.plan.operations
+        done = {*self.additions.values(), *(n for both in self.heads.values() for heads in both for n in heads.numbers)}
         for number in numbers:
             op = operations[number]
-            if number in fused.values():
+            if number in done:
                 continue
-            if isinstance(op, Linear):
-                other = operations[fused[number]] if number in fused else None
-                assert other is None or isinstance(other, Add)
-                self.linear(op, other)
+            if number in self.runs:
+                self.together(self.runs[number])
+                done.update(range(number, number + len(self.runs[number])))
+            elif isinstance(op, Linear):
+                addition = operations[self.additions[number]] if number in self.additions else None
+                assert addition is None or isinstance(addition, Add)
+                self.linear(op, addition)
+            elif isinstance(op, Append):
+                self.append(op, self.heads.get(number))
             elif type(op) in emit:
                 emit[type(op)](op)
             else:
@@ -81,13 +102,14 @@ class _Binder(Products):
         self.stage("embed", "batch", [Launch(kernel, grid, (matrix, "step", y))])
 
     def norm(self, op: Norm) -> None:
-        x, y = self.where[op.x.index], self.value(op.out)
-        width = op.x.width // op.groups
+        x, width = self.where[op.x.index], op.x.width // op.groups
+        to = self.deliver(op.out) if op.groups == 1 else Delivery(self.value(op.out))
         constants = {
-            "K": width, "X_STRIDE": x.stride, "Y_STRIDE": y.stride, "LAYER": op.kind == "layer", "EPS": float(op.eps),
-            "HAS_BIAS": op.bias is not None, "GROUP_STRIDE": width if len(op.weight.shape) > 1 else 0,
+            "K": width, "X_STRIDE": x.stride, "Y_STRIDE": op.out.width, "LAYER": op.kind == "layer",
+            "EPS": float(op.eps), "HAS_BIAS": op.bias is not None,
+            "GROUP_STRIDE": width if len(op.weight.shape) > 1 else 0, **to.constants,
         }  # fmt: skip
-        arguments = (x, self.vector(op.weight), self.vector(op.bias), y)
+        arguments = (x, self.vector(op.weight), self.vector(op.bias), *to.arguments)
         self.stage("norm", op.x.rows, [Launch(kernels.norm(constants), (op.groups, (op.x.rows, 1, 1), 1), arguments)])
         self.used(op.x)
 
@@ -103,19 +125,34 @@ class _Binder(Products):
         self.stage("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
         self.used(op.x)
 
-    def append(self, op: Append) -> None:
-        k, v, layer = self.where[op.k.index], self.where[op.v.index], self.plan.layers[op.layer]
+    def append(self, op: Append, fused: tuple[Heads, Heads] | None) -> None:
+        """Keys and values to the cache; `fused`: queries and keys that are normed and rotated on the way."""
+        layer, v = self.plan.layers[op.layer], self.where[op.v.index]
         constants = {
-            **cachetypes.constants(self.cache, layer), "STRIDE": k.stride,
+            **cachetypes.constants(self.cache, layer), "STRIDE": v.stride, "ROTATED": fused is not None,
             "SLOTS_AT": 6 if has_own_blocks(layer, self.limits) else 2,
         }  # fmt: skip
+        cache, groups = (f"keys:{op.layer}", f"values:{op.layer}"), 2 * layer.kv_heads
+        if fused is None:
+            arguments: tuple[Argument, ...] = (self.where[op.k.index], v, "step", *cache)
+        else:
+            query, key = fused
+            q, k, rope = self.where[query.x.index], self.where[key.x.index], key.rotation.rope
+            constants |= {"Q_STRIDE": q.stride, "N_ROT": rope.n_rot, "NEOX": rope.style == "neox"}
+            if key.norm is not None:
+                constants |= {"NORMED": True, "EPS": float(key.norm.eps)}
+            self.out.ropes |= {query.rotation.rope, rope}
+            weights = [self.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]
+            arguments = (k, v, "step", *cache, q, rope, query.rotation.rope, *weights, self.value(query.rotation.out))
+            groups += query.x.width // layer.head_dim
         kernel = kernels.append(self.limits, constants)
-        arguments = (k, v, "step", f"keys:{op.layer}", f"values:{op.layer}")
-        self.stage("append", "batch", [Launch(kernel, (layer.kv_heads, ("batch", 1, 1), 2), arguments)])
-        self.used(op.k, op.v)
+        self.stage("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
+        self.used(op.k, op.v, *(heads.x for heads in fused or ()))
 
     def attention(self, op: Attention) -> None:
-        q, y, layer = self.where[op.q.index], self.value(op.out), self.plan.layers[op.layer]
+        q, layer = self.where[op.q.index], self.plan.layers[op.layer]
+        to = self.deliver(op.out) if layer.head_dim % 32 == 0 else Delivery(self.value(op.out))
+        tiled = to.floats or self.take("batch", op.out.width)  # what tiles make is floats
         group = op.heads // layer.kv_heads
         constants: dict[str, Any] = {
             **cachetypes.constants(self.cache, layer), "HEADS": op.heads, "Q_STRIDE": q.stride,
@@ -125,8 +162,8 @@ class _Binder(Products):
         }  # fmt: skip
         tables = "window tables" if has_own_blocks(layer, self.limits) else "tables"
         made = {
-            stage: kernels.attention(stage, self.limits, constants)
-            for stage in ("attend_partition", "attend_combine", "attend_tile")
+            stage: kernels.attention(stage, self.limits, {**constants, **more})
+            for stage, more in (("attend_partition", {}), ("attend_combine", to.constants), ("attend_tile", {}))
         }
         partial = FEW_ROWS * op.heads * kernels.partitions(self.limits) * (layer.head_dim + 2) * 4
         self.out.lists["partial"] = max(self.out.lists.get("partial", 0), partial)
@@ -143,19 +180,23 @@ class _Binder(Products):
                 made["attend_partition"], (heads, ("partitions", 1, 1), ("batch", 1, 1)),
                 (queries, "step", tables, *cache, "partial"),
             ),
-            Launch(made["attend_combine"], (op.heads, ("batch", 1, 1), 1), ("partial", "step", sinks, y)),
+            Launch(made["attend_combine"], (op.heads, ("batch", 1, 1), 1), ("partial", "step", sinks, *to.arguments)),
         ]  # fmt: skip
-        arguments = (queries, "step", tables, *cache, sinks, y)
+        arguments = (queries, "step", tables, *cache, sinks, tiled)
         tile = made["attend_tile"]
         of_tile = TILE_ROWS // kernels.tile(constants)[0]
-        self.stage("attention", "batch", few, [Launch(tile, (op.heads, ("tiles", 1, of_tile), 1), arguments)])
+        many = [Launch(tile, (op.heads, ("tiles", 1, of_tile), 1), arguments)]
+        if to.blocks is not None:
+            only = Delivery(None, to.blocks, to.block_words)
+            many.append(self.rowwise("batch", "a", tiled, tiled, op.out.width, only))
+        self.stage("attention", "batch", few, many)
+        if to.floats is None:
+            self.give(tiled)
         self.used(op.q)
 
     def elements(self, label: str, operation: str, out: Value, a: Value, b: Value, **more: float) -> None:
         of = self.where[a.index], self.where[b.index]
-        y = self.value(out)
-        kernel = kernels.elements(operation, {"WIDTH": out.width, "STRIDE": y.stride, **more})
-        self.stage(label, out.rows, [Launch(kernel, (-(-out.width // 128), (out.rows, 1, 1), 1), (*of, y))])
+        self.stage(label, out.rows, [self.rowwise(out.rows, operation, *of, out.width, self.deliver(out), 1, more)])
 
     def add(self, op: Add) -> None:
         self.elements("add", "(a) + (b)", op.out, op.a, op.b)
@@ -174,16 +215,11 @@ class _Binder(Products):
         self.elements("softcap", operation, op.out, op.x, op.x, FACTOR=float(op.cap))
         self.used(op.x)
 
-    def glu(self, op: Glu) -> None:
-        one_a_row = {"GATE_STRIDE": 1} if op.gate.width == 1 and op.up.width > 1 else {}
-        self.elements("glu", glu_expression(op.activation), op.out, op.gate, op.up, **one_a_row)
-        self.used(op.gate, op.up)
-
     def select(self, op: SelectRows) -> None:
-        x, y = self.where[op.x.index], self.value(op.out)
-        kernel = kernels.select_rows(self.limits, {"WIDTH": op.out.width, "STRIDE": y.stride})
+        x, to = self.where[op.x.index], self.deliver(op.out)
+        kernel = kernels.select_rows(self.limits, {"WIDTH": op.out.width, "STRIDE": x.stride, **to.constants})
         grid = (-(-op.out.width // 128), ("logits", 1, 1), 1)
-        self.stage("select", "logits", [Launch(kernel, grid, (x, "step", y))])
+        self.stage("select", "logits", [Launch(kernel, grid, (x, "step", *to.arguments))])
         self.used(op.x)
 
     def largest(self, logits: Buffer) -> None:

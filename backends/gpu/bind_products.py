@@ -1,20 +1,24 @@
-"""Products of matrices with rows of activations: linear operations, and the mixture of experts around three of them."""
+"""Products of matrices with rows of activations: linear operations, alone, side by side, and with the glu of two."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from backends.gpu import formats, kernels, products
-from backends.gpu.binding import Binding
-from backends.gpu.kernels import COLUMNS, FEW_ROWS, PLAIN_TILE, Kernel, Tile
-from backends.gpu.products import EXPERTS_TILE, SOME_ROWS
-from backends.gpu.program import NOTHING, Argument, Buffer, Launch
-from backends.plan import Add, Experts, Linear, Rows, Stack, Value, Weight
+from backends.gpu.binding import Binding, Delivery
+from backends.gpu.kernels import COLUMNS, PLAIN_TILE, Kernel, Tile
+from backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
+from backends.gpu.program import NOTHING, Argument, Buffer, Dimension, Launch
+from backends.plan import Add, Glu, Linear, Rows, Value, Weight
+from backends.usage import Together
+
+MOST_TOGETHER = 3  # matrices of one launch
 
 
 @dataclass(frozen=True, slots=True)
-class _Input:
+class Input:
     buffer: Buffer
     stride: int  # words of a row
 
@@ -22,15 +26,15 @@ class _Input:
 class Products(Binding):
     """Binds what multiplies."""
 
-    def quantize(self, rows: Rows, x: Buffer, width: int, times: int = 1) -> Buffer:
-        """Activation blocks of `times` inputs of `width` numbers a row."""
-        stride = width * 11 // 32  # words: a byte a value, a scale a block, a sum a half
-        y = self.take(rows, stride * times)
-        kernel = kernels.quantize({"K": width, "X_STRIDE": width, "Y_STRIDE": stride})
-        self.stage("quantize", rows, [Launch(kernel, (-(-width // 128), (rows, 1, times), 1), (x, y))])
-        return y
+    def rowwise(
+        self, rows: Rows, operation: str, a: Buffer, b: Buffer, width: int, to: Delivery, times: int = 1,
+        more: Mapping[str, float] | None = None,
+    ) -> Launch:  # fmt: skip
+        """OPERATION(a, b) number by number; `times` rows of `width` numbers a row of the batch."""
+        kernel = kernels.elements(operation, {"WIDTH": width, "STRIDE": width, **to.constants, **(more or {})})
+        return Launch(kernel, (-(-width // 128), (rows, 1, times), 1), (a, b, *to.arguments))
 
-    def split(self, rows: Rows, x: Buffer, width: int, format: str, terms: int, times: int = 1) -> Buffer:
+    def split(self, rows: Rows, x: Buffer, width: int, format: str, terms: int, times: int) -> Buffer:
         """What tensor cores read of `times` inputs of `width` numbers a row, where a matrix is of 16-bit numbers."""
         stride = terms * width // 2 + 4  # words; a multiple of 16 bytes
         y = self.take(rows, stride * times)
@@ -38,54 +42,148 @@ class Products(Binding):
         self.stage("split", rows, (), [Launch(kernel, (1, (rows, 1, times), 1), (x, y))])
         return y
 
-    def inputs(self, value: Value | Buffer, rows: Rows, weight: Weight, times: int = 1) -> tuple[_Input, _Input]:
-        """What the mat-vec and the tiles of a product with `weight` read: float rows, activation blocks, split rows.
+    def inputs(self, value: Value, weight: Weight) -> tuple[Input, Input]:
+        """What the mat-vec and the tiles of a product of a value with `weight` read."""
+        made = self.prepared.setdefault(value.index, {})
+        return self.prepare(self.where.get(value.index), made, weight, value.rows, 1)
 
-        Of a value they are made once; of a buffer, of `times` rows each, they are given back by whoever asked."""
+    def prepare(
+        self, own: Buffer | None, made: dict[str, Buffer], weight: Weight, rows: Rows, times: int
+    ) -> tuple[Input, Input]:
+        """Float rows as they are, `times` a row; activation blocks and split rows, which are added to `made` once."""
         width = weight.shape[-1]
-        terms = products.terms(weight.format, width, self.compute)
-        own = self.where[value.index] if isinstance(value, Value) else value
-        made = self.prepared.setdefault(value.index, {}) if isinstance(value, Value) else {}
         if weight.format in formats.QUANTIZED:
-            if "int8" not in made:
-                made["int8"] = self.quantize(rows, own, width, times)
-            return (_Input(made["int8"], width * 11 // 32),) * 2
-        plain = _Input(own, width)
+            words = block_words(width)
+            if "int8" not in made:  # whoever made the value made no blocks
+                assert own is not None
+                made["int8"] = self.take(rows, words * times)
+                to = Delivery(None, made["int8"], words)
+                self.stage("quantize", rows, [self.rowwise(rows, "a", own, own, width, to, times)])
+            return (Input(made["int8"], words),) * 2
+        assert own is not None
+        terms = products.terms(weight.format, width, self.compute)
         if terms is None:
-            return plain, plain
+            return (Input(own, width),) * 2
         if weight.format not in made:
             made[weight.format] = self.split(rows, own, width, weight.format, terms, times)
-        return plain, _Input(made[weight.format], terms * width // 2 + 4)
+        return Input(own, width), Input(made[weight.format], terms * width // 2 + 4)
 
-    def linear(self, op: Linear, addition: Add | None) -> None:
+    def linear(self, op: Linear, addition: Add | None = None) -> None:
         weight, rows = op.weight, op.x.rows
-        matrix, n = self.matrix(weight), op.weight.shape[0]
-        narrow, wide = self.inputs(op.x, rows, weight)
+        narrow, wide = self.inputs(op.x, weight)
         residual: Argument = NOTHING
         out = op.out
         if addition is not None:
             residual = self.where[(addition.b if addition.a is op.out else addition.a).index]
             out = addition.out
-        y, bias = self.value(out), self.vector(op.bias)
-        constants = {
-            "K": weight.shape[-1], "N": n, "X_STRIDE": narrow.stride, "Y_STRIDE": y.stride,
-            "COUNT_AT": int(rows == "logits"), "FACTOR": float(op.scale), "HAS_BIAS": op.bias is not None,
-            "HAS_RESIDUAL": addition is not None, "RESIDUAL_STRIDE": y.stride,
-        }  # fmt: skip
-        arguments = (matrix, narrow.buffer, y, "step", bias, residual)
+        y = self.value(out)
+        constants = self.constants(op, narrow) | {"HAS_RESIDUAL": addition is not None}
+        arguments = (self.matrix(weight), narrow.buffer, y, "step", self.vector(op.bias), residual)
         one, few = (
-            Launch(kernels.matvec(weight.format, columns, constants), (-(-n // 4), (rows, columns, 1), 1), arguments)
+            Launch(kernels.matvec(weight.format, columns, constants), self.grid(rows, y.stride, 4, columns), arguments)
             for columns in (1, COLUMNS)
         )
-        constants["X_STRIDE"] = wide.stride
-        arguments = (matrix, wide.buffer, y, "step", bias, residual)
-        most = self.most[rows]
-        some, many = (self.tile(weight, limit, constants) for limit in (min(most, SOME_ROWS), most))
-        tiles = [[Launch(kernel, (-(-n // tile.w), (rows, tile.x, 1), 1), arguments)] for kernel, tile in (some, many)]
-        self.stage(weight.name, rows, [few], tiles[1], [one], tiles[0])
+        some, many = self.tiles(op, wide, y, residual)
+        self.stage(weight.name, rows, [few], [many], [one], [some])
         if addition is not None:
             self.used(addition.b if addition.a is op.out else addition.a)
         self.used(op.x)
+
+    def grid(self, rows: Rows, n: int, each: int, columns: int) -> tuple[Dimension, Dimension, Dimension]:
+        """Of work-groups that have `each` of n rows of a matrix, and so many rows of activations."""
+        return -(-n // each), (rows, columns, 1), 1
+
+    def constants(self, op: Linear, x: Input) -> dict[str, Any]:
+        """What kernels are told of a product."""
+        n, k = op.weight.shape
+        return {
+            "K": k, "N": n, "X_STRIDE": x.stride, "Y_STRIDE": n, "RESIDUAL_STRIDE": n, "FACTOR": float(op.scale),
+            "COUNT_AT": int(op.x.rows == "logits"), "HAS_BIAS": op.bias is not None,
+        }  # fmt: skip
+
+    def tiles(self, op: Linear, x: Input, y: Buffer, residual: Argument = NOTHING) -> tuple[Launch, Launch]:
+        """The product with some rows and with many."""
+        weight, most = op.weight, self.most[op.x.rows]
+        constants = self.constants(op, x) | {"HAS_RESIDUAL": residual != NOTHING}
+        arguments = (self.matrix(weight), x.buffer, y, "step", self.vector(op.bias), residual)
+        some, many = (
+            Launch(kernel, self.grid(op.x.rows, y.stride, tile.w, tile.x), arguments)
+            for kernel, tile in (self.tile(weight, limit, constants) for limit in (min(most, SOME_ROWS), most))
+        )
+        return some, many
+
+    # -- several products of the same rows in one launch, where rows are few -------------------------------------------
+
+    def together(self, run: Together) -> None:
+        """A launch for each format, because a kernel unpacks one; three matrices at most."""
+        kinds: dict[tuple[str, bool], list[Linear]] = {}
+        for op in run.linears:
+            kinds.setdefault((op.weight.format, op.bias is not None), []).append(op)
+        if run.glu is not None and len(kinds) == 1:
+            self.gated(run.linears, run.glu)
+            return
+        for ops in kinds.values():
+            for at in range(0, len(ops), MOST_TOGETHER):
+                self.side_by_side(ops[at : at + MOST_TOGETHER])
+        if run.glu is not None:
+            self.glu(run.glu)
+
+    def side_by_side(self, ops: Sequence[Linear]) -> None:
+        if len(ops) == 1:
+            self.linear(ops[0])
+            return
+        x, format = ops[0].x, ops[0].weight.format
+        narrow, wide = self.inputs(x, ops[0].weight)
+        ys = [self.value(op.out) for op in ops]
+        constants = {name: value for name, value in self.constants(ops[0], narrow).items() if "Y_" not in name}
+        constants |= {"N1": ops[1].out.width, "FACTOR1": float(ops[1].scale)}
+        constants |= {"N2": sum(op.out.width for op in ops[2:]), "FACTOR2": float(ops[-1].scale)}
+        arguments = (
+            *_three([self.matrix(op.weight) for op in ops]), narrow.buffer, *_three(ys), "step",
+            *_three([self.vector(op.bias) for op in ops]),
+        )  # fmt: skip
+        groups = sum(-(-op.out.width // 4) for op in ops)
+        one, few = (
+            Launch(kernels.together(format, columns, constants), self.grid(x.rows, groups, 1, columns), arguments)
+            for columns in (1, COLUMNS)
+        )
+        some, many = zip(*(self.tiles(op, wide, y) for op, y in zip(ops, ys, strict=True)), strict=True)
+        self.stage(ops[0].weight.name, x.rows, [few], many, [one], some)
+        for op in ops:
+            self.used(op.x)
+
+    def gated(self, ops: Sequence[Linear], glu: Glu) -> None:
+        """Gate, up and their glu."""
+        gate, up = sorted(ops, key=lambda op: op.out is not glu.gate)
+        x, n, format = gate.x, gate.out.width, gate.weight.format
+        narrow, wide = self.inputs(x, gate.weight)
+        to = self.deliver(glu.out)
+        constants = {name: value for name, value in self.constants(gate, narrow).items() if "Y_" not in name}
+        constants |= {"FACTOR1": float(up.scale), **to.constants}
+        expression = glu_expression(glu.activation)
+        arguments = (
+            self.matrix(gate.weight), self.matrix(up.weight), narrow.buffer, *to.arguments, "step",
+            self.vector(gate.bias), self.vector(up.bias),
+        )  # fmt: skip
+        one, few = (
+            Launch(kernels.gated(format, columns, expression, constants), self.grid(x.rows, n, 32, columns), arguments)
+            for columns in (1, COLUMNS)
+        )
+        ys = self.value(gate.out), self.value(up.out)
+        both = [self.tiles(op, wide, y) for op, y in zip((gate, up), ys, strict=True)]
+        last = self.rowwise(x.rows, expression, *ys, n, to)
+        some, many = ([*launches, last] for launches in zip(*both, strict=True))
+        self.stage(gate.weight.name, x.rows, [few], many, [one], some)
+        self.used(gate.out, up.out, x, x)
+
+    def glu(self, op: Glu) -> None:
+        one_a_row = {"GATE_STRIDE": 1} if op.gate.width == 1 and op.up.width > 1 else {}
+        of = self.where[op.gate.index], self.where[op.up.index]
+        launch = self.rowwise(
+            op.out.rows, glu_expression(op.activation), *of, op.out.width, self.deliver(op.out), 1, one_a_row
+        )
+        self.stage("glu", op.out.rows, [launch])
+        self.used(op.gate, op.up)
 
     def tile(self, weight: Weight, rows: int, constants: dict[str, Any]) -> tuple[Kernel, Tile]:
         """The kernel for a product with at most so many rows, and its tile."""
@@ -95,79 +193,9 @@ class Products(Binding):
         tile = EXPERTS_TILE if "EXPERTS" in constants else products.tile_of(weight.format, weight.shape[-2], rows)
         return kernels.tensor(weight.format, tile, terms, constants), tile
 
-    # -- mixture of experts: a row and an expert of its choice are a pair ---------------------------------------------
 
-    def experts(self, op: Experts) -> None:
-        rows, used, ffn = op.x.rows, op.used, op.gate.weight.shape[1]
-        router = self.where[op.router.index]
-        pairs = self.most[rows] * used
-        choices, weights = f"choices:{op.out.index}", f"weights of choices:{op.out.index}"
-        self.out.lists |= {choices: 4 * pairs, weights: 4 * pairs}
-        for stack in (op.gate, op.up, op.down):
-            formats.check(stack.weight)
-        constants: dict[str, Any] = {
-            "STRIDE": router.stride, "GATING": ("softmax", "sigmoid", "softmax_of_chosen").index(op.gating),
-            "NORMALIZE": op.normalize, "FACTOR": float(op.scale), "HAS_BIAS": op.choice_bias is not None,
-        }  # fmt: skip
-        kernel = kernels.route(op.router.width, used, constants)
-        arguments: tuple[Argument, ...] = (router, self.vector(op.choice_bias), choices, weights)
-        self.stage("route", rows, [Launch(kernel, ((rows, 1, 1), 1, 1), arguments)])
-        groups = self.group(rows, op.router.width, used, choices)
-        gate, up = (self.take(rows, ffn * used) for _ in range(2))
-        for stack, y in ((op.gate, gate), (op.up, up)):
-            self.multiply(stack, rows, self.inputs(op.x, rows, stack.weight), y, used, used, choices, groups)
-        self.used(op.x, op.router)
-        hidden = self.take(rows, ffn * used)
-        kernel = kernels.elements(glu_expression(op.activation), {"WIDTH": ffn * used, "STRIDE": ffn * used})
-        self.stage("glu", rows, [Launch(kernel, (-(-ffn * used // 128), (rows, 1, 1), 1), (gate, up, hidden))])
-        inputs = self.inputs(hidden, rows, op.down.weight, used)
-        mixed = self.take(rows, op.out.width * used)
-        self.multiply(op.down, rows, inputs, mixed, 1, used, choices, groups)
-        y = self.value(op.out)
-        kernel = kernels.combine({"WIDTH": op.out.width, "STRIDE": op.out.width, "USED": used})
-        grid = (-(-op.out.width // 128), (rows, 1, 1), 1)
-        self.stage("combine", rows, [Launch(kernel, grid, (mixed, weights, y))])
-        if op.out in self.keep:
-            self.out.routings[op.out.index] = choices, hidden, used
-        else:
-            self.give(hidden)
-        for buffer in {gate, up, mixed, *(given.buffer for given in inputs)} - {hidden}:
-            self.give(buffer)
-
-    def group(self, rows: Rows, experts: int, used: int, choices: str) -> str:
-        """The pairs by expert, for tiles; the name of where they stand."""
-        most, name = self.most[rows], f"groups of {choices}"
-        tiles = -(-most // EXPERTS_TILE.x) * used + experts
-        self.out.lists[name] = 4 * (1 + most * used + 3 * tiles)
-        constants = {"USED": used, "PAIRS": most * used, "TILE": EXPERTS_TILE.x, "COUNT_AT": int(rows == "logits")}
-        launch = [Launch(kernels.group_pairs(experts, constants), (1, 1, 1), (choices, "step", name))]
-        some, many = (launch * products.grouped(least, used, experts) for least in (FEW_ROWS + 1, SOME_ROWS + 1))
-        self.stage("group", rows, (), many, some=some)
-        return name
-
-    def multiply(
-        self, stack: Stack, rows: Rows, inputs: tuple[_Input, _Input], y: Buffer, per_row: int, used: int, choices: str,
-        groups: str,
-    ) -> None:  # fmt: skip
-        """Every pair's product with its expert's matrix; `per_row` pairs read the same input."""
-        weight = stack.weight
-        count, n, k = weight.shape
-        most = self.most[rows]
-        constants = {
-            "K": k, "N": n, "X_STRIDE": inputs[0].stride, "Y_STRIDE": n, "EXPERTS": count, "PER_ROW": per_row,
-            "HAS_SCALES": stack.scale is not None, "HAS_BIAS": stack.bias is not None, "HAS_RESIDUAL": False,
-            "COUNT_AT": int(rows == "logits"), "FACTOR": 1.0, "RESIDUAL_STRIDE": 0, "PAIRS": most * used,
-        }  # fmt: skip
-        arguments = (
-            self.matrix(weight), inputs[0].buffer, y, "step", self.vector(stack.bias), NOTHING, choices,
-            self.vector(stack.scale),
-        )  # fmt: skip
-        few = [Launch(kernels.matvec(weight.format, 1, constants), (-(-n // 4), (rows, 1, used), 1), arguments)]
-        kernel, tile = self.tile(weight, most, {**constants, "X_STRIDE": inputs[1].stride})
-        grid = (-(-n // tile.w), (rows, tile.x, used, count), 1)
-        tiles = [Launch(kernel, grid, (arguments[0], inputs[1].buffer, *arguments[2:6], groups, arguments[7]))]
-        some, many = (tiles if products.grouped(least, used, count) else few for least in (FEW_ROWS + 1, SOME_ROWS + 1))
-        self.stage(weight.name, rows, few, many, some=some)
+def _three(arguments: Sequence[Argument]) -> list[Argument]:
+    return [*arguments, *[NOTHING] * (MOST_TOGETHER - len(arguments))]
 
 
 def glu_expression(activation: str) -> str:

@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from backends.base import CacheTypes, Limits
 from backends.gpu import formats
-from backends.gpu.program import NOTHING, Buffer, Launch, Program, Stage
+from backends.gpu.kernels import delivered
+from backends.gpu.products import block_words
+from backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
 from backends.plan import Plan, Rows, Value, Weight
-from backends.usage import uses_of
+from backends.usage import inputs_of, products_of, uses_of
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a kernel that makes rows is to put them: as floats, as activation blocks, or both."""
+
+    floats: Buffer | None
+    blocks: Buffer | None = None
+    block_words: int = 0  # of a row
+
+    @property
+    def constants(self) -> dict[str, int]:
+        return delivered(self.floats is not None, self.block_words)
+
+    @property
+    def arguments(self) -> tuple[Argument, Argument]:
+        return self.floats or NOTHING, self.blocks or NOTHING
 
 
 class Binding:
@@ -23,6 +43,7 @@ class Binding:
         self.free: dict[tuple[Rows, int], list[Buffer]] = {}
         self.uses = uses_of(plan)
         self.uses.update(value.index for value in keep)  # a use that never comes
+        self.wants_blocks, self.wants_floats = _readers(plan, keep)
 
     def take(self, rows: Rows, stride: int) -> Buffer:
         free = self.free.get((rows, stride))
@@ -39,11 +60,20 @@ class Binding:
         self.where[value.index] = self.take(value.rows, value.width)
         return self.where[value.index]
 
+    def deliver(self, value: Value) -> Delivery:
+        """For a kernel that can make activation blocks: what is read of the value."""
+        index, words, blocks = value.index, 0, None
+        if index in self.wants_blocks:
+            words = block_words(value.width)
+            self.prepared[index] = {"int8": (blocks := self.take(value.rows, words))}
+        return Delivery(self.value(value) if index in self.wants_floats else None, blocks, words)
+
     def used(self, *values: Value) -> None:
         for value in values:
             self.uses[value.index] -= 1
             if not self.uses[value.index]:
-                self.give(self.where.pop(value.index))
+                if value.index in self.where:
+                    self.give(self.where.pop(value.index))
                 for buffer in self.prepared.pop(value.index, {}).values():
                     self.give(buffer)
 
@@ -64,3 +94,17 @@ class Binding:
             return NOTHING
         self.out.vectors[weight.name] = weight
         return f"vector:{weight.name}"
+
+
+def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
+    """Values that products read as activation blocks, and those that anything reads as floats."""
+    floats = {plan.logits.index, *(value.index for value in keep)}
+    floats |= {value.index for part in plan.parts for value in part.leaves}
+    blocks: set[int] = set()
+    for op in plan.operations:
+        products = products_of(op)
+        for x, weight in products:
+            (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
+        multiplied = {x.index for x, _ in products}
+        floats |= {value.index for value in inputs_of(op) if value.index not in multiplied}
+    return blocks, floats

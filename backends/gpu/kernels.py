@@ -26,12 +26,14 @@ FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing els
 # local memory, and every how many dimensions its work-items have.
 TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}
 HEADER = 8  # ints before the rows in the step buffer
+WIDE = 1024  # numbers of a group of a row from which on more work-items norm it
 SORTED = 4096  # logits that a work-group of the search for the largest sorts
 
 # What differs from model to model and may be given at run time: widths, strides, counts, factors.
-_NAMES = """K N X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT WINDOW
-    SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR EPS EXPERTS USED PER_ROW SLOTS_AT TABLE_STRIDE_AT PASS PAIRS ROTATION
-    KEY_TYPE KEY_SIZE KEY_WORDS KEY_BYTES VALUE_TYPE VALUE_SIZE VALUE_WORDS VALUE_BYTES"""
+_NAMES = """K N N1 N2 X_STRIDE Y_STRIDE RESIDUAL_STRIDE GROUP_STRIDE STRIDE Q_STRIDE WIDTH HEAD HEADS KV_HEADS N_ROT
+    WINDOW SOFTCAP PARTITIONS MAX_ROWS COUNT_AT FACTOR FACTOR1 FACTOR2 EPS EXPERTS USED PER_ROW SLOTS_AT
+    TABLE_STRIDE_AT PASS PAIRS ROTATION KEY_TYPE KEY_SIZE KEY_WORDS KEY_BYTES VALUE_TYPE VALUE_SIZE
+    VALUE_WORDS VALUE_BYTES BLOCKS_STRIDE"""
 SHAPE = frozenset(_NAMES.split())
 
 
@@ -100,7 +102,24 @@ def _kernel(
 
 
 def matvec(format: str, columns: int, constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("matvec", "linear", {"MATVEC": 1, "COLUMNS": columns, **constants}, 128, 128, format)
+    every = {"MATVEC": 1, "COLUMNS": columns, "MATRICES": 1, **constants}
+    return _kernel("matvec", "linear", every, 128, 128, format)
+
+
+def together(format: str, columns: int, constants: Mapping[str, Any]) -> Kernel:
+    """The mat-vecs of two or three matrices."""
+    every = {"TOGETHER": 1, "COLUMNS": columns, "MATRICES": 1, **constants}
+    return _kernel("matvec_together", "linear together", every, 128, 128, format)
+
+
+def gated(format: str, columns: int, operation: str, constants: Mapping[str, Any]) -> Kernel:
+    """The mat-vecs of two matrices and OPERATION(a, b) of their results. A work-group makes 32 of these, with as many
+    items as still leave room for a second one beside it: sums of several columns take registers."""
+    size = 512 if columns == 1 else 256
+    every = {
+        "GATED": 1, "COLUMNS": columns, "MATRICES": 2, "SIZE": size, "OPERATION(a, b)": f"({operation})", **constants
+    }  # fmt: skip
+    return _kernel("matvec_gated", "blocks linear together", every, size, size + 32 * columns, format)
 
 
 def matmul(format: str, constants: Mapping[str, Any]) -> Kernel:
@@ -119,6 +138,11 @@ def tensor(format: str, tile: Tile, terms: int, constants: Mapping[str, Any]) ->
     return _kernel("tensor", "instructions linear tensor", every, 2 * tile.w, numbers, format)
 
 
+def delivered(floats: bool, block_words: int) -> dict[str, int]:
+    """What a kernel that makes rows is told of who reads them: `block_words` of activation blocks a row, 0 for none."""
+    return {"HAS_FLOATS": int(floats), "HAS_BLOCKS": int(block_words > 0), "BLOCKS_STRIDE": block_words}
+
+
 def split(format: str, terms: int, constants: Mapping[str, Any]) -> Kernel:
     """Rows of activations as numbers of 16 bits for the tensor cores."""
     return _kernel("split_rows", "rows", {"SPLIT": 1, "TERMS": terms, **constants}, 128, 128, format)
@@ -128,20 +152,19 @@ def embed(format: str, limits: Limits, constants: Mapping[str, Any]) -> Kernel:
     return _kernel("embed", "rows", {"EMBED": 1, "MAX_ROWS": limits.rows, **constants}, 64, 0, format)
 
 
-def quantize(constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("quantize", "rows", {"QUANTIZE": 1, **constants}, 128, 128)
-
-
 def norm(constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("norm_rows", "rows", {"NORM": 1, **constants}, 128, 128)
+    """A work-group has a group of a row: of so many items that one of a wide row still ends soon."""
+    size = 128 if constants["K"] < WIDE else 512
+    return _kernel("norm_rows", "blocks rows", {"NORM": 1, "SIZE": size, **constants}, size, size)
 
 
 def elements(operation: str, constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("elements", "elements", {"PAIRED": 1, "OPERATION(a, b)": f"({operation})", **constants}, 128)
+    every = {"PAIRED": 1, "OPERATION(a, b)": f"({operation})", **constants}
+    return _kernel("elements", "blocks elements", every, 128, 128)
 
 
 def select_rows(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("select_rows", "elements", {"SELECT": 1, "MAX_ROWS": limits.rows, **constants}, 128)
+    return _kernel("select_rows", "blocks elements", {"SELECT": 1, "MAX_ROWS": limits.rows, **constants}, 128, 128)
 
 
 def largest(number: int, constants: Mapping[str, Any]) -> Kernel:
@@ -150,18 +173,19 @@ def largest(number: int, constants: Mapping[str, Any]) -> Kernel:
 
 
 def rotate(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
-    return _kernel("rotate_heads", "elements", {"ROTATE": 1, "MAX_ROWS": limits.rows, **constants}, 128)
+    return _kernel("rotate_heads", "rotate", {"ROTATE": 1, "MAX_ROWS": limits.rows, **constants}, 128)
 
 
 def append(limits: Limits, constants: Mapping[str, Any]) -> Kernel:
-    """`constants` hold those of the cache, as of `cachetypes.constants`."""
+    """`constants` hold those of the cache, as of `cachetypes.constants`, and ROTATED."""
     every = {"APPEND": 1, "MAX_ROWS": limits.rows, **constants}
-    return _kernel("append", "cache", every, 128, 128 + max(constants["KEY_SIZE"], constants["VALUE_SIZE"]))
+    parts = "rotate blocks cache" if constants["ROTATED"] else "blocks cache"
+    return _kernel("append", parts, every, 128, 128 + max(constants["KEY_SIZE"], constants["VALUE_SIZE"]))
 
 
 def prepare_queries(constants: Mapping[str, Any]) -> Kernel:
     """For keys in blocks; `constants` hold those of the cache."""
-    return _kernel("prepare_queries", "cache", {"PREPARE": 1, **constants}, 128, 128 + constants["KEY_SIZE"])
+    return _kernel("prepare_queries", "blocks cache", {"PREPARE": 1, **constants}, 128, 128 + constants["KEY_SIZE"])
 
 
 def grouped(group: int) -> int:
@@ -188,10 +212,10 @@ def attention(stage: str, limits: Limits, constants: Mapping[str, Any]) -> Kerne
         every |= {"TILE_ROWS": TILE_ROWS, "OWN_ROWS": rows, "TILE_KEYS": keys, "DIMENSIONS_EACH": dimensions}
     local = {
         "attend_partition": 128 + together * (PARTITION + size),
-        "attend_combine": size,
+        "attend_combine": 128 + size,
         "attend_tile": 128 + (rows + keys) * (size + 1) + rows * (keys + 4),
     }[stage]
-    return _kernel(stage, "cache attention", every, 128, local)
+    return _kernel(stage, "blocks cache attention", every, 128, local)
 
 
 def partitions(limits: Limits) -> int:

@@ -24,6 +24,11 @@ EXPERTS_TILE = PLAIN_TILE  # few rows choose the same expert
 TENSOR = {**dict.fromkeys(QUANTIZED, (75, 0)), "F16": (75, 1), "BF16": (80, 2)}
 
 
+def block_words(width: int) -> int:
+    """Words of a row of activation blocks: a byte a number, a scale a block of 32, a sum a half of one."""
+    return width * 11 // 32
+
+
 def terms(format: str, width: int, compute: str) -> int | None:
     """What tensor cores of this compute type ("sm_90") want of activations: 0 int8 blocks, or so many numbers of 16
     bits; None where they do not multiply matrices of this format and width."""

@@ -171,8 +171,9 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
 
 #ifdef STAGE_attend_combine  // the partitions of a row and head in order
 KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL const int *step, GLOBAL const float *sinks,
-                            GLOBAL float *y LOCAL_ARGUMENT) {
+                            GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
+  LOCAL float *out = local_memory + 128;
   int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
   GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * (HEAD + 2);
   int from = first_seen(SHAPE position) / PARTITION, stop = position / PARTITION + 1;
@@ -190,10 +191,14 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
     float sum = 0.0f;
     for (int i = from; i < stop; i++)
       sum = FMA(exponential(in[i * (HEAD + 2) + HEAD] - largest), in[i * (HEAD + 2) + d], sum);
-    local_memory[d] = sum / weight;
+    out[d] = sum / weight;
   }
-  hadamard(SHAPE VALUE_TYPE, local_memory, 1, HEAD);
-  for (int d = ITEM; d < HEAD; d += 128) y[(size_t)row * Q_STRIDE + head * HEAD + d] = local_memory[d];
+  hadamard(SHAPE VALUE_TYPE, out, 1, HEAD);
+  for (int base = 0; base < HEAD; base += 128) {
+    int d = base + ITEM, i = d < HEAD ? head * HEAD + d : Q_STRIDE;  // Q_STRIDE: beyond the row
+    float v = out[smaller(d, HEAD - 1)];
+    deliver(v, i, Q_STRIDE, y + (size_t)row * Q_STRIDE, blocks + (size_t)row * BLOCKS_STRIDE, local_memory);
+  }
 }
 #endif
 

@@ -170,23 +170,57 @@ DEVICE uint packed(int type, LOCAL const int *q, int w) {
   return word;
 }
 
-// A work-group stores a head of a row: its keys, or where GROUP_Z is 1 its values.
+// A work-group stores a head of a row: of its keys, then of its values. ROTATED: keys are rotated first, and more
+// work-groups rotate the heads of the queries; both are normed before where NORMED, in the order of norm_rows.
+#if ROTATED
+#define ROTATED_ARGUMENTS , GLOBAL const float *q, GLOBAL const float *key_table, GLOBAL const float *query_table, \
+  GLOBAL const float *key_weight, GLOBAL const float *query_weight, GLOBAL float *queries
+#else
+#define ROTATED_ARGUMENTS
+#endif
+#if NORMED
+#define NUMBER(d) (in[d] * factor * weight[d])
+#else
+#define NUMBER(d) in[d]
+#endif
 KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v, GLOBAL const int *step, GLOBAL uchar *keys,
-                    GLOBAL uchar *values LOCAL_ARGUMENT) {
+                    GLOBAL uchar *values ROTATED_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
-  int second = GROUP_Z, slot = SLOTS_OF(step)[GROUP_Y], position = slot % BLOCK_TOKENS;
+  LOCAL float *s = local_memory, *x = s + 128;
+  int second = GROUP_X >= KV_HEADS, own = GROUP_X % KV_HEADS, slot = SLOTS_OF(step)[GROUP_Y], position = slot % BLOCK_TOKENS;
+  GLOBAL const float *in = (second ? v : k) + (size_t)GROUP_Y * STRIDE + own * HEAD;
+#if ROTATED
+  int query = GROUP_X - 2 * KV_HEADS;
+  size_t of_query = (size_t)GROUP_Y * Q_STRIDE + query * HEAD, angles = (size_t)POSITIONS_OF(step)[GROUP_Y] * N_ROT;
+  if (query >= 0) in = q + of_query;
+#if NORMED
+  GLOBAL const float *weight = query >= 0 ? query_weight : key_weight;
+  float square = 0.0f;
+  for (int i = ITEM; i < HEAD; i += 128) square = FMA(in[i], in[i], square);
+  float factor = 1.0f / SQRT(group_sum(square, s, 128) / (float)HEAD + EPS);
+#endif
+  for (int d = ITEM; query >= 0 && d < HEAD; d += 128)
+    queries[of_query + d] = rotated(SHAPE NUMBER(d), NUMBER(partner(SHAPE d)), d, query_table + angles);
+#else
+  int query = -1;
+#endif
   int type = second ? VALUE_TYPE : KEY_TYPE, size = second ? VALUE_SIZE : KEY_SIZE, words = second ? VALUE_WORDS : KEY_WORDS;
+  if (query >= 0) type = F16_CACHE, size = words = 0;  // nothing to store; but all come to the barriers
   int stride = second ? 1 : BLOCK_TOKENS, groups = size / 32;
-  size_t head = (size_t)(slot / BLOCK_TOKENS) * KV_HEADS + GROUP_X;
+  size_t head = (size_t)(slot / BLOCK_TOKENS) * KV_HEADS + own;
   GLOBAL uchar *to = second ? values + head * VALUE_BYTES : keys + head * KEY_BYTES;
   GLOBAL uint *out = (GLOBAL uint *)to + (second ? position * words : position);
   GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (second ? position * groups : position);
-  GLOBAL const float *in = (second ? v : k) + (size_t)GROUP_Y * STRIDE + GROUP_X * HEAD;
-  LOCAL float *s = local_memory, *x = s + 128;
   float largest = type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
-  for (int i = ITEM; i < size; i += 128) x[i] = i < HEAD ? within(in[i], largest) : 0.0f;
+  for (int i = ITEM; i < size; i += 128) {
+    float number = i < HEAD ? in[i] : 0.0f;
+#if ROTATED
+    if (!second && i < HEAD) number = rotated(SHAPE NUMBER(i), NUMBER(partner(SHAPE i)), i, key_table + angles);
+#endif
+    x[i] = within(number, largest);
+  }
   hadamard(SHAPE type, x, 1, HEAD);
-  for (int i = ITEM; i < HEAD; i += 128) x[i] = within(x[i], largest);
+  for (int i = ITEM; i < smaller(HEAD, size); i += 128) x[i] = within(x[i], largest);
   BARRIER();
   if (!IN_BLOCKS(type)) {
     groups = 0;
@@ -241,13 +275,7 @@ KERNEL(128, prepare_queries)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL float
   hadamard(SHAPE KEY_TYPE, x, 1, HEAD);
   for (int base = 0; base < groups; base += 4) {
     int group = base + (ITEM >> 5), at = 32 * group + (ITEM & 31);
-    float v = group < groups ? x[at] : 0.0f;
-    float largest = AS_FLOAT((int)umax32((uint)AS_INT(v) & 0x7FFFFFFFu, s));
-    float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-    if (!(inverse < 3.0e38f)) inverse = 0.0f;  // of a subnormal maximum: such a block is zero
-    float scale = largest / 127.0f;
-    float integer = largest <= -LOWEST ? FLOOR_EVEN(v * inverse) : 0.0f;  // no number: the scale says so
-    float sum = sum32(integer, s);
+    float scale, integer = (float)signed_byte(group < groups ? x[at] : 0.0f, &scale, s), sum = sum32(integer, s);
     if (group < groups) {
       ((GLOBAL i8 *)y)[at] = (i8)(int)integer;
       if ((ITEM & 31) == 0) {

@@ -27,17 +27,24 @@
   SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const int *step, \
   GLOBAL const float *bias, GLOBAL const float *residual EXPERT_ARGUMENTS
 
-DEVICE void finish(SHAPE_PARAMETER float sum, int row, int column, GLOBAL float *y, GLOBAL const float *bias,
-                   GLOBAL const float *residual, size_t bias_at, float factor) {
+DEVICE float biased(float sum, float factor, GLOBAL const float *bias, size_t row) {
   float v = sum * factor;
 #if HAS_BIAS
-  v += bias[bias_at + row];
+  v += bias[row];
 #endif
+  return v;
+}
+
+#ifdef Y_STRIDE
+DEVICE void finish(SHAPE_PARAMETER float sum, int row, int column, GLOBAL float *y, GLOBAL const float *bias,
+                   GLOBAL const float *residual, size_t bias_at, float factor) {
+  float v = biased(sum, factor, bias, bias_at + row);
 #if HAS_RESIDUAL
   v += residual[(size_t)column * RESIDUAL_STRIDE + row];
 #endif
   y[(size_t)column * Y_STRIDE + row] = v;
 }
+#endif
 
 #ifdef QUANTIZED
 DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, const int *x, float d, float low,
@@ -62,15 +69,50 @@ DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, 
 }
 #endif
 
-#ifdef MATVEC
-// A segment of 32 work-items has one row of the matrix and up to COLUMNS rows of activations; every work-item has
-// every 32nd chunk. The order of a sum depends on neither COLUMNS nor on how many rows there are.
+#ifdef COLUMNS
+// Products of up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows, to every
+// work-item of a segment of 32, of which each has every 32nd chunk: sum (MATRICES, COLUMNS). The order of a sum depends
+// on nothing else.
+DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, size_t own, GLOBAL const float *x,
+                         int columns, float *sum, LOCAL float *s) {
+  int lane = ITEM & 31;
+  for (int j = 0; j < MATRICES * COLUMNS; j++) sum[j] = 0.0f;
+#ifdef QUANTIZED
+  for (int c = lane; c < K / 32; c += 32) {
+    int q[MATRICES][8], xq[8];
+    float scale[MATRICES][2], minimum[MATRICES][2];
+    for (int i = 0; i < MATRICES; i++) unpack_chunk(SHAPE w[i], rows, own, c, q[i], scale[i], minimum[i]);
+    for (int j = 0; j < COLUMNS; j++) {
+      if (j < columns) {
+        GLOBAL const float *r = x + (size_t)j * X_STRIDE;
+        eight_words((GLOBAL const uchar *)(r + 8 * c), X_STRIDE % 4 == 0, (uint *)xq);
+        GLOBAL const float *sums = r + K / 4 + K / 32 + 2 * c;
+        float d = r[K / 4 + c], low = sums[0], high = sums[1];
+        for (int i = 0; i < MATRICES; i++)
+          sum[i * COLUMNS + j] = add_chunk(sum[i * COLUMNS + j], q[i], scale[i], minimum[i], xq, d, low, high);
+      }
+    }
+  }
+#else
+  for (int k = lane; k < K; k += 32) {
+    float v[MATRICES];
+    for (int i = 0; i < MATRICES; i++) v[i] = element(w[i], own * K + k);
+    for (int j = 0; j < COLUMNS; j++)
+      if (j < columns) {
+        float a = x[(size_t)j * X_STRIDE + k];
+        for (int i = 0; i < MATRICES; i++) sum[i * COLUMNS + j] = FMA(v[i], a, sum[i * COLUMNS + j]);
+      }
+  }
+#endif
+  for (int j = 0; j < MATRICES * COLUMNS; j++) sum[j] = sum32(sum[j], s);
+}
+#endif
+
+#ifdef MATVEC  // a segment of 32 work-items has one row of the matrix
 KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   LOCAL_MEMORY
-  int row = GROUP_X * 4 + (ITEM >> 5), lane = ITEM & 31, column = GROUP_Y * COLUMNS;
+  int row = GROUP_X * 4 + (ITEM >> 5), column = GROUP_Y * COLUMNS;
   size_t own = smaller(row, N - 1);
-  float sum[COLUMNS];
-  for (int j = 0; j < COLUMNS; j++) sum[j] = 0.0f;
 #ifdef EXPERTS
   int columns = 1, expert = choices[column];
   size_t rows = (size_t)EXPERTS * N, bias_at = (size_t)expert * N;
@@ -83,31 +125,12 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   float factor = FACTOR;
   x += (size_t)column * X_STRIDE;
 #endif
-#ifdef QUANTIZED
-  for (int c = lane; c < K / 32; c += 32) {
-    int q[8], xq[8];
-    float s[2], m[2];
-    unpack_chunk(SHAPE w, rows, own, c, q, s, m);
-    for (int j = 0; j < COLUMNS; j++) {
-      if (j < columns) {
-        GLOBAL const float *r = x + (size_t)j * X_STRIDE;
-        eight_words((GLOBAL const uchar *)(r + 8 * c), X_STRIDE % 4 == 0, (uint *)xq);
-        GLOBAL const float *sums = r + K / 4 + K / 32 + 2 * c;
-        sum[j] = add_chunk(sum[j], q, s, m, xq, r[K / 4 + c], sums[0], sums[1]);
-      }
-    }
-  }
-#else
-  for (int k = lane; k < K; k += 32) {
-    float v = element(w, own * K + k);
-    for (int j = 0; j < COLUMNS; j++)
-      if (j < columns) sum[j] = FMA(v, x[(size_t)j * X_STRIDE + k], sum[j]);
-  }
-#endif
-  for (int j = 0; j < COLUMNS; j++) {
-    float total = sum32(sum[j], local_memory);
-    if (lane == 0 && row < N && j < columns) finish(SHAPE total, row, column + j, y, bias, residual, bias_at, factor);
-  }
+  GLOBAL const uchar *matrix = w;
+  float sum[COLUMNS];
+  row_products(SHAPE &matrix, rows, own, x, columns, sum, local_memory);
+  for (int j = 0; j < COLUMNS; j++)
+    if ((ITEM & 31) == 0 && row < N && j < columns)
+      finish(SHAPE sum[j], row, column + j, y, bias, residual, bias_at, factor);
 }
 #endif
 

@@ -1,4 +1,4 @@
-// Operations on whole rows: embedding, activation quantize, norms. Constants: K (width of a row or group), strides.
+// Operations on whole rows: embedding, norms, what tensor cores read. Constants: K (width of a row or group), strides.
 
 #ifdef EMBED
 KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const int *step, GLOBAL float *RESTRICT y) {
@@ -23,49 +23,29 @@ KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const i
 }
 #endif
 
-#ifdef QUANTIZE
-// A segment of 32 work-items has a block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|). The bits of
-// magnitudes are ordered as integers, and a NaN is above all, so that its block's scale becomes one.
-KERNEL(128, quantize)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL int *RESTRICT y LOCAL_ARGUMENT) {
-  LOCAL_MEMORY
-  int row = GROUP_Y, i = GROUP_X * 128 + ITEM;
-  float v = i < K ? x[(size_t)row * X_STRIDE + i] : 0.0f;
-  float largest = AS_FLOAT((int)umax32((uint)AS_INT(v) & 0x7FFFFFFFu, local_memory));
-  float inverse = largest > 0.0f ? 127.0f / largest : 0.0f;
-  if (!(inverse < 3.0e38f)) inverse = 0.0f;  // of a subnormal maximum: such a block is zero
-  float scale = largest / 127.0f;
-  int q = largest <= -LOWEST ? (int)FLOOR_EVEN(v * inverse) : 0;  // no number: the scale says so
-  int sum = sum16(q, local_memory);
-  GLOBAL int *out = y + (size_t)row * Y_STRIDE;
-  if (i < K) {
-    ((GLOBAL i8 *)out)[i] = (i8)q;
-    if ((i & 31) == 0) ((GLOBAL float *)out)[K / 4 + i / 32] = scale;
-    if ((i & 15) == 0) ((GLOBAL float *)out)[K / 4 + K / 32 + i / 16] = scale * (float)sum;
-  }
-}
-#endif
-
-#ifdef NORM
-KERNEL(128, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT weight, GLOBAL const float *bias,
-                  GLOBAL float *RESTRICT y LOCAL_ARGUMENT) {
+#ifdef NORM  // a work-group of SIZE has a group of a row; where it makes blocks, the whole row
+KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL const float *RESTRICT weight,
+                        GLOBAL const float *bias, GLOBAL float *y, GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int group = GROUP_X;
   x += (size_t)GROUP_Y * X_STRIDE + (size_t)group * K;
   y += (size_t)GROUP_Y * Y_STRIDE + (size_t)group * K;
+  blocks += (size_t)GROUP_Y * BLOCKS_STRIDE;
   weight += group * GROUP_STRIDE;
   float mean = 0.0f, square = 0.0f;
 #if LAYER
-  for (int i = ITEM; i < K; i += 128) mean += x[i];
-  mean = group_sum(mean, local_memory, 128) / (float)K;
+  for (int i = ITEM; i < K; i += SIZE) mean += x[i];
+  mean = group_sum(mean, local_memory, SIZE) / (float)K;
 #endif
-  for (int i = ITEM; i < K; i += 128) square = FMA(x[i] - mean, x[i] - mean, square);
-  float factor = 1.0f / SQRT(group_sum(square, local_memory, 128) / (float)K + EPS);
-  for (int i = ITEM; i < K; i += 128) {
-    float v = (x[i] - mean) * factor * weight[i];
+  for (int i = ITEM; i < K; i += SIZE) square = FMA(x[i] - mean, x[i] - mean, square);
+  float factor = 1.0f / SQRT(group_sum(square, local_memory, SIZE) / (float)K + EPS);
+  for (int base = 0; base < K; base += SIZE) {
+    int i = base + ITEM, own = smaller(i, K - 1);
+    float v = (x[own] - mean) * factor * weight[own];
 #if HAS_BIAS
-    v += bias[group * GROUP_STRIDE + i];
+    v += bias[group * GROUP_STRIDE + own];
 #endif
-    y[i] = v;
+    deliver(v, i, K, y, blocks, local_memory);
   }
 }
 #endif
