@@ -1,7 +1,7 @@
 """The CUDA backend: a device of PyCUDA under the executable that is written once in `backends.gpu`.
 
-Kernels have been compiled for four compute types (benchmarks/results) but never run on a card. What is asked of PyCUDA
-2026.1 has been run over a driver that only counts.
+Kernels have been compiled for four compute types (benchmarks/results) but never run on a card; tests run them, and what
+is asked of PyCUDA 2026.1, over an emulated one (tests/backends/gpu).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakSet
@@ -89,8 +90,9 @@ class CudaDevice:
         return buffer
 
     def free(self, buffer: Any) -> None:
-        self._stream.synchronize()
-        buffer.free()
+        with suppress(self._cuda.Error):
+            self._stream.synchronize()
+            buffer.free()
 
     def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
         try:
@@ -107,7 +109,10 @@ class CudaDevice:
         return found
 
     def send(self, target: Any, data: NDArray[Any]) -> None:
-        self._cuda.memcpy_htod_async(target, data, self._stream)
+        try:
+            self._cuda.memcpy_htod_async(target, data, self._stream)
+        except self._cuda.Error as error:
+            raise self._explained(error, "a step") from None
 
     def download(self, source: Any, offset: int, into: NDArray[Any]) -> None:
         try:

@@ -1,14 +1,19 @@
-// What only CUDA has, one instruction a function: copies that end later, matrices from shared memory, tensor cores.
+// What only CUDA has: copies that end later, matrices from shared memory, tensor cores. First the instructions, a function
+// each, for which host emulation has functions of its own (tests/backends/gpu/emulation.h); then what kernels call.
 // sm_75 has the smaller shapes of the products, whose operands lie in the same registers, and no copies that end later.
-// Host emulation gives functions of its own under these names (tests/backends/gpu/emulation.h).
-#ifndef HOST_EMULATION
 #define AMPERE (__CUDA_ARCH__ >= 800)
 
+#ifndef HOST_EMULATION
 DEVICE uint shared_address(const void *p) { return (uint)__cvta_generic_to_shared(p); }
 
-// COPY bytes (4, 8 or 16, and so aligned) to shared memory; zeros where `inside` is 0, and then nothing is read.
-DEVICE void copy_later(void *to, const void *from, int inside) {
+DEVICE void ldmatrix_x4(uint *r, const void *row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row)));
+}
+
 #if AMPERE
+DEVICE void cp_async(void *to, const void *from, int inside) {
 #if COPY == 16
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(inside * 16)
                : "memory");
@@ -17,6 +22,55 @@ DEVICE void copy_later(void *to, const void *from, int inside) {
                "r"(inside * COPY)
                : "memory");
 #endif
+}
+
+DEVICE void cp_async_wait_all(void) { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+DEVICE void mma_m16n8k16_s8(int *d, uint a0, uint a1, uint b) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+
+DEVICE void mma_m16n8k32_s8(int *d, const uint *a, const uint *b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE void mma_m16n8k16_f16(float *d, const uint *a, const uint *b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+DEVICE void mma_m16n8k16_bf16(float *d, const uint *a, const uint *b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#else
+DEVICE void mma_m8n8k16_s8(int *d, uint a, uint b) {
+  asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
+               : "+r"(d[0]), "+r"(d[1])
+               : "r"(a), "r"(b));
+}
+
+DEVICE void mma_m16n8k8_f16(float *d, uint a0, uint a1, uint b) {
+  asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a0), "r"(a1), "r"(b));
+}
+#endif
+#endif
+
+// COPY bytes (4, 8 or 16, and so aligned) to shared memory; zeros where `inside` is 0, and then nothing is read.
+DEVICE void copy_later(void *to, const void *from, int inside) {
+#if AMPERE
+  cp_async(to, from, inside);
 #else
   for (int i = 0; i < COPY / 4; i++) ((int *)to)[i] = inside ? ((const int *)from)[i] : 0;
 #endif
@@ -24,42 +78,29 @@ DEVICE void copy_later(void *to, const void *from, int inside) {
 
 DEVICE void copies_done(void) {
 #if AMPERE
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  cp_async_wait_all();
 #endif
 }
 
 // Four 8 x 8 matrices of 16-bit elements: lanes 8 i to 8 i + 7 give the addresses of the rows (16 bytes) of matrix i;
 // lane l gets elements 2 (l % 4) and the next of row l / 4 of each.
-DEVICE void load_matrices(uint *r, const void *row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(shared_address(row)));
-}
+DEVICE void load_matrices(uint *r, const void *row) { ldmatrix_x4(r, row); }
 
 // d (16, 8) += a (16, 16) b (16, 8) of signed bytes: lane l holds of a the rows l / 4 and that + 8, four bytes from
 // 4 (l % 4) on; of b column l / 4; of d the rows of a, columns 2 (l % 4) and the next.
 DEVICE void mma_bytes_16(int *d, uint a0, uint a1, uint b) {
 #if AMPERE
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-               : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-               : "r"(a0), "r"(a1), "r"(b));
+  mma_m16n8k16_s8(d, a0, a1, b);
 #else
-  asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-               : "+r"(d[0]), "+r"(d[1])
-               : "r"(a0), "r"(b));
-  asm volatile("mma.sync.aligned.m8n8k16.row.col.s32.s8.s8.s32 {%0, %1}, {%2}, {%3}, {%0, %1};"
-               : "+r"(d[2]), "+r"(d[3])
-               : "r"(a1), "r"(b));
+  mma_m8n8k16_s8(d, a0, b);
+  mma_m8n8k16_s8(d + 2, a1, b);
 #endif
 }
 
 // The same with 32 bytes of depth: a[2], a[3] and b[1] hold the second 16.
 DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 #if AMPERE
-  asm volatile(
-      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  mma_m16n8k32_s8(d, a, b);
 #else
   mma_bytes_16(d, a[0], a[1], b[0]);
   mma_bytes_16(d, a[2], a[3], b[1]);
@@ -67,27 +108,12 @@ DEVICE void mma_bytes_32(int *d, const uint *a, const uint *b) {
 }
 
 // d (16, 8) += a (16, 16) b (16, 8) of 16-bit floats in the same places, two where bytes are four; sums in float32.
-#if defined(FORMAT_F16)
 DEVICE void mma_halves(float *d, const uint *a, const uint *b) {
-#if AMPERE
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-#else
-  for (int i = 0; i < 2; i++)
-    asm volatile(
-        "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[2 * i]), "r"(a[2 * i + 1]), "r"(b[i]));
-#endif
-}
+#if !AMPERE  // F16 only
+  for (int i = 0; i < 2; i++) mma_m16n8k8_f16(d, a[2 * i], a[2 * i + 1], b[i]);
 #elif defined(FORMAT_BF16)
-DEVICE void mma_halves(float *d, const uint *a, const uint *b) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  mma_m16n8k16_bf16(d, a, b);
+#else
+  mma_m16n8k16_f16(d, a, b);
+#endif
 }
-#endif
-#endif

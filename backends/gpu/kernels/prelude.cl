@@ -54,11 +54,7 @@ typedef signed char i8;
 #define LOCAL
 #define RESTRICT __restrict__
 #define DEVICE static __device__ __forceinline__
-#ifdef HOST_EMULATION
-#define TABLE static const
-#else
 #define TABLE __device__ const
-#endif
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size) name
 #define LOCAL_ARGUMENT
 #define LOCAL_MEMORY extern __shared__ float local_memory[];
@@ -106,7 +102,7 @@ DEVICE float half_at(const uchar *p) { return half_bits(*(const ushort *)p); }
 SEGMENT(sum32, float, 16, v + w)
 SEGMENT(sum16, int, 8, v + w)
 SEGMENT(max32, float, 16, FMAX(v, w))
-#if !defined(__OPENCL_VERSION__) && (defined(HOST_EMULATION) || __CUDA_ARCH__ >= 800)
+#if !defined(__OPENCL_VERSION__) && __CUDA_ARCH__ >= 800
 DEVICE uint umax32(uint v, float *) { return __reduce_max_sync(0xffffffffu, v); }  // one instruction
 #else
 SEGMENT(umax32, uint, 16, v > w ? v : w)

@@ -24,7 +24,7 @@ DEVICE void eight_words(GLOBAL const uchar *p, int wide, uint *w) {
 
 #if defined(LEVELS)
 // Four nibbles to the bytes of a table of 16 levels.
-#if defined(__OPENCL_VERSION__) || defined(HOST_EMULATION)
+#ifdef __OPENCL_VERSION__
 TABLE uchar level_table[16] = {LEVELS};
 DEVICE int level(uint n) {
   return (int)((uint)level_table[n & 15] | (uint)level_table[(n >> 8) & 15] << 8 |

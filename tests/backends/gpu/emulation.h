@@ -1,7 +1,8 @@
 // CUDA kernels on the host: stands before a kernel's source, compiled as C++ with -DHOST_EMULATION.
 // Every thread of a block is a fiber of one OS thread; they run one after the other, each to its next barrier or warp
 // operation, so that data read without the barrier it needs is not there yet. Blocks begin with shared memory of NaNs,
-// and copies that end later end as late as they may. Fragments of the tensor cores are those of the PTX manual.
+// copies that end later end as late as they may, and accesses must be aligned. Fragments of the tensor cores are those of
+// the PTX manual.
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,11 +15,10 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define __shared__
-#define __CUDA_ARCH__ 900
 
 struct dim3_ { int x, y, z; };
-struct int4 { int x, y, z, w; };
-struct uint4 { unsigned x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
 alignas(128) float local_memory[1 << 16];
 
 namespace emulated {
@@ -38,6 +38,10 @@ inline void stop(const char *why) {  // the grid; from a thread
   failure = why;
   setcontext(&scheduler);
 }
+}  // namespace emulated
+// What -fsanitize=alignment calls: a card stops at such an access.
+extern "C" void __ubsan_handle_type_mismatch_v1(void *, void *) { emulated::failure = "an access that is not aligned"; }
+namespace emulated {
 inline void block_barrier() {
   if (++at_barrier == size) { at_barrier = 0; wake(0, size); } else rest();
 }
@@ -69,6 +73,12 @@ inline int __dp4a(int a, int b, int c) {
   for (int i = 0; i < 32; i += 8) c += (int)(signed char)(a >> i) * (signed char)(b >> i);
   return c;
 }
+inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
+  unsigned long long both = (unsigned long long)b << 32 | a;
+  unsigned r = 0;
+  for (int i = 0; i < 4; i++) r |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+  return r;
+}
 inline float half_bits(unsigned bits) { return emulated::half_float(bits); }
 inline void store_half(float v, unsigned short *p) { *p = (unsigned short)emulated::float_half(v); }
 template <class T> T __shfl_xor_sync(unsigned, T v, int o) {
@@ -83,8 +93,9 @@ inline unsigned __reduce_max_sync(unsigned, unsigned v) {
   });
 }
 
-#ifdef EMULATED_COPY  // bytes of a copy; and EMULATED_BF16: what 16-bit floats are
-inline void copy_later(void *to, const void *from, int inside) {
+// The instructions of instructions.cl; EMULATED_COPY: bytes of a copy.
+#ifdef EMULATED_COPY
+inline void cp_async(void *to, const void *from, int inside) {
   auto &f = emulated::fibers[emulated::now];
   if (f.pending == 64) emulated::stop("more copies under way than expected");
   if ((uintptr_t)to % EMULATED_COPY || (inside && (uintptr_t)from % EMULATED_COPY)) emulated::stop("a copy is not aligned");
@@ -94,12 +105,12 @@ inline void copy_later(void *to, const void *from, int inside) {
   memset(c.bytes, 0, 16);
   if (inside) memcpy(c.bytes, from, EMULATED_COPY);
 }
-inline void copies_done() {
+inline void cp_async_wait_all() {
   auto &f = emulated::fibers[emulated::now];
   for (int i = 0; i < f.pending; i++) memcpy(f.copies[i].to, f.copies[i].bytes, f.copies[i].size);
   f.pending = 0;
 }
-inline void load_matrices(unsigned *r, const void *row) {
+inline void ldmatrix_x4(unsigned *r, const void *row) {
   if ((uintptr_t)row % 16) emulated::stop("a row of a matrix is not aligned");
   uint4 v = emulated::among<uint4>(&row, 2, [](unsigned (*of)[8]) {
     unsigned found[4];
@@ -112,37 +123,42 @@ inline void load_matrices(unsigned *r, const void *row) {
   });
   r[0] = v.x, r[1] = v.y, r[2] = v.z, r[3] = v.w;
 }
-// d (16, 8) += a (16, depth) b (depth, 8): elements of `bits` bits, `read` gives them as numbers.
-template <class D, class F> void multiply(D *d, const unsigned *a, const unsigned *b, int bits, int quads, F read) {
-  unsigned own[6] = {a[0], a[1], quads > 1 ? a[2] : 0, quads > 1 ? a[3] : 0, b[0], quads > 1 ? b[1] : 0};
-  memcpy(emulated::slots[emulated::now], own, 24);
+// d (8 * eights, 8) += a b: elements of `bits` bits, `quads` registers of b a lane, `read` gives them as numbers.
+template <class D, class F>
+void multiply(D *d, const unsigned *a, const unsigned *b, int eights, int bits, int quads, F read) {
+  unsigned *own = emulated::slots[emulated::now];
+  memcpy(own, a, 4 * eights * quads);
+  memcpy(own + 4, b, 4 * quads);
   emulated::warp_barrier();
   unsigned (*of)[8] = emulated::slots + emulated::now / 32 * 32;
   int g = (emulated::now & 31) >> 2, t = emulated::now & 3, each = 32 / bits;
-  for (int i = 0; i < 4; i++) {
-    int r = g + 8 * (i >> 1), n = 2 * t + (i & 1);
+  for (int i = 0; i < 2 * eights; i++) {
+    int n = 2 * t + (i & 1);
     D s = 0;
     for (int k = 0; k < 4 * each * quads; k++) {
       int lane = k / each & 3, quad = k / (4 * each), shift = bits * (k % each);
-      s += (D)read(of[(r & 7) * 4 + lane][2 * quad + (r >> 3)] >> shift) * (D)read(of[4 * n + lane][4 + quad] >> shift);
+      s += (D)read(of[g * 4 + lane][eights * quad + (i >> 1)] >> shift) * (D)read(of[4 * n + lane][4 + quad] >> shift);
     }
     d[i] += s;
   }
   emulated::warp_barrier();
 }
 inline int byte_number(unsigned v) { return (signed char)v; }
-inline void mma_bytes_16(int *d, unsigned a0, unsigned a1, unsigned b) {
+inline float bfloat_number(unsigned v) { return __int_as_float((int)(v << 16)); }
+inline void mma_m8n8k16_s8(int *d, unsigned a, unsigned b) { multiply(d, &a, &b, 1, 8, 1, byte_number); }
+inline void mma_m16n8k16_s8(int *d, unsigned a0, unsigned a1, unsigned b) {
   unsigned a[2] = {a0, a1};
-  multiply(d, a, &b, 8, 1, byte_number);
+  multiply(d, a, &b, 2, 8, 1, byte_number);
 }
-inline void mma_bytes_32(int *d, const unsigned *a, const unsigned *b) { multiply(d, a, b, 8, 2, byte_number); }
-inline void mma_halves(float *d, const unsigned *a, const unsigned *b) {
-#ifdef EMULATED_BF16
-  multiply(d, a, b, 16, 2, [](unsigned v) { return __int_as_float((int)(v << 16)); });
-#else
-  multiply(d, a, b, 16, 2, emulated::half_float);
-#endif
+inline void mma_m16n8k32_s8(int *d, const unsigned *a, const unsigned *b) { multiply(d, a, b, 2, 8, 2, byte_number); }
+inline void mma_m16n8k8_f16(float *d, unsigned a0, unsigned a1, unsigned b) {
+  unsigned a[2] = {a0, a1};
+  multiply(d, a, &b, 2, 16, 1, emulated::half_float);
 }
+inline void mma_m16n8k16_f16(float *d, const unsigned *a, const unsigned *b) {
+  multiply(d, a, b, 2, 16, 2, emulated::half_float);
+}
+inline void mma_m16n8k16_bf16(float *d, const unsigned *a, const unsigned *b) { multiply(d, a, b, 2, 16, 2, bfloat_number); }
 #endif
 
 namespace emulated {

@@ -32,7 +32,10 @@ OPTIONS = (
     "-shared",
     "-w",
     "-DHOST_EMULATION",
+    "-fsanitize=alignment",  # which calls a function of emulation.h
+    "-nodefaultlibs",
 )
+LIBRARIES = ("-lm", "-lc", "-lgcc")
 COMPILER = next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
 WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
 
@@ -75,21 +78,25 @@ class EmulatedDevice:
 
     def translate(self, source: str, kernel: str) -> None: ...
 
-    def compile(self, source: str, kernel: str) -> Any:
+    def library(self, source: str, kernel: str) -> Path:
+        """A kernel compiled for this machine."""
         assert COMPILER is not None, WHY_NOT
         call = f"emulated::launch([](void **p) {{ emulated::call({kernel}, p); }}, a, grid, size, local, backwards)"
         run = 'extern "C" const char *run(void **a, const int *grid, int size, int local, int backwards) {\n'
         run += f"  return {call};\n}}\n"
         copy = re.search(r"^#define COPY (\d+)$", source, re.MULTILINE)
-        given = [f"-DEMULATED_COPY={copy[1]}"] if copy else []
-        given += ["-DEMULATED_BF16"] if "#define FORMAT_BF16" in source else []
-        text = "".join((HEADER.read_text(encoding="utf-8"), source, run))
+        given = "".join(f"#define EMULATED_COPY {found[1]}\n" for found in [copy] if found)
+        given += f"#define __CUDA_ARCH__ {self.facts.compute.removeprefix('sm_')}0\n"
+        text = "".join((given, HEADER.read_text(encoding="utf-8"), source, run))
         library = self._folder / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".so")
         if not library.exists():
             path = library.with_suffix(".cpp")
             path.write_text(text, encoding="utf-8")
-            subprocess.run([COMPILER, *OPTIONS, *given, "-o", str(library), str(path)], check=True)
-        compiled = ctypes.CDLL(str(library)).run
+            subprocess.run([COMPILER, *OPTIONS, "-o", str(library), str(path), *LIBRARIES], check=True)
+        return library
+
+    def compile(self, source: str, kernel: str) -> Any:
+        compiled = ctypes.CDLL(str(self.library(source, kernel))).run
         compiled.restype = ctypes.c_char_p
         return kernel, compiled
 

@@ -1,0 +1,68 @@
+"""The small plans on Oclgrind, which simulates a card and reports races, reads of what nobody wrote and accesses beyond
+a buffer; run by `test_oclgrind.py` as a program, because it looks at its environment when it is loaded.
+
+Some of its limits (21.10) are kept out of the way. What it knows of a buffer is as large as the host's last write to it
+or to a buffer that was there before, and nothing of clEnqueueFillBuffer: here buffers come as they are, which is the
+sharper check anyway, are written whole, and none is given back. And it stops a kernel at LLVM's `freeze`, which the
+optimizer makes of a division and its remainder: kernels are not optimized.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from backends.gpu.backend import GpuBackend
+from backends.opencl.backend import OPTIONS, SIMULATOR, OpenClDevice
+from tests.backends.gpu.small import PLANS, check
+
+# What must be reported: text of the kernels -> what stands there instead; the plan; the report.
+MUTANTS = {
+    "no barrier": (("#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)", "#define BARRIER()"), "rows", "data race"),
+    "beyond a row": (("y[at] = OPERATION", "y[at + 99999] = OPERATION"), "rows", "Invalid write"),
+    "never set": (("float mean = 0.0f", "float mean"), "rows", "ninitialized value"),
+}
+
+
+class Simulator(OpenClDevice):
+    """Oclgrind in the place of a card; `mutant`: what is to stand for what in the kernels."""
+
+    def __init__(self, mutant: tuple[str, str] | None = None) -> None:
+        import pyopencl
+
+        (found,) = (p.get_devices()[0] for p in pyopencl.get_platforms() if SIMULATOR in p.name.lower())
+        super().__init__(found, cache=None)
+        self._mutant = mutant
+        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # all buffers, and what the host has written there
+
+    def alloc(self, size: int, what: str) -> Any:
+        buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, max(size, 4))
+        self._images[buffer.int_ptr] = buffer, np.zeros(max(size, 4), np.uint8)
+        return buffer
+
+    def free(self, buffer: Any) -> None: ...
+
+    def upload(self, target: Any, offset: int, data: NDArray[Any]) -> None:
+        _, image = self._images[target.int_ptr]
+        image[offset : offset + data.nbytes] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        super().upload(target, 0, image)
+
+    def compile(self, source: str, kernel: str) -> Any:
+        if source not in self._programs:
+            text = source.replace(*self._mutant) if self._mutant else source
+            program = self._cl.Program(self._context, text)
+            self._programs[source] = program.build([*OPTIONS, "-cl-opt-disable"], cache_dir=False)
+        return self._programs[source], kernel
+
+
+def main(name: str, mutant: str = "") -> None:
+    backend = GpuBackend(Simulator(MUTANTS[mutant][0] if mutant else None))
+    for small in PLANS[name]:
+        check(backend, small)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,157 @@
+"""Every kernel in small: plans that between them launch all of them, in shapes that fill no work-group and no tile.
+
+They run where much cannot: on Oclgrind, on PoCL with shapes and types as constants, and in emulated CUDA.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import quant
+from backends.base import F16_CACHE, Backend, CacheTypes
+from backends.gpu import formats
+from backends.gpu.executable import GpuExecutable
+from backends.plan import Batch, Recorder, Value
+from backends.reference import ReferenceBackend
+from tests.backends.support import Build, bind, record, stored
+from tests.backends.test_conformance import VOCABULARY, Heads
+from tests.models.support import Driver, MemoryWeight
+
+STEPS = (1, 2, 17)  # rows: decoded, a few, prefilled
+
+
+@dataclass(frozen=True)
+class Small:
+    """A plan, the steps it goes through, and how far it may be from the reference: of the largest result."""
+
+    build: Build
+    table: MemoryWeight
+    cache: CacheTypes = F16_CACHE
+    off: float = 1e-5
+    steps: tuple[int, ...] = STEPS
+
+
+WIDTH = 96
+VECTOR = MemoryWeight.of("vector", np.linspace(0.5, 1.5, WIDTH))
+GROUPS = MemoryWeight.of("groups", np.linspace(0.5, 1.5, WIDTH).reshape(3, 32))
+FREQUENCIES = tuple(0.5**i for i in range(5))
+
+
+def table(width: int) -> MemoryWeight:
+    return MemoryWeight.of("table", np.random.RandomState(width).standard_normal((VOCABULARY, width)))
+
+
+def rows(r: Recorder, x: Value) -> Value:
+    """Everything that goes row by row."""
+    y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
+    y = r.rms_norm(y, GROUPS, 1e-5, 3)
+    for style in ("norm", "neox"):
+        y = r.rotate(y, 12, r.rope(style, 10, FREQUENCIES))
+    y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
+    y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
+    return r.softcap(r.select_rows(r.add(x, y)), 3.0)
+
+
+def products(*names: str, depth: int) -> Small:
+    """Matrices of these formats, of five rows, with factor and bias and each with the sum of those before it."""
+
+    def build(r: Recorder, x: Value) -> Value:
+        bias, sum = MemoryWeight.of("bias", np.linspace(-1.0, 1.0, 5)), None
+        for name in names:
+            y = r.linear(x, stored(f"of {name}", name, (5, depth)), bias, 0.01)
+            sum = y if sum is None else r.add(sum, y)
+        return r.glu(r.linear(x, MemoryWeight.of("one", np.eye(1, depth))), sum, "sigmoid") if len(names) > 2 else sum
+
+    return Small(build, table(depth), off=0.02)
+
+
+def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
+    """Queries are the row, keys and values made of it."""
+    width = h.heads * h.head_dim
+    picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
+    sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
+
+    def build(r: Recorder, x: Value) -> Value:
+        k, v = r.scale(x, -0.75), r.activate(x, "gelu")
+        if h.kv_heads < h.heads:
+            k, v = (r.linear(x, MemoryWeight.of(f"pick{number}", pick)) for number, pick in enumerate(picks))
+        r.append(0, k, v, h.kv_heads)
+        return r.attention(x, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
+
+    return Small(build, table(width), CacheTypes(keys, values), 2e-3)
+
+
+def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple[int, ...] = (1, 2)) -> Small:
+    """Three experts; `kinds`: formats of gate, up and down."""
+    random = np.random.RandomState(6)
+    weights = [
+        MemoryWeight.of(name, random.standard_normal((3, 32, 32)) / 4, kind)
+        for name, kind in zip(("gate", "up", "down"), kinds.split(), strict=True)
+    ]
+    router = MemoryWeight.of("router", random.standard_normal((3, 32)))
+    scales = MemoryWeight.of("scales", 0.5 + random.random_sample(3)) if extras else None
+    choice = MemoryWeight.of("choice", random.standard_normal(3)) if extras else None
+
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = []
+        for weight in weights:
+            bias = MemoryWeight.of(f"bias of {weight.name}", np.linspace(-1.0, 1.0, 96).reshape(3, 32))
+            stacks.append(r.stack(weight, scales, bias) if extras else r.stack(weight))
+        return r.add(x, r.experts(x, r.linear(x, router), *stacks, used, *how, choice))
+
+    return Small(build, table(32), off=0.02, steps=steps)
+
+
+def of_format(name: str) -> Small:
+    width = max(quant.FORMATS[name].block_values, 21)
+    return Small(lambda r, x: x, stored("table", name, (3, width)), off=0.0, steps=(3,))
+
+
+PLANS: dict[str, tuple[Small, ...]] = {
+    "rows": (Small(rows, table(WIDTH)),),
+    "products": (
+        products("Q4_0", "Q5_1", "BF16", depth=96),
+        products("F16", "NVFP4", depth=64),
+        products("Q2_K", depth=256),
+    ),
+    "experts": (
+        experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),
+        experts("Q8_0 F16 Q4_0", 1, "sigmoid", True, 1.0, "gelu", extras=True, steps=STEPS),
+        experts("Q8_0 BF16 F32", 3, "softmax_of_chosen", False, 1.0, "swiglu_oai", extras=True),
+    ),
+    "attention": (
+        attended(Heads(3, 1, 8)),
+        attended(Heads(3, 3, 7, window=9, softcap=2.0, sinks=True)),
+        attended(Heads(2, 2, 20), "bf16", "fp8"),
+        attended(Heads(2, 2, 12), "fp8", "bf16"),
+    ),
+    "keys and values in blocks": tuple(
+        attended(Heads(1, 1, 12), *names)
+        for names in (("q8_0", "q5_1"), ("q5_1", "q4_0"), ("q5_0", "q4_1"), ("q4_1", "q8_0"), ("q4_0", "q5_0"))
+    ),
+    "formats": tuple(of_format(name) for name in formats.FORMATS),
+    "largest": (Small(lambda r, x: r.select_rows(x), table(4099), off=0.0, steps=(1,)),),
+}
+
+
+def check(backend: Backend, small: Small) -> None:
+    """Steps of a plan, compared with the reference backend; where rows are selected, the largest logits too."""
+    plan = record(small.table, small.build)
+    executable = bind(backend, plan, 20, 1, small.cache)
+    assert isinstance(executable, GpuExecutable)
+    reference = bind(ReferenceBackend(), plan, 20, 1, small.cache)
+    ours, theirs = Driver(executable), Driver(reference)
+    for count in small.steps:
+        tokens = np.arange(count) % len(small.table.rows)
+        expected = theirs.step([(0, tokens)])
+        off = np.abs(ours.step([(0, tokens)]) - expected).max()
+        assert off <= small.off * np.abs(expected).max(), (count, off, np.abs(expected).max())
+    if plan.logits.rows == "logits":
+        one = np.zeros(1, np.int32)
+        found = executable.step_largest(Batch(one, one, one, one, np.zeros((1, 1), np.int32), one), 5)
+        expected = Driver(reference).step([(0, [0])])
+        assert (found.ids[0] == np.argsort(-expected[0], kind="stable")[:5]).all()
+    executable.close()

@@ -1,0 +1,94 @@
+"""The CUDA backend whole, over a card that is emulated (`fake_cuda`): memory, copies, launches, graphs, refusals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from backends.base import BackendError
+from backends.cuda.backend import CudaBackend
+from backends.cuda.nvrtc import Nvrtc
+from tests.backends.gpu import fake_cuda
+from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
+from tests.backends.gpu.fake_cuda import Card
+from tests.backends.gpu.small import PLANS, attended, check
+from tests.backends.support import bind, record
+from tests.backends.test_conformance import Heads
+from tests.models.support import Driver
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
+SMALL = attended(Heads(2, 1, 8))
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Card:
+    folder = tmp_path_factory.getbasetemp() / "cuda"
+    folder.mkdir(exist_ok=True)
+    return fake_cuda.install(monkeypatch, folder)
+
+
+@needs_compiler
+def test_plans(card: Card) -> None:
+    """The small plans: copies that happen later and launches in order, with the results of the reference backend."""
+    backend = CudaBackend("emulated", cache=None)
+    assert backend.describe() == "cuda: Emulated card (sm_90), 2.0 GiB"
+    assert backend.device.facts.api == "CUDA driver 13.0, NVRTC 13.0"
+    assert backend.free_memory() == fake_cuda.FREE
+    for small in (SMALL, *PLANS["rows"], *PLANS["experts"]):
+        check(backend, small)
+    assert not card.memory  # all of it was given back
+    assert backend.device.seconds(lambda: None) == 2.5e-3
+    backend.close()
+    assert not card.contexts
+
+
+@needs_compiler
+def test_decoding_is_one_launch_of_a_graph(card: Card) -> None:
+    """Captured at the second step of a shape, which runs nothing, and launched from then on, with the same bits."""
+    plan, rows = record(SMALL.table, SMALL.build), []
+    backend = CudaBackend(cache=None)
+    driver, graphs = Driver(bind(backend, plan, 20, 1)), []
+    for token in (3, 5, 7, 9):
+        rows.append(driver.step([(0, [token])]))
+        graphs.append(len(card.graphs))
+    assert graphs == [0, 2, 2, 2]  # what was captured, and what was made of it
+    plain = Driver(bind(EmulatedBackend(card.folder), plan, 20, 1))
+    np.testing.assert_array_equal(rows, [plain.step([(0, [token])]) for token in (3, 5, 7, 9)])
+    backend.close()
+    assert card.graphs == [None, None]
+
+
+@needs_compiler
+def test_what_the_driver_refuses_is_said(card: Card) -> None:
+    backend = CudaBackend(cache=None)
+    plan = record(SMALL.table, SMALL.build)
+    card.most = 4096
+    with pytest.raises(BackendError, match=r"^Emulated card: out of memory at .* GiB for .*; use fewer layers on it"):
+        bind(backend, plan, 20, 1)
+    assert not card.memory
+    card.most = fake_cuda.TOTAL
+    driver = Driver(bind(backend, plan, 20, 1))
+    driver.step([(0, [1])])
+    card.contexts = 0
+    with pytest.raises(BackendError, match="Emulated card: invalid device context at a step"):
+        driver.step([(0, [1])])
+    card.contexts = 1
+    backend.close()
+    with pytest.raises(BackendError, match="cuda has no such device; cuda0 is Emulated card"):
+        CudaBackend(1, cache=None)
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_80", "sm_89", "sm_90"])
+def test_nvrtc(architecture: str) -> None:
+    """A kernel becomes a cubin, and what is no CUDA is refused in the compiler's words; the whole table of kernels is
+    compiled by benchmarks/gpu_compile.py."""
+    try:
+        nvrtc = Nvrtc()
+    except BackendError as error:
+        pytest.skip(str(error))
+    made = nvrtc.compile('extern "C" __global__ void f(float *x) { x[threadIdx.x] *= 2.0f; }', "f", architecture)
+    assert made.cubin[:4] == b"\x7fELF"
+    assert 0 < made.registers < 32
+    assert (made.spilled, made.stack) == (0, 0)
+    with pytest.raises(BackendError, match=f"{architecture}: it refuses broken: .*expected"):
+        nvrtc.compile('extern "C" __global__ void broken() { int }', "broken", architecture)

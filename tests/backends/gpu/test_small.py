@@ -1,0 +1,54 @@
+"""Every kernel in small as CUDA, emulated for two compute types with threads that run from the first to the last or
+from the last to the first."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from backends.base import Limits
+from backends.gpu import bind, formats
+from backends.gpu.cachetypes import CACHE
+from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
+from tests.backends.gpu.small import PLANS, check
+from tests.backends.support import record
+
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
+# Compute type, whether the last thread of a block runs first, plans. sm_75 has no copies that end later, no reduction
+# in one instruction, and products of half the size; from sm_80 on all are the same.
+WAYS = (
+    ("sm_90", True, tuple(PLANS)),
+    ("sm_75", False, ("rows", "products", "experts", "keys and values in blocks")),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("emulated")
+
+
+@needs_compiler
+@pytest.mark.parametrize(("compute", "backwards", "name"), [(*way, name) for *way, names in WAYS for name in names])
+def test_cuda(folder: Path, compute: str, backwards: bool, name: str) -> None:
+    backend = EmulatedBackend(folder, compute, backwards)
+    for small in PLANS[name]:
+        check(backend, small)
+
+
+def test_every_kernel_format_and_cache_type_is_there() -> None:
+    sources = [path.read_text(encoding="utf-8") for path in (files("backends.gpu") / "kernels").iterdir()]
+    written = {name for text in sources for name in re.findall(r"^KERNEL\(\w+, (\w+)\)", text, re.MULTILINE)}
+    every = [small for name in PLANS for small in PLANS[name]]
+    programs = [
+        bind.program(record(small.table, small.build), Limits(20, 20, 1, 64), small.cache, (), compute)
+        for small in every
+        for compute in ("", "sm_90")
+    ]
+    kernels = [kernel for program in programs for kernel in program.kernels()]
+    assert {kernel.name for kernel in kernels} == written
+    assert {kernel.format for kernel in kernels if kernel.name == "embed"} == set(formats.FORMATS)
+    for part in ("keys", "values"):
+        assert {getattr(small.cache, part) for small in every} == set(CACHE)
