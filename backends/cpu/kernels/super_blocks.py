@@ -32,7 +32,7 @@ from backends.cpu.simd import F32, I32, Function, Value, Variable
 VALUES = S_VALUES  # of what `tile` multiplies at a time
 X_BYTES = S_BLOCK  # of their activations
 DIRECT_ROWS = (2, 1)  # rows that `direct_block` takes at a time: with 3, LLVM runs out of registers
-TOGETHER = 32  # values of a turn of the loop over a super-block
+TOGETHER = 32  # values of a turn of the loop over a folded super-block
 SOME = 4  # steps from barrier to barrier where each would be too many
 
 
@@ -242,21 +242,18 @@ def _integers(
     f: Function, panel: IntegerPanel, layout: _Layout, w: Sequence[Value], x: Sequence[Value]
 ) -> list[list[Variable]]:
     integers = [[f.var(f.zeros(i32x16)) for _ in w] for _ in x]
-    per_turn = TOGETHER // panel.group
-    with f.loop(0, VALUES // TOGETHER) as turn:
-        for number in range(per_turn):
-            group = turn * per_turn + number
-            scales = [f.load(v + (group * 64 + layout.scales), i32x16) for v in w]
-            starts = [_start(f, panel, row, group) for row in x]
-            here = [[dot.Sum(f, s, panel.magnitude, lambda w=w: w) for w in scales] for s in starts]  # type: ignore[misc]
-            for word in range(panel.group // 4):
-                at = group * (16 * panel.group) + (layout.values + 64 * word)
-                weights = [f.load(v + at, u8x64) for v in w]
-                for row, groups in zip(x, here, strict=True):
-                    values = dot.broadcast4(f, row + (group * panel.group + 4 * word))
-                    for group_sum, bytes_ in zip(groups, weights, strict=True):
-                        group_sum.add(bytes_, values)
-            for t, groups in enumerate(here):
-                for i, group_sum in enumerate(groups):
-                    integers[t][i].set(integers[t][i].get() + group_sum.total())
+    with f.loop(0, panel.groups) as group:  # one a turn: of two the compiler mixes the sums, and spills
+        scales = [f.load(v + (group * 64 + layout.scales), i32x16) for v in w]
+        starts = [_start(f, panel, row, group) for row in x]
+        here = [[dot.Sum(f, s, panel.magnitude, lambda w=w: w) for w in scales] for s in starts]  # type: ignore[misc]
+        for word in range(panel.group // 4):
+            at = group * (16 * panel.group) + (layout.values + 64 * word)
+            weights = [f.load(v + at, u8x64) for v in w]
+            for row, groups in zip(x, here, strict=True):
+                values = dot.broadcast4(f, row + (group * panel.group + 4 * word))
+                for group_sum, bytes_ in zip(groups, weights, strict=True):
+                    group_sum.add(bytes_, values)
+        for t, groups in enumerate(here):
+            for i, group_sum in enumerate(groups):
+                integers[t][i].set(integers[t][i].get() + group_sum.total())
     return integers
