@@ -70,6 +70,9 @@ DEVICE float add_chunk(float sum, const int *q, const float *s, const float *m, 
 #endif
 
 #ifdef COLUMNS
+// Rows of activations from `column` on that a work-group has; of those that have one there are as many as rows.
+#define COLUMNS_FROM(column) (COLUMNS == 1 ? 1 : smaller(step[COUNT_AT] - (column), COLUMNS))
+
 // Products of up to COLUMNS rows of activations with row `own` of each of MATRICES matrices of `rows` rows, to every
 // work-item of a segment of 32, of which each has every 32nd chunk: sum (MATRICES, COLUMNS). The order of a sum depends
 // on nothing else.
@@ -120,7 +123,7 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   own += bias_at;
   x += (size_t)(column / PER_ROW) * X_STRIDE;
 #else
-  int columns = smaller(step[COUNT_AT] - column, COLUMNS);
+  int columns = COLUMNS_FROM(column);
   size_t rows = N, bias_at = 0;
   float factor = FACTOR;
   x += (size_t)column * X_STRIDE;

@@ -1,5 +1,5 @@
-// Products of the same rows of activations with several matrices of one format in one launch. Constants besides those of
-// linear.cl: of the second and third matrix N1, N2 and FACTOR1, FACTOR2 (N2 is 0 where there are two).
+// Products of the same rows of activations with several matrices of one format in one launch. Constants besides those
+// of linear.cl: of the second and third matrix N1, N2 and FACTOR1, FACTOR2 (N2 is 0 where there are two).
 
 #ifdef TOGETHER  // rows of the matrices one after the other, each from a multiple of 4 on: a work-group has four
 #define GROUPS(rows) (((rows) + 3) / 4)
@@ -9,7 +9,7 @@ KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL cons
                              GLOBAL const int *step, GLOBAL const float *bias0, GLOBAL const float *bias1,
                              GLOBAL const float *bias2 LOCAL_ARGUMENT) {
   LOCAL_MEMORY
-  int group = GROUP_X, which = 0, column = GROUP_Y * COLUMNS, columns = smaller(step[COUNT_AT] - column, COLUMNS);
+  int group = GROUP_X, which = 0, column = GROUP_Y * COLUMNS, columns = COLUMNS_FROM(column);
   for (int groups = GROUPS(N); which < 2 && group >= groups; groups = GROUPS(N1)) {
     group -= groups;
     which++;
@@ -28,15 +28,15 @@ KERNEL(128, matvec_together)(SHAPE_PARAMETER GLOBAL const uchar *w0, GLOBAL cons
 #endif
 
 #ifdef GATED
-// OPERATION(gate, up) of two matrices of N rows. A work-group of SIZE has 32 rows of both, so that it can make of its 32
-// results an activation block; a segment of 32 work-items has the same row of both at a time.
-KERNEL(SIZE, matvec_gated)(SHAPE_PARAMETER GLOBAL const uchar *gate, GLOBAL const uchar *up, GLOBAL const float *RESTRICT x,
-                           GLOBAL float *y, GLOBAL float *blocks, GLOBAL const int *step, GLOBAL const float *gate_bias,
-                           GLOBAL const float *up_bias LOCAL_ARGUMENT) {
+// OPERATION(gate, up) of two matrices of N rows. A work-group of SIZE has 32 rows of both, so that it can make of its
+// 32 results an activation block; a segment of 32 work-items has the same row of both at a time.
+KERNEL(SIZE, matvec_gated)(SHAPE_PARAMETER GLOBAL const uchar *gate, GLOBAL const uchar *up,
+                           GLOBAL const float *RESTRICT x, GLOBAL float *y, GLOBAL float *blocks, GLOBAL const int *step,
+                           GLOBAL const float *gate_bias, GLOBAL const float *up_bias LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *made = local_memory + SIZE;  // (COLUMNS, 32)
   int lane = ITEM & 31, segment = ITEM >> 5, column = GROUP_Y * COLUMNS;
-  int columns = smaller(step[COUNT_AT] - column, COLUMNS);
+  int columns = COLUMNS_FROM(column);
   GLOBAL const uchar *w[2] = {gate, up};
   x += (size_t)column * X_STRIDE;
   for (int base = 0; base < 32; base += SIZE / 32) {

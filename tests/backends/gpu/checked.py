@@ -22,7 +22,7 @@ from tests.backends.gpu.small import PLANS, check
 # What must be reported: text of the kernels -> what stands there instead; the plan; the report.
 MUTANTS = {
     "no barrier": (("#define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)", "#define BARRIER()"), "rows", "data race"),
-    "beyond a row": (("y[at] = OPERATION", "y[at + 99999] = OPERATION"), "rows", "Invalid write"),
+    "beyond a row": (("y[i] = v;", "y[i + 99999] = v;"), "rows", "Invalid write"),
     "never set": (("float mean = 0.0f", "float mean"), "rows", "ninitialized value"),
 }
 

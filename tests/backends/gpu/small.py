@@ -55,6 +55,24 @@ def rows(r: Recorder, x: Value) -> Value:
     return r.softcap(r.select_rows(r.add(x, y)), 3.0)
 
 
+def layer(r: Recorder, x: Value) -> Value:
+    """What is made in one launch of several operations, in a layer: two heads of 32, all of them normed and rotated."""
+
+    def product(name: str, y: Value, rows: int) -> Value:
+        values = np.random.RandomState(len(name)).standard_normal((rows, y.width)) / y.width**0.5
+        return r.linear(y, MemoryWeight.of(name, values, "Q8_0"))
+
+    weight, rope = MemoryWeight.of("weight", np.linspace(0.5, 1.5, 32)), r.rope("neox", 10, FREQUENCIES)
+    normed = r.rms_norm(x, weight, 1e-5)
+    q, k, v = product("queries", normed, 64), product("keys", normed, 32), product("value", normed, 32)
+    q, k = (r.rotate(r.rms_norm(y, weight, 1e-5, heads), 32, rope) for y, heads in ((q, 2), (k, 1)))
+    r.append(0, k, v, 1)
+    x = r.add(x, product("output", r.attention(q, 0, 2, 32**-0.5), 32))
+    normed = r.rms_norm(x, weight, 1e-5)
+    hidden = r.glu(product("gate", normed, 64), product("up", normed, 64), "silu")
+    return r.add(x, product("down", hidden, 32))
+
+
 def products(*names: str, depth: int) -> Small:
     """Matrices of these formats, of five rows, with factor and bias and each with the sum of those before it."""
 
@@ -112,6 +130,7 @@ def of_format(name: str) -> Small:
 
 PLANS: dict[str, tuple[Small, ...]] = {
     "rows": (Small(rows, table(WIDTH)),),
+    "layer": (Small(layer, table(32), off=0.02),),
     "products": (
         products("Q4_0", "Q5_1", "BF16", depth=96),
         products("F16", "NVFP4", depth=64),
