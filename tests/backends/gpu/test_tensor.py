@@ -10,7 +10,6 @@ import pytest
 
 from backends.gpu import formats, kernels, products
 from backends.gpu.kernels import Kernel, Tile
-from backends.plan import Recorder, Value
 from backends.reference import ReferenceBackend
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend, EmulatedDevice
 from tests.backends.support import UNIT, bind, feed, record, stored
@@ -108,8 +107,8 @@ def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) 
     assert (np.abs(ours - exact) > 0.0).any()  # not float32's product
 
 
-def test_prefill_of_a_mixture_and_numbers_that_are_none(folder: Path) -> None:
-    """Pairs gathered by expert, in tiles of all three kinds; a NaN stays in its row."""
+def test_prefill_of_a_mixture(folder: Path) -> None:
+    """Pairs gathered by expert, in tiles of all three kinds."""
     kinds = {"gate": "Q8_0", "up": "F16", "down": "Q4_0"}
     plan = record(TABLE, mixture("softmax", 12, formats=lambda name: kinds[name], extras=True))
     backend = EmulatedBackend(folder)
@@ -118,12 +117,14 @@ def test_prefill_of_a_mixture_and_numbers_that_are_none(folder: Path) -> None:
     assert "matvec" not in backend.device.launched
     assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()
 
-    def both(r: Recorder, x: Value) -> Value:
-        return r.add(r.linear(x, stored("a", "Q8_0", (20, 32))), r.linear(x, stored("b", "F16", (20, 32))))
 
-    x = np.ones((20, 32), np.float32)
+@pytest.mark.parametrize(("format", "width"), [("Q8_0", 32), ("Q8_0", 96), ("F16", 32), ("F16", 48), ("BF16", 48)])
+def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: int) -> None:
+    """Also where a row ends within a step of the tile: what follows it there is the next row."""
+    x = np.ones((20, width), np.float32)
     x[3, 5], x[4, 7] = np.nan, np.inf
-    found = np.isfinite(feed(bind(backend, record(MemoryWeight.of("table", x), both)), np.arange(20))).all(axis=1)
+    plan = record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, stored("a", format, (20, width))))
+    found = np.isfinite(feed(bind(EmulatedBackend(folder), plan), np.arange(20))).all(axis=1)
     np.testing.assert_array_equal(found, ~np.isin(np.arange(20), (3, 4)))
 
 
