@@ -59,6 +59,21 @@ def test_decoding_is_one_launch_of_a_graph(card: Card) -> None:
 
 
 @needs_compiler
+def test_cache_blocks_move(card: Card) -> None:
+    backend = CudaBackend(cache=None)
+    driver = Driver(bind(backend, record(SMALL.table, SMALL.build), 20, 4))
+    driver.step([(0, np.arange(20))])
+    executable, first, second, third = driver.executable, *np.arange(3)[:, None]
+    content = executable.read_blocks(0, first)
+    assert content.any()
+    executable.write_blocks(0, second, content)
+    executable.write_blocks(0, first, 0 * content)
+    executable.copy_blocks(second, third)
+    np.testing.assert_array_equal(executable.read_blocks(0, np.array([1, 2])), np.repeat(content, 2, axis=0))
+    backend.close()
+
+
+@needs_compiler
 def test_what_the_driver_refuses_is_said(card: Card) -> None:
     backend = CudaBackend(cache=None)
     plan = record(SMALL.table, SMALL.build)
