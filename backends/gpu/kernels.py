@@ -135,6 +135,8 @@ def tensor(format: str, tile: Tile, terms: int, constants: Mapping[str, Any]) ->
         numbers += 2 * 2 * (scales * tile.w + sums * tile.x)
     aligned = next(size for size in (16, 8, 4) if 4 * constants["X_STRIDE"] % size == 0)
     every = {"TILE_X": tile.x, "TILE_W": tile.w, "COPY": aligned, "TERMS": max(terms, 1), **constants}
+    if tile == PLAIN_TILE:  # the compiler aims at eight or more, and would keep sums in memory for it
+        every["GROUPS"] = 6
     return _kernel("tensor", "instructions linear tensor", every, 2 * tile.w, numbers, format)
 
 

@@ -55,7 +55,11 @@ typedef signed char i8;
 #define RESTRICT __restrict__
 #define DEVICE static __device__ __forceinline__
 #define TABLE __device__ const
+#ifdef GROUPS  // that a multiprocessor is to have room for at a time
+#define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size, GROUPS) name
+#else
 #define KERNEL(size, name) extern "C" __global__ void __launch_bounds__(size) name
+#endif
 #define LOCAL_ARGUMENT
 #define LOCAL_MEMORY extern __shared__ float local_memory[];
 #define BARRIER() __syncthreads()
