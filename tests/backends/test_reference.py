@@ -12,6 +12,7 @@ import pytest
 
 import quant
 from backends.base import Backend, BackendError, CacheTypes, Executable, Limits
+from backends.checks import check_batch
 from backends.plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from backends.reference_operations import OPERATIONS
@@ -340,3 +341,13 @@ def test_memory_is_what_is_allocated() -> None:
     assert memory.weights_per_token == 4 * (8 + 4 * 8 + 4 * 8)
     assert memory.cache_per_token == 2 * (4 + 4)
     assert memory.cache == memory.cache_per_token * 4 * BLOCK
+
+
+def test_what_has_fallen_out_of_a_window_is_not_looked_at() -> None:
+    """Position 200 sees 136 and on through a window of 65: blocks 2 and 3 of its table."""
+    limits = Limits(rows=1, logit_rows=1, blocks=4, positions=256, window_blocks=2)
+    one = np.zeros(1, np.int32)
+    batch = Batch(one, one + 200, one + 8, one, np.array([[3, 2, 1, 0]], np.int32), one, one + 8)
+    check_batch(replace(batch, window_tables=np.array([[99, -1, 1, 0]], np.int32)), limits, 1, 65)
+    with pytest.raises(BackendError, match="a window table names a block outside 0 to 1"):
+        check_batch(replace(batch, window_tables=np.array([[99, -1, 2, 0]], np.int32)), limits, 1, 65)
