@@ -1,7 +1,9 @@
 """Time localllm and llama.cpp in turn on the same files, threads and tests; keep every sample, print the ratios.
 
     python benchmarks/compare.py --table
-    python benchmarks/compare.py MODEL.gguf ... --llama-bench PATH [-t 2] [--rounds 3] [--tests pp512,tg128]
+    python benchmarks/compare.py MODEL.gguf ... [--llama-bench PATH] [-t 2] [--rounds 3] [--tests pp512,tg128]
+
+Without a llama-bench the peer is llama.cpp as the package llama-cpp-python brings it (llama_cpp_bench.py).
 
 Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
 round is ours, then the peer as it comes (weights repacked), then in prompt tests the peer with --repack 0 (decoding is
@@ -28,6 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+LLAMA_CPP_BENCH = ROOT / "benchmarks" / "llama_cpp_bench.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +109,14 @@ def run(command: Sequence[str]) -> tuple[list[dict[str, Any]], int]:
 
 
 def measure(
-    model: Path, tests: Sequence[Test], bench: Path, threads: int, rounds: int, plain: bool, caches: Sequence[str]
-) -> list[Row]:
+    model: Path, tests: Sequence[Test], bench: Sequence[str], threads: int, rounds: int, plain: bool,
+    caches: Sequence[str],
+) -> list[Row]:  # fmt: skip
+    """Rows of one model; `bench`: the peer's program, to be called as llama-bench is."""
     rows = [Row(model.name, test.name, threads, model.stat().st_size, cache=c) for test in tests for c in caches]
     every = {test.name: test for test in tests}
     ours = [sys.executable, "-m", "localllm", "bench", str(model), "-t", str(threads)]
-    peer = [str(bench), "-m", str(model), "-t", str(threads)]
+    peer = [*bench, "-m", str(model), "-t", str(threads)]
     for number in range(rounds):
         for row in rows:
             test, types = every[row.test], ["-ctk", row.cache, "-ctv", row.cache] if row.cache else []
@@ -129,7 +134,8 @@ def measure(
                 [result], peak = run([*peer, *types, *way, *test.options()])
                 rates.append(result["avg_ts"])
                 row.peer_peak_bytes = max(row.peer_peak_bytes, peak)
-                row.peer = f"llama.cpp {result['build_commit']} (build {result['build_number']})"
+                build = f" (build {result['build_number']})" if result["build_number"] else ""
+                row.peer = f"llama.cpp {result['build_commit']}{build}"
             peers = ", ".join(f"{rates[-1]:.1f}" for rates in row.peers)
             print(f"round {number + 1}: {model.name} {row.label} {row.ours[-1]:.1f} : {peers}", file=sys.stderr)
     return rows
@@ -194,7 +200,7 @@ def stored(path: Path) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*")
-    parser.add_argument("--llama-bench", type=Path, help="needed to measure")
+    parser.add_argument("--llama-bench", type=Path, help="the peer; llama-cpp-python where none is given")
     parser.add_argument("--table", action="store_true", help="print what is stored: the table of the README")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
@@ -206,8 +212,9 @@ def main() -> None:
     if arguments.table:
         print(table(stored(arguments.out)))
         return
-    if not arguments.models or arguments.llama_bench is None:
-        parser.error("give a model and --llama-bench, or --table")
+    if not arguments.models:
+        parser.error("give a model, or --table")
+    bench = [str(arguments.llama_bench)] if arguments.llama_bench else [sys.executable, str(LLAMA_CPP_BENCH)]
     tests = [Test.parse(name) for name in arguments.tests.split(",")]
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
@@ -215,7 +222,7 @@ def main() -> None:
     everything = []
     for model in arguments.models:
         rows = measure(
-            model, tests, arguments.llama_bench, arguments.threads, arguments.rounds, not arguments.no_plain,
+            model, tests, bench, arguments.threads, arguments.rounds, not arguments.no_plain,
             arguments.cache_type.split(","),
         )  # fmt: skip
         everything += rows

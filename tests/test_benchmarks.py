@@ -1,9 +1,13 @@
-"""The README's figures are those that were measured and stored."""
+"""The README's figures are those that were measured and stored, and the programs that measure do what they say."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from pathlib import Path
+from statistics import median
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -44,3 +48,62 @@ def test_a_long_chat_evaluates_what_is_new_and_a_token_at_most(monkeypatch) -> N
         assert 0 < row["new"] < 40 or row["shifted"]
     for name in ("long_chat", "compare"):
         sys.modules.pop(name, None)
+
+
+FAKE_PEER = """#!{python}
+import json, sys
+prompt = sys.argv[sys.argv.index("-p") + 1] != "0"
+rate = 50.0 if "--repack" in sys.argv else 100.0 if prompt else 7.0
+open({log!r}, "a").write(" ".join(sys.argv[1:]) + "\\n")
+print(json.dumps([{{"avg_ts": rate, "build_commit": "abc", "build_number": 5}}]))
+"""
+
+
+def test_a_comparison_calls_both_in_turn_and_keeps_every_sample(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    peer, log, out = tmp_path / "peer", tmp_path / "log", tmp_path / "rows.jsonl"
+    peer.write_text(FAKE_PEER.format(python=sys.executable, log=str(log)))
+    peer.chmod(0o755)
+    model = ROOT / "models" / "demo" / "demo.gguf"
+    command = [sys.executable, "benchmarks/compare.py", str(model), "--llama-bench", str(peer), "--tests", "pp8,tg4"]
+    subprocess.run([*command, "-t", "1", "--rounds", "2", "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
+    prompt, answer = (json.loads(line) for line in out.read_text().splitlines())
+    assert (prompt["peer_repacked"], prompt["peer_plain"]) == ([100.0, 100.0], [50.0, 50.0])
+    assert (answer["peer_repacked"], answer["peer_plain"]) == ([7.0, 7.0], [])
+    assert prompt["peer"] == "llama.cpp abc (build 5)"
+    assert prompt["ratio"] == median(rate / 100.0 for rate in prompt["ours"])
+    assert answer["roof_share"] > 0
+    assert len(answer["ours"]) == len(answer["roof_gb_per_s"]) == 2
+    called = [line.split("-p ")[0].split("-t 1")[1].strip() for line in log.read_text().splitlines()]
+    assert called == ["", "--repack 0", ""] * 2
+
+
+def test_llama_cpp_python_is_timed_as_llama_bench_times(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import llama_cpp_bench
+
+    calls: list[object] = []
+
+    class Peer:
+        vocabulary = 10
+
+        def clear(self) -> None:
+            calls.append("clear")
+
+        def decode(self, tokens: list[int]) -> None:
+            calls.append(len(tokens))
+            assert all(0 <= token < 10 for token in tokens)
+
+    found = llama_cpp_bench.samples(Peer(), prompt=0, answer=3, depth=5, repetitions=2)  # type: ignore[arg-type]
+    assert len(found) == 2
+    assert all(found)
+    assert [call for call in calls if call] == [1, *["clear", 5, 1, 1, 1] * 2]  # one to warm up
+    sys.modules.pop("llama_cpp_bench", None)
+
+
+def test_without_llama_cpp_python_a_comparison_says_what_to_do(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "llama_cpp.py").write_text("raise ImportError\n")
+    command = [sys.executable, "benchmarks/llama_cpp_bench.py", "-m", "m.gguf", "-p", "8"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert result.returncode == 1
+    assert result.stderr == "llama-cpp-python is not installed: pip install it, or give --llama-bench PATH\n"
