@@ -185,7 +185,7 @@ class CpuExecutable:
             for op in plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
-        self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache)
+        self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache, backend.isa)
         self._vocabulary_in = embedded_rows(plan)
 
     def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:

@@ -7,6 +7,7 @@ import math
 from backends.base import CacheTypes, Limits, Memory, cache_reads
 from backends.cpu import bind, weights
 from backends.cpu.cache import CACHE
+from backends.cpu.isa import Isa, host
 from backends.cpu.kernels import attention
 from backends.cpu.memory import aligned
 from backends.cpu.panels import panel_count
@@ -20,11 +21,11 @@ Uses = set[tuple[attention.Shape, int]]  # kernels of attention, with the window
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
     """The memory of a plan before it is bound; BackendError for what cannot be bound."""
-    return memory(plan, bind.program(plan, limits, threads, cache), limits, threads, cache)
+    return memory(plan, bind.program(plan, limits, threads, cache), limits, threads, cache, host())
 
 
-def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
-    panels = weights.shapes(matrices(plan))
+def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: CacheTypes, isa: Isa) -> Memory:
+    panels = weights.shapes(matrices(plan), isa)
     uses, blocks = attention_uses(plan, cache), block_bytes(plan, cache)
     vectors = sum(4 * weights.padded(math.prod(weight.shape), lanes) for _, weight, lanes in vector_uses(plan))
     biases = sum(4 * weight.shape[0] * width for _, weight, width in expert_biases(plan))
@@ -67,8 +68,8 @@ def attention_stride(uses: Uses) -> int:
 
 
 def tile_stride(panels: dict[str, weights.Panels], threads: int) -> int:
-    """Bytes of one thread's unpacked weights."""
-    return aligned(max((p.tile_chunk(threads) * p.tile_bytes for p in panels.values()), default=0))
+    """Bytes of one thread's unpacked weights and what stands beside them."""
+    return aligned(max((p.scratch_bytes(threads) for p in panels.values()), default=0))
 
 
 def matrices(plan: Plan) -> list[Weight]:

@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError
+from backends.cpu.isa import Isa
 from backends.cpu.jit import Library
+from backends.cpu.kernels import wide
 from backends.cpu.kernels.matrix import RepackArg
 from backends.cpu.memory import Arena, address, aligned, int_block
-from backends.cpu.panels import IntegerPanel, panel_count
+from backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import FORMATS, panel_of
 from backends.plan import Weight
@@ -42,6 +44,7 @@ class Panels:
     panel_bytes: int
     blocks: int  # along K
     tile_bytes: int  # of one panel unpacked for the mat-mul; 0 for float formats
+    widened_bytes: int  # of activations that stand beside unpacked panels
     experts: int = 1  # matrices of the same shape, one after the other
 
     @property
@@ -60,6 +63,10 @@ class Panels:
         """The same for unpacked panels."""
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
+    def scratch_bytes(self, threads: int) -> int:
+        """What a thread needs to multiply unpacked panels."""
+        return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
+
 
 def check(weight: Weight) -> None:
     """BackendError unless this backend has kernels for the matrix's format."""
@@ -70,7 +77,7 @@ def check(weight: Weight) -> None:
         )
 
 
-def shapes(weights: Iterable[Weight]) -> dict[str, Panels]:
+def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
     """Every matrix by name, without an address; BackendError for a format that has no kernels here."""
     found: dict[str, Panels] = {}
     for weight in weights:
@@ -83,10 +90,19 @@ def shapes(weights: Iterable[Weight]) -> dict[str, Panels]:
             panel_count(rows),
             panel.panel_bytes(columns),
             columns // panel.block_values,
-            panel.tile_bytes(columns) if isinstance(panel, IntegerPanel) else 0,
+            *_unpacked(panel, columns, isa),
             experts,
         )
     return found
+
+
+def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple[int, int]:
+    """Bytes of one panel unpacked for the mat-mul, at most, and of the activations beside it."""
+    if isinstance(panel, FloatPanel):
+        return 0, 0
+    if wide.used(isa, panel):
+        return wide.panel_bytes(isa, panel, columns), wide.widened_bytes(columns)
+    return panel.tile_bytes(columns), 0
 
 
 def load(
@@ -94,7 +110,7 @@ def load(
 ) -> tuple[Arena, dict[str, Panels]]:
     """Every matrix once, by name. `progress(done bytes, all bytes)`."""
     matrices = {weight.name: weight for weight in weights}
-    without = shapes(matrices.values())
+    without = shapes(matrices.values(), library.isa)
     arena = Arena(sum(aligned(panels.bytes) for panels in without.values()), "the weights")
     found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in without.items()}
     fill([(weight, found[name]) for name, weight in matrices.items()], library, threads, progress)

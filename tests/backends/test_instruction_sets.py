@@ -18,7 +18,7 @@ from backends.cpu import isa
 from backends.cpu.backend import CpuBackend
 from backends.cpu.isa import Isa
 from backends.cpu.jit import Kernel, assembly
-from backends.cpu.kernels import linear
+from backends.cpu.kernels import linear, wide
 from backends.cpu.kernels.common import kernel
 from backends.cpu.unpack import INTEGER_PANELS
 from backends.plan import Plan, Recorder, Value
@@ -61,7 +61,7 @@ def test_a_model_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
 
 # One format of each way to unpack and to sum: with minimums, from a table, from a codebook; with integer scales and an
 # offset, minimums, scales that fit into the bytes, bytes of any size.
-UNPACKED = ["Q4_1", "IQ4_NL", "IQ2_S", "Q6_K", "Q4_K", "Q3_K", "IQ4_XS"]
+UNPACKED = ["Q4_1", "Q8_0", "IQ4_NL", "IQ2_S", "Q6_K", "Q4_K", "Q3_K", "IQ4_XS"]
 EXTRA = [("avx2", format) for format in UNPACKED] + [
     ("generic", "Q4_1"),
     ("generic", "Q5_0"),
@@ -70,13 +70,13 @@ EXTRA = [("avx2", format) for format in UNPACKED] + [
 
 @pytest.mark.parametrize(("name", "format"), EXTRA)
 def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> None:
-    """Few rows and many, embedding included."""
-    width = INTEGER_PANELS[format].block_values * (1 if INTEGER_PANELS[format].block_values == 256 else 4)
+    """Few rows and many, in tiles of every size, embedding included."""
+    width = INTEGER_PANELS[format].block_values * (2 if INTEGER_PANELS[format].block_values == 256 else 4)
     weight, table = stored("w", format, (50, width)), stored("t", format, (97, width))
     matrix = record(table, lambda r, x: r.linear(x, weight))
     backend = CpuBackend(2, needs(name))
     for sizes in ([], [1, 2, 3]):
-        ours, theirs = (feed(bind(b, matrix), tokens(20), sizes) for b in (backend, cpu))
+        ours, theirs = (feed(bind(b, matrix), tokens(21), sizes) for b in (backend, cpu))
         np.testing.assert_array_equal(ours, theirs)
     backend.close()
 
@@ -216,6 +216,34 @@ def test_the_mat_vec_keeps_its_sums_in_registers(name: str, format: str) -> None
     stack = len(re.findall(r"\(%(?:rsp|rbp)\)|\[(?:sp|x29)\b", loops[0]))
     assert dots >= 8
     assert stack <= STACK[name] * dots
+
+
+def in_pairs(name: str) -> list[str]:
+    """Formats whose mat-mul multiplies in 16 bits on this row."""
+    return [format for format, panel in INTEGER_PANELS.items() if wide.used(isa.named(name), panel)]
+
+
+def test_formats_of_any_byte_multiply_in_pairs_on_avx2_alone() -> None:
+    assert {name: in_pairs(name) for name in INSTRUCTIONS if in_pairs(name)} == {"avx2": ["Q8_0", "IQ4_NL", "IQ4_XS"]}
+
+
+@pytest.mark.parametrize("format", in_pairs("avx2"))
+def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
+    """Two instructions for each 16 products, 32 values a turn; the stack for no more than the turn's end."""
+
+    def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
+        x = [a.pointer(slot) for slot in range(wide.ROWS)]
+        w, widened, blocks, sums = (wide.ROWS + slot for slot in range(4))
+        panel = INTEGER_PANELS[format]
+        wide.tile(f, panel, a.pointer(w), x, a.pointer(widened), a.i64(blocks), a.pointer(sums))
+
+    text = assembly(kernel(f"wide_{format}", body), isa.named("avx2"))
+    loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vpmaddwd" in block]
+    assert len(loops) == 1
+    products, sums = (len(re.findall(rf"{name}\s.*%ymm", loops[0])) for name in ("vpmaddwd", "vpaddd"))
+    assert products == 2 * wide.ROWS * wide.LINE // 2
+    assert sums <= products
+    assert len(re.findall(r"\(%(?:rsp|rbp)\)", loops[0])) <= 4  # 30 and 67 if the compiler may regroup the sums
 
 
 @pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])

@@ -2,9 +2,9 @@
 
 One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) go in two
 steps: a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows
-over them, the same tile kernel for every format. Lane = output row: every output is one chain of fused multiply-adds
-over its groups in order of k in both ways, so a row's bits do not depend on how many rows came with it. Tasks are
-runs of panels taken from a counter.
+over them, the same tile kernel for every format (for some AVX2 has another: `wide`). Lane = output row: every output is
+one chain of fused multiply-adds over its groups in order of k in all ways, so a row's bits do not depend on how many
+rows came with it. Tasks are runs of panels taken from a counter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import IntEnum
 from types import ModuleType
 
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels import blocks, super_blocks
+from backends.cpu.kernels import blocks, super_blocks, wide
 from backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
 from backends.cpu.panels import FloatPanel, IntegerPanel
 from backends.cpu.simd import F32, LANES, Function, Value, Variable
@@ -196,7 +196,9 @@ def _tiled_rows(
     f: Function, a: Arguments, panel: IntegerPanel, place: Place, scratch: Value, rows: Value, first: Value, last: Value
 ) -> None:
     way = _arithmetic(panel)
-    per_block, size_ = panel.block_values // way.VALUES, way.tile_bytes(f.isa, panel)
+    in_pairs = wide.used(f.isa, panel)
+    unpacking = wide if in_pairs else way
+    per_block, size_ = panel.block_values // way.VALUES, unpacking.tile_bytes(f.isa, panel)
     parts = a.i64(LinearArg.BLOCKS) * per_block
     unpacked = parts * size_
     with f.loop(first, last) as p:
@@ -204,7 +206,10 @@ def _tiled_rows(
         target = scratch + (p - first) * unpacked
         with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
             at = block * (per_block * size_)
-            way.unpack(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
+            unpacking.unpack(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
+    if in_pairs:
+        _wide_tiles(f, panel, place, rows, first, last, scratch, parts)
+        return
     tile_rows, tile_panels = f.isa.int_tile if panel.super_scales is None else f.isa.super_tile
 
     def tile(row: Value, size: int) -> None:
@@ -216,3 +221,30 @@ def _tiled_rows(
             _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)
+
+
+def _wide_tiles(
+    f: Function,
+    panel: IntegerPanel,
+    place: Place,
+    rows: Value,
+    first: Value,
+    last: Value,
+    unpacked: Value,
+    parts: Value,
+) -> None:
+    """As the tiles above over panels that `wide` unpacked; a tile's widened activations stand behind them."""
+    panel_bytes = parts * wide.tile_bytes(f.isa, panel)
+    widened = unpacked + (last - first) * panel_bytes
+    waiting = f.buffer(wide.SUMS_BYTES)
+
+    def tile(row: Value, size: int) -> None:
+        x = [place.x(row + t) for t in range(size)]
+        wide.widen(f, panel, x, parts, widened)
+        with f.loop(first, last) as p:
+            for t in range(size):
+                f.store(waiting + 64 * t, f.zeros(f32x16))
+            wide.tile(f, panel, unpacked + (p - first) * panel_bytes, x, widened, parts, waiting)
+            _finish(f, place, p, row, [[f.var(f.load(waiting + 64 * t, f32x16))] for t in range(size)])
+
+    _for_rows(f, rows, [wide.ROWS, 2, 1], tile)
