@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from backends.base import F16_CACHE, BackendError, CacheTypes, Limits
-from backends.cpu.buffers import Buffer, Buffers, float_stride, quantized_stride
+from backends.cpu.buffers import Buffer, Buffers, activation_stride, float_stride
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels import append, attention, experts, linear, matrix, rowwise
-from backends.cpu.kernels.common import X_VALUES
-from backends.cpu.panels import panel_count
+from backends.cpu.panels import Activations, panel_count
 from backends.cpu.program import (
     Call,
     Domain,
@@ -24,7 +23,7 @@ from backends.cpu.program import (
     place_barriers,
 )  # fmt: skip
 from backends.cpu.simd import LANES
-from backends.cpu.unpack import INTEGER_PANELS
+from backends.cpu.unpack import INTEGER_PANELS, activations_of
 from backends.plan import (
     Activate,
     Add,
@@ -48,13 +47,11 @@ from backends.plan import (
 )  # fmt: skip
 from backends.usage import additions_into_linears, products_of, uses_of
 
-KINDS = (False, True)  # activation blocks of 32, super-blocks of 256
 
-
-def block_slots(first: int, kind: bool, blocks: Buffer, width: int) -> dict[int, Slot]:
-    """Slots from `first` on for a kernel that writes activation blocks of a kind."""
+def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) -> dict[int, Slot]:
+    """Slots from `first` on for a kernel that writes activations of a kind."""
     at = first + 3 * kind
-    return {at: blocks, at + 1: blocks.stride, first + 2: width // X_VALUES}
+    return {at: rows, at + 1: rows.stride, at + 2: width}
 
 
 class _Binder:
@@ -64,18 +61,15 @@ class _Binder:
         self.calls: list[Call] = []
         self.kernels: dict[str, Kernel] = {}
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
-        self.quantized: dict[tuple[int, bool], Buffer] = {}  # value, whether in super-blocks -> activation blocks
+        self.quantized: dict[tuple[int, Activations], Buffer] = {}  # value, kind -> rows of that kind
         self.uses = uses_of(plan)
         self.keep = keep
         self.uses.update(value.index for value in keep)  # a use that never comes
         self.routings: dict[int, tuple[str, Buffer]] = {}
         self.lists: dict[str, int] = {}
         self.limits = limits
-        self.wants_blocks = {
-            (x.index, INTEGER_PANELS[weight.format].super_scales is not None)
-            for op in plan.operations
-            for x, weight in products_of(op)
-            if weight.format in INTEGER_PANELS
+        self.wanted = {
+            (x.index, activations_of(weight.format)) for op in plan.operations for x, weight in products_of(op)
         }
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -85,9 +79,9 @@ class _Binder:
         self.where[value.index] = buffer
         return buffer
 
-    def blocks_of(self, value: Value, wide: bool) -> Buffer:
-        buffer = self.buffers.take(value.rows, quantized_stride(value.width))
-        self.quantized[value.index, wide] = buffer
+    def take_quantized(self, value: Value, kind: Activations) -> Buffer:
+        buffer = self.buffers.take(value.rows, activation_stride(kind, value.width))
+        self.quantized[value.index, kind] = buffer
         return buffer
 
     def used(self, *values: Value) -> None:
@@ -96,7 +90,7 @@ class _Binder:
             self.uses[value.index] -= 1
             if not self.uses[value.index]:
                 self.buffers.give(self.where.pop(value.index))
-                for kind in KINDS:
+                for kind in Activations:
                     if (value.index, kind) in self.quantized:
                         self.buffers.give(self.quantized.pop((value.index, kind)))
 
@@ -108,23 +102,21 @@ class _Binder:
         self.calls.append(Call(kernel.name, size, slots, domain, reads or set(), writes or set(), label))
 
     def quantize_slots(self, value: Value, first: int) -> tuple[dict[int, Slot], set[Resource]]:
-        """Slots (address, stride, blocks, address and stride of super-blocks) for a kernel that also writes the value's
-        activation blocks, if wanted."""
+        """Slots for a kernel that also writes the value's activations of every kind that is wanted."""
         slots: dict[int, Slot] = {}
         writes: set[Resource] = set()
-        for kind in KINDS:
-            if (value.index, kind) in self.wants_blocks:
-                q = self.blocks_of(value, kind)
-                slots |= block_slots(first, kind, q, value.width)
+        for kind in Activations:
+            if (value.index, kind) in self.wanted:
+                q = self.take_quantized(value, kind)
+                slots |= activation_slots(first, kind, q, value.width)
                 writes.add(q.number)
         return slots, writes
 
     def input_of(self, value: Value, weight: Weight) -> Buffer:
-        """What a product with `weight` reads: float rows, or activation blocks of its kind."""
-        panel = INTEGER_PANELS.get(weight.format)
-        if panel is None:
+        """What a product with `weight` reads: float rows, or activations of its kind."""
+        kind = activations_of(weight.format)
+        if kind is None:
             return self.where[value.index]
-        kind = panel.super_scales is not None
         if (value.index, kind) not in self.quantized:
             self.quantize(value, kind)
         return self.quantized[value.index, kind]
@@ -218,10 +210,10 @@ class _Binder:
         self.call(linear.linear(op.weight.format), a.SIZE, slots, "tasks", name, reads, {y.number})
         self.used(op.x)
 
-    def quantize(self, value: Value, kind: bool) -> None:
-        x, q, a = self.where[value.index], self.blocks_of(value, kind), rowwise.QuantizeArg
+    def quantize(self, value: Value, kind: Activations) -> None:
+        x, q, a = self.where[value.index], self.take_quantized(value, kind), rowwise.QuantizeArg
         slots: dict[int, Slot] = {
-            a.X: x, a.X_STRIDE: x.stride, a.ROWS: f"rows:{value.rows}", **block_slots(a.Q, kind, q, value.width),
+            a.X: x, a.X_STRIDE: x.stride, a.ROWS: f"rows:{value.rows}", **activation_slots(a.Q, kind, q, value.width),
         }  # fmt: skip
         self.call(rowwise.quantize(), a.SIZE, slots, value.rows, "quantize", {x.number}, {q.number})
 
@@ -317,20 +309,20 @@ class _Binder:
             self._multiply(stack, x, y, used, lists, own)
         self.used(op.x, op.router)
         gate, up = hidden
-        a, blocks = rowwise.GluArg, None
+        a, quantized = rowwise.GluArg, None
         slots = {
             a.GATE: gate, a.GATE_STRIDE: gate.stride, a.UP: up, a.UP_STRIDE: up.stride, a.Y: gate,
             a.Y_STRIDE: gate.stride, a.WIDTH: ffn, a.ROWS: (starts, 8 * count),
         }  # fmt: skip
         touched: set[Resource] = {gate.number}
-        panel = INTEGER_PANELS.get(op.down.weight.format)
-        if panel is not None:
-            blocks = self.buffers.take(rows, quantized_stride(ffn), used)
-            slots |= block_slots(a.Q, panel.super_scales is not None, blocks, ffn)
-            touched.add(blocks.number)
+        kind = activations_of(op.down.weight.format)
+        if kind is not None:
+            quantized = self.buffers.take(rows, activation_stride(kind, ffn), used)
+            slots |= activation_slots(a.Q, kind, quantized, ffn)
+            touched.add(quantized.number)
         self.call(rowwise.glu(op.activation), a.SIZE, slots, "select", "glu", {gate.number, up.number, starts}, touched)
         mixed = self.buffers.take(rows, float_stride(width), used)
-        self._multiply(op.down, blocks or gate, mixed, 1, lists, own)
+        self._multiply(op.down, quantized or gate, mixed, 1, lists, own)
         y = self.take(op.out)
         c = experts.CombineArg
         slots = {
@@ -342,7 +334,7 @@ class _Binder:
             self.routings[op.out.index] = choices, gate
         else:
             self.buffers.give(gate)
-        for buffer in (up, mixed, *([blocks] if blocks else [])):
+        for buffer in (up, mixed, *([quantized] if quantized else [])):
             self.buffers.give(buffer)
 
     def _multiply(self, stack: Stack, x: Buffer, y: Buffer, per_row: int, lists: set[Resource], own: str) -> None:

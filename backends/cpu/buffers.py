@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from backends.base import Limits
 from backends.cpu.kernels.common import X_BLOCK, X_VALUES
 from backends.cpu.memory import LINE, Arena, aligned
+from backends.cpu.panels import Activations
 from backends.plan import Rows
 
 # Rows a power of two apart would share cache sets; one line more spreads them.
@@ -27,7 +28,10 @@ def float_stride(width: int) -> int:
     return -(-width // 32) * 32 * 4 + ROW_PADDING
 
 
-def quantized_stride(width: int) -> int:
+def activation_stride(kind: Activations, width: int) -> int:
+    """Bytes of a row of activations of a kind; bfloats stand as float32 where the instruction set has no pairs."""
+    if kind is Activations.BFLOATS:
+        return float_stride(width)
     return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
 
 

@@ -340,8 +340,7 @@ def _affine(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Val
 
 
 def _to_bfloat(f: Function, x: Value) -> Value:
-    bits = f.bits(x, i32x16)
-    return f.truncate((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16, I16)
+    return f.truncate(f.to_bfloat(x) >> 16, I16)
 
 
 def _load_fp8(f: Function, pointer: Value) -> Value:

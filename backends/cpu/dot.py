@@ -2,7 +2,8 @@
 
 `small`: bytes 0..127 times signed bytes. `biased`: bytes that stand for q = byte - 128, times signed bytes; on a row
 with `biased_needs_offset` the caller takes off 128 * sum(x). `Sum` chains them over a group of values and multiplies
-by the group's integer scale. `pairs` sums products of 16 bits. Every row returns the same integers.
+by the group's integer scale. `pairs` sums products of 16 bits. Every row returns the same integers. `bfloats`, products
+of BF16, is of one row only and the same as two fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -76,6 +77,14 @@ class Sum:
 def shorts(largest: int) -> int:
     """How many sums of two products fit int16."""
     return 32767 // (2 * 127 * largest)
+
+
+def bfloats(f: Function, acc: Value, w: Value, x: Value) -> Value:
+    """acc + the product of the upper halves of each lane, then + that of the lower ones, each sum rounded once to
+    float32: Intel's definition of VDPBF16PS, and what Zen 4 does. Two `fma` but for numbers below 2^-126, which are
+    zero here whether given or made. Needs `isa.bfloat_dot`."""
+    assert f.isa.bfloat_dot
+    return _x86(f, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, w, x)
 
 
 def weight_form(f: Function, scale: Value) -> Value:

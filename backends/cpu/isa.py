@@ -1,7 +1,8 @@
 """Instruction sets: one row each, and which row this machine (or a named one) gets.
 
 A row says how LLVM is told to generate code, how four byte products are summed, and how large a register tile the
-mat-mul may hold. Every row gives the same bits; the rows differ in speed only.
+mat-mul may hold. Every row gives the same bits, but that AVX512-BF16 takes numbers below 2^-126 for zero in products
+with BF16 weights; the rows differ in speed only.
 """
 
 from __future__ import annotations
@@ -43,6 +44,16 @@ class Isa:
     def byte_permute(self) -> bool:
         """Whether bytes can be permuted across a 512-bit register, and their bits shifted one by one (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","
+
+    @property
+    def bfloat_dot(self) -> bool:
+        """Whether one instruction multiplies pairs of bfloats and adds them to float32 (AVX512-BF16)."""
+        return self.dot == "vnni512" and "+avx512bf16," in self.features + ","
+
+    @property
+    def bfloat_tile(self) -> tuple[int, int]:
+        """As float_tile, of bfloats."""
+        return (6, 2) if self.bfloat_dot else self.float_tile
 
     @property
     def biased_needs_offset(self) -> bool:

@@ -6,7 +6,7 @@ values has elements of 4 bytes, so that one register holds four consecutive byte
 elements do not fill cache lines, a few blocks stand together; the 4-byte elements stand in the order of reading. So
 memory is read straight on, and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order).
 Formats that decode as fast as memory are also loaded in just that order (`in_order`): prefetchers lose a stream whose
-loads the compiler has mixed. A panel of a float format is K vectors of 16.
+loads the compiler has mixed. A panel of a float format is K vectors of 16, of BF16 K / 2 vectors of 16 pairs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import IntEnum
 
 from backends.cpu.isa import Isa
 from backends.cpu.memory import LINE
@@ -26,6 +27,14 @@ i32x16 = vector(I32)
 Step = tuple[int, int, Value]  # group, word in the group, bytes of 16 rows x 4 values
 Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32 x 16
 SUPER_BLOCK = 256
+
+
+class Activations(IntEnum):
+    """What a product may want its activations as, where not as float32."""
+
+    BLOCKS = 0  # of 32 integers that share a scale
+    SUPER_BLOCKS = 1  # of 256
+    BFLOATS = 2  # rounded to BF16
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +140,10 @@ class IntegerPanel:
         ]
 
     @property
+    def activations(self) -> Activations:
+        return Activations.BLOCKS if self.super_scales is None else Activations.SUPER_BLOCKS
+
+    @property
     def groups(self) -> int:
         return self.block_values // self.group
 
@@ -149,16 +162,42 @@ class IntegerPanel:
 
 @dataclass(frozen=True, slots=True)
 class FloatPanel:
-    """How kernels read 16 weights (one k of 16 rows) of a float format."""
+    """How kernels read the weights of a float format: one k of 16 rows, or two where the activations are bfloats.
+
+    Of a pair the first stands in the upper half of its 32 bits: `dot.bfloats` adds that product first.
+    """
 
     name: str
     value_bytes: int
-    load: Callable[[Function, Value, int], Value]
+    load: Callable[[Function, Value, int], Value]  # numbers that stand side by side
+    activations: Activations | None = None
 
     block_values: int = 1
 
+    @property
+    def together(self) -> int:
+        """Values of a row that stand together."""
+        return 1 if self.activations is None else 2
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of the values of 16 rows that stand together."""
+        return LANES * self.together * self.value_bytes
+
+    def at(self, panel: Value, k: Value, lane: Value) -> Value:
+        """Address of one value."""
+        step, within = k // self.together, k % self.together ^ (self.together - 1)
+        return panel + (step * self.step_bytes + (lane * self.together + within) * self.value_bytes)
+
+    def operands(self, f: Function, step: Value) -> list[Value]:
+        """The values that stand together, each 16 lanes to multiply by 4 bytes of activations."""
+        if self.activations is None:
+            return [self.load(f, step, LANES)]
+        pairs = f.load(step, i32x16)
+        return [pairs] if f.isa.bfloat_dot else [f.bits(half, f32x16) for half in (pairs & -0x10000, pairs << 16)]
+
     def panel_bytes(self, columns: int) -> int:
-        return columns * LANES * self.value_bytes
+        return -(-columns // self.together) * self.step_bytes
 
 
 # -- reading fields, for the unpackers: offsets are those of the file block ------------------------------------------

@@ -448,6 +448,12 @@ class Function:
         wide = self.widen(self.load(pointer, vector(I16, lanes)), I32)
         return self.bits(wide << 16, vector(F32, lanes))
 
+    def to_bfloat(self, x: Value) -> Value:
+        """float32 to the nearest bfloat, ties to even, as int32 whose lower half is zero; a NaN stays one."""
+        bits = self.bits(x, vector(I32, x.type.count))
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        return self.select(x.equals(x), rounded, bits | 0x400000) & -0x10000
+
     def to_half(self, x: Value) -> Value:
         """float32 to the bits of half precision (int16), ties to even; what is beyond the range becomes 65504."""
         lanes = x.type.count

@@ -81,6 +81,24 @@ def test_a_format_has_the_same_bits(cpu: CpuBackend, name: str, format: str) -> 
     backend.close()
 
 
+@pytest.mark.parametrize("name", ["avx512-vnni", "avx2", "generic"])
+@pytest.mark.parametrize("columns", [64, 257])
+def test_bfloats_have_the_same_bits(cpu: CpuBackend, name: str, columns: int) -> None:
+    """Whether pairs are multiplied by one instruction, two fused multiply-adds or software; numbers of all sizes."""
+    random = np.random.RandomState(columns)
+    weight, table = (
+        MemoryWeight.of(what, random.standard_normal((97, columns)) * 2.0 ** random.uniform(-30, 30, columns), format)
+        for what, format in (("w", "BF16"), ("t", "F32"))
+    )
+    matrix = record(table, lambda r, x: r.linear(x, weight))
+    backend = CpuBackend(2, needs(name))
+    assert not backend.isa.bfloat_dot
+    for sizes in ([], [1, 2, 3]):
+        ours, theirs = (feed(bind(b, matrix), tokens(20), sizes) for b in (backend, cpu))
+        np.testing.assert_array_equal(ours, theirs)
+    backend.close()
+
+
 def attention_with_everything(r: Recorder, x: Value) -> Value:
     sinks = MemoryWeight.of("sinks", np.array([0.5, -1.0, 2.0, 0.0]))
     q = r.linear(x, stored("q", "F16", (64, 48)))
@@ -244,6 +262,17 @@ def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
     assert products == 2 * wide.ROWS * wide.LINE // 2
     assert sums <= products
     assert len(re.findall(r"\(%(?:rsp|rbp)\)", loops[0])) <= 4  # 30 and 67 if the compiler may regroup the sums
+
+
+def test_bfloats_are_multiplied_in_pairs_and_stay_in_registers() -> None:
+    """By VDPBF16PS and nothing else where there is one, in every tile; never where there is none."""
+    features = dict.fromkeys((*isa.X86_ROWS["avx512-vnni"][0], "avx512bf16"), True)
+    text = assembly(linear.linear("BF16"), isa.for_cpu("znver4", features, "x86_64"))
+    loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vdpbf16ps" in block]
+    products = sorted(len(re.findall(r"vdpbf16ps\s.*%zmm", loop)) for loop in loops)
+    assert products == [2, 4, 8, 12]  # rows of a tile times 2 panels
+    assert not any(re.search(r"\(%(?:rsp|rbp)\)|vfn?madd", loop) for loop in loops)
+    assert "vdpbf16ps" not in assembly(linear.linear("BF16"), isa.named("avx512-vnni"))
 
 
 @pytest.mark.parametrize("format", [name for name, panel in INTEGER_PANELS.items() if panel.in_order])

@@ -1,10 +1,11 @@
-"""The product with quantized weights, three ways: bits that no batch changes, the definition, and the exact product.
+"""The product with rounded activations, three ways: bits that no batch changes, the definition, and the exact product.
 
 The definition: a row of activations is cut into blocks of 32, each one float32 scale = max / 127 and 32 integers
 rint(x * (127 / max)); integers are multiplied exactly, and every group of weights that shares a scale adds
 float(integer) * (weight scale * activation scale) to one chain of float32 fused multiply-adds. Where groups have
 integer scales, blocks of activations are as long as the format's super-blocks, 256, and a super-block adds as a group
-does: its integer is the sum over its groups of scale * integer.
+does: its integer is the sum over its groups of scale * integer. With BF16 weights every activation is rounded to BF16,
+and one chain of float32 fused multiply-adds goes in order of k.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import pytest
 import quant
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import INTEGER_PANELS
+from backends.plan import Recorder, Value
 from backends.reference import ReferenceBackend
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
@@ -86,7 +88,7 @@ def test_the_definition_and_the_exact_product(cpu: CpuBackend, format: str) -> N
         assert (np.abs(ours - exact) <= slack).all(), format
 
 
-@pytest.mark.parametrize("format", INTEGER_PANELS)
+@pytest.mark.parametrize("format", ["BF16", *INTEGER_PANELS])
 def test_rows_do_not_see_each_other(cpu: CpuBackend, format: str) -> None:
     """The same bits in batches of every size: packed weights and unpacked tiles are one sum."""
     weight = stored("w", format, (100, columns(format, 2)))
@@ -146,13 +148,67 @@ def test_super_blocks_to_the_bit(cpu: CpuBackend) -> None:
     np.testing.assert_array_max_ulp(ours[ours != total], total[ours != total], 2)
 
 
+@pytest.mark.parametrize("columns", [2, 96, 255])
+def test_bfloats_to_the_bit(cpu: CpuBackend, columns: int) -> None:
+    """Activations of every size, ties among them, as the converter of files rounds; then the chain."""
+    random = np.random.RandomState(columns)
+    x = (random.standard_normal((VOCABULARY, columns)) * 2.0 ** random.uniform(-40, 40, (VOCABULARY, 1))).astype("f4")
+    x.view(np.uint32)[:2] = 0x3FC08000 + (np.arange(columns) << 16) % 2**22  # ties to an even and to an odd neighbour
+    weight = stored("w", "BF16", (70, columns))
+    rounded = MemoryWeight.of("x", x, "BF16").values().astype(np.float64)
+    total = np.zeros((VOCABULARY, 70), np.float32)
+    for k in range(columns):
+        total = (rounded[:, k, None] * weight.values()[:, k] + total).astype(np.float32)  # exact in float64 but the sum
+    ours = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(VOCABULARY))
+    assert (ours == total).mean() > 0.999
+    assert (np.abs(ours - total) <= 1e-6 * columns * np.abs(x).max(axis=1, keepdims=True)).all()
+
+
+def test_what_a_buffer_held_before_is_no_part_of_a_row(cpu: CpuBackend) -> None:
+    """Bfloats go in pairs; behind the last of an odd row stands what an earlier step left, infinity here."""
+    weight = MemoryWeight.of("w", np.abs(stored("w", "F32", (64, 33)).values()), "BF16")
+
+    def build(r: Recorder, x: Value) -> Value:
+        y = r.linear(x, weight)
+        large = r.scale(y, 1e30)  # where the bfloats were
+        return r.add(r.glu(r.scale(large, 1e30), large, "swiglu_oai"), y)  # infinity where x was; clamped
+
+    executable = bind(cpu, record(MemoryWeight.of("table", 1 + activations(64)[:, :33] ** 2), build))
+    once, twice = (feed(executable, np.arange(VOCABULARY)) for _ in range(2))
+    assert np.isfinite(once).all()
+    np.testing.assert_array_equal(once, twice)
+
+
+@pytest.mark.parametrize("of", ["norm", "glu"])
+def test_who_makes_a_row_rounds_it_as_who_reads_it_would(cpu: CpuBackend, of: str) -> None:
+    """A norm writes what its readers want, of every kind; a row that comes from elsewhere is rounded alone."""
+    weights = [stored(f"w{format}", format, (40, 256)) for format in ("BF16", "Q8_0", "Q4_K", "F32")]
+    table, gain = MemoryWeight.of("table", activations(256)), MemoryWeight.of("gain", np.ones(256))
+
+    def made(r: Recorder, x: Value) -> Value:
+        return r.rms_norm(x, gain, 1e-5) if of == "norm" else r.glu(x, x, "silu")
+
+    def read(r: Recorder, x: Value) -> Value:
+        first, *others = [r.linear(x, weight) for weight in weights]
+        for other in others:
+            first = r.add(first, other)
+        return first
+
+    tokens = np.arange(VOCABULARY)
+    between = MemoryWeight.of("table", feed(bind(cpu, record(table, made)), tokens))
+    ours = feed(bind(cpu, record(table, lambda r, x: read(r, made(r, x)))), tokens)
+    np.testing.assert_array_equal(ours, feed(bind(cpu, record(between, read)), tokens))
+
+
+# A quiet NaN, those whose bits would round to infinity and past the sign, and the infinities.
+@pytest.mark.parametrize("format", ["Q8_0", "BF16"])
 @pytest.mark.parametrize("at", [0, 5, 16, 31])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, at: int, value: float) -> None:
+@pytest.mark.parametrize("bits", [0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x7F800000, 0xFF800000])
+def test_an_activation_that_is_no_number_shows(cpu: CpuBackend, format: str, at: int, bits: int) -> None:
     """Wherever it stands among the 32 of its block: a damaged model must not answer as if nothing were wrong."""
     x = np.ones((2, 64), np.float32)
-    x[0, at] = value
-    weight = stored("w", "Q8_0", (20, 64))
+    x.view(np.uint32)[0, at] = bits
+    weight = stored("w", format, (20, 64))
     rows = feed(bind(cpu, record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, weight))), np.arange(2))
     assert not np.isfinite(rows[0]).any()
     assert np.isfinite(rows[1]).all()

@@ -153,7 +153,12 @@ def quantize_row(f: Function, x: Value, out: Value, blocks: Value) -> None:
         quantize_block(f, x + block * (4 * X_VALUES), out + block * X_BLOCK)
 
 
-def quantize_super_block(f: Function, x: Value, out: Value) -> None:
+def quantize_super_row(f: Function, x: Value, out: Value, blocks: Value) -> None:
+    with f.loop(0, blocks) as block:
+        _quantize_super_block(f, x + block * (4 * S_VALUES), out + block * S_BLOCK)
+
+
+def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
     """256 floats at x to one activation super-block, by the rule of `quantize_block`."""
     sizes = f.var(f.zeros(i32x16))
     with f.loop(0, 4 * S_VALUES, 64) as at:
@@ -174,6 +179,23 @@ def quantize_super_block(f: Function, x: Value, out: Value) -> None:
         total.set(total.get() + both)
     f.store(out + S_SCALE, scale)
     f.store(out + S_OFFSET, total.get() * -128)
+
+
+def round_row(f: Function, x: Value, out: Value, width: Value) -> None:
+    """float32 to the nearest bfloats: in pairs as weights have them where `isa.bfloat_dot`, else as float32; and a zero
+    behind the last, for a pair that wants one."""
+    with f.loop(0, width, 32) as i:
+        both = [f.to_bfloat(f.load(x + (i * 4 + at), f32x16)) for at in (0, 64)]
+        if f.isa.bfloat_dot:
+            first, second = (f.shuffle(both[0], both[1], range(odd, 32, 2)) for odd in range(2))
+            f.store(out + i * 2, first | (second >> 16))
+        else:
+            for at, bits in zip((0, 64), both, strict=True):
+                f.store(out + (i * 4 + at), bits)
+    if f.isa.bfloat_dot:
+        f.store(out + width // 2 * 4, f.constant(I16, 0))
+    else:
+        f.store(out + width * 4, f.constant(I32, 0))
 
 
 # exp by range reduction to [-ln 2 / 2, ln 2 / 2] and the polynomial of Cephes' expf (relative error < 2e-7).

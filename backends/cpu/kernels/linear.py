@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
 
+from backends.cpu import dot
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels import blocks, super_blocks, wide
 from backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
 from backends.cpu.panels import FloatPanel, IntegerPanel
-from backends.cpu.simd import F32, LANES, Function, Value, Variable
+from backends.cpu.simd import LANES, Function, Value, Variable
 from backends.cpu.unpack import panel_of
 
 READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
@@ -60,7 +61,8 @@ class Place:
 
 
 def linear(format_name: str) -> Kernel:
-    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32."""
+    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32 or
+    bfloats."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
@@ -144,21 +146,27 @@ def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
 def _float_rows(
     f: Function, a: Arguments, panel: FloatPanel, place: Place, rows: Value, first: Value, last: Value
 ) -> None:
-    tile_rows, tile_panels = f.isa.float_tile
+    pairs = panel.activations is not None
+    tile_rows, tile_panels = f.isa.bfloat_tile if pairs else f.isa.float_tile
+
+    def multiply(w: Value, x: Value, total: Value) -> Value:
+        return dot.bfloats(f, total, w, x) if pairs and f.isa.bfloat_dot else f.fma(w, x, total)
 
     def tile(row: Value, size: int) -> None:
         panels = tile_panels if size > 1 else 2
         with f.loop(first, last, panels) as p:
             w = [place.weights + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
-            with f.loop(0, a.i64(LinearArg.BLOCKS)) as k:
-                here = [panel.load(f, v + k * (LANES * panel.value_bytes), LANES) for v in w]
+            with f.loop(0, (a.i64(LinearArg.BLOCKS) + (panel.together - 1)) // panel.together) as step:
+                at = [v + step * panel.step_bytes for v in w]
                 if size == 1:
-                    read_ahead(f, [v + k * (LANES * panel.value_bytes) for v in w])
+                    read_ahead(f, at)
+                operands = list(zip(*[panel.operands(f, v) for v in at], strict=True))
                 for t in range(size):
-                    value = f.broadcast(x[t] + k * 4, F32)
-                    for i in range(panels):
-                        sums[t][i].set(f.fma(here[i], value, sums[t][i].get()))
+                    for n, here in enumerate(operands):
+                        value = f.broadcast(x[t] + (step * len(operands) + n) * 4, here[0].type.element)
+                        for i in range(panels):
+                            sums[t][i].set(multiply(here[i], value, sums[t][i].get()))
             _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in (tile_rows, 4, 2, 1) if n <= tile_rows], tile)

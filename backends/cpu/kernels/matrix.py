@@ -26,9 +26,9 @@ def repack(format_name: str) -> Kernel:
     panel = panel_of(format_name)
     if isinstance(panel, FloatPanel):
         fields: tuple[tuple[int, int], ...] = ((panel.value_bytes, 1),)
-        rearrange, rearranged = None, -1
+        rearrange, rearranged, together = None, -1, panel.together
     else:
-        fields, rearrange, rearranged = panel.fields, panel.repack_word, panel.repack_field
+        fields, rearrange, rearranged, together = panel.fields, panel.repack_word, panel.repack_field, 1
     block_bytes = sum(size * count for size, count in fields)
     types = {1: I8, 2: I16, 4: I32}
 
@@ -39,7 +39,7 @@ def repack(format_name: str) -> Kernel:
             first = p * LANES
             target = a.pointer(RepackArg.TARGET) + p * a.i64(RepackArg.PANEL_BYTES)
             if isinstance(panel, FloatPanel):
-                value_target = target + block * (LANES * block_bytes)
+                value_target = panel.at(target, block, f.i64(0))
                 here = Block(value_target, value_target, {0: 0})
             else:
                 here = panel.block(target, block, blocks)
@@ -53,7 +53,7 @@ def repack(format_name: str) -> Kernel:
                         value = f.load(source + at, types[size])
                         if number == rearranged and rearrange is not None:
                             value = rearrange(f, value)
-                        f.store(here.at(at, size) + lane * size, value)
+                        f.store(here.at(at, size) + lane * (size * together), value)
                         at += size
 
     return kernel(f"repack_{format_name}", body)
@@ -82,8 +82,7 @@ def embed(format_name: str) -> Kernel:
             y = a.pointer(EmbedArg.Y) + row * a.i64(EmbedArg.Y_STRIDE)
             with f.loop(0, a.i64(EmbedArg.BLOCKS)) as block:
                 if isinstance(panel, FloatPanel):
-                    at = source + (block * LANES + lane) * panel.value_bytes
-                    f.store(y + block * 4, panel.load(f, at, 1))
+                    f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
                 else:
                     # The whole block is unpacked for one of its 16 rows: this is done once per token, not per layer.
                     here = panel.block(source, block, a.i64(EmbedArg.BLOCKS))

@@ -12,7 +12,6 @@ from typing import Literal
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import (
-    S_BLOCK,
     S_VALUES,
     X_VALUES,
     Arguments,
@@ -22,10 +21,12 @@ from backends.cpu.kernels.common import (
     kernel,
     own_rows,
     quantize_row,
-    quantize_super_block,
+    quantize_super_row,
+    round_row,
     sigmoid,
     tanh,
 )  # fmt: skip
+from backends.cpu.panels import Activations
 from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
 from backends.plan import Activation, GluActivation
 
@@ -45,13 +46,9 @@ class NormArg(IntEnum):
     GROUPS = 7
     EPS = 8
     ROWS = 9
-    Q = 10  # activation blocks of y, 0 for none
-    Q_STRIDE = 11
-    Q_BLOCKS = 12
-    S = 13  # activation super-blocks of y, 0 for none
-    S_STRIDE = 14
-    GROUP_STRIDE = 15  # bytes from the weights of one group to those of the next; 0 where all groups share them
-    SIZE = 16
+    GROUP_STRIDE = 10  # bytes from the weights of one group to those of the next; 0 where all groups share them
+    Q = 11  # y as other kinds of activations: three slots each, as `_quantize_if_wanted` says
+    SIZE = 24
 
 
 def norm(kind: Literal["rms", "layer"]) -> Kernel:
@@ -102,16 +99,20 @@ def norm(kind: Literal["rms", "layer"]) -> Kernel:
     return kernel(f"norm_{kind}", body)
 
 
+_WRITE = {  # a row of float32 to a row of activations, and how many values one of them has
+    Activations.BLOCKS: (quantize_row, X_VALUES),
+    Activations.SUPER_BLOCKS: (quantize_super_row, S_VALUES),
+    Activations.BFLOATS: (round_row, 1),
+}
+
+
 def _quantize_if_wanted(f: Function, a: Arguments, y: Value, row: Value, q_slot: int) -> None:
-    """Activation blocks of the row just made, while it is in L1; slots q_slot.. are address, stride, blocks of 32, and
-    address and stride of super-blocks."""
-    blocks = a.i64(q_slot + 2)
-    with f.when(a.i64(q_slot).differs(0)):
-        quantize_row(f, y, a.pointer(q_slot) + row * a.i64(q_slot + 1), blocks)
-    with f.when(a.i64(q_slot + 3).differs(0)):
-        out = a.pointer(q_slot + 3) + row * a.i64(q_slot + 4)
-        with f.loop(0, blocks // (S_VALUES // X_VALUES)) as block:
-            quantize_super_block(f, y + block * (4 * S_VALUES), out + block * S_BLOCK)
+    """The row just made as activations of every kind that is wanted, while it is in L1. For each kind, from q_slot on:
+    address, 0 for none; stride; values."""
+    for kind, (write, values) in _WRITE.items():
+        at = q_slot + 3 * kind
+        with f.when(a.i64(at).differs(0)):
+            write(f, y, a.pointer(at) + row * a.i64(at + 1), a.i64(at + 2) // values)
 
 
 class QuantizeArg(IntEnum):
@@ -119,15 +120,11 @@ class QuantizeArg(IntEnum):
     X_STRIDE = 1
     ROWS = 2
     Q = 3
-    Q_STRIDE = 4
-    Q_BLOCKS = 5
-    S = 6
-    S_STRIDE = 7
-    SIZE = 8
+    SIZE = 16
 
 
 def quantize() -> Kernel:
-    """Activation blocks of float32 rows."""
+    """Activations of other kinds from float32 rows."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.pointer(QuantizeArg.ROWS)), thread, threads) as row:
@@ -146,11 +143,7 @@ class GluArg(IntEnum):
     WIDTH = 6
     ROWS = 7
     Q = 8
-    Q_STRIDE = 9
-    Q_BLOCKS = 10
-    S = 11
-    S_STRIDE = 12
-    SIZE = 16
+    SIZE = 24
 
 
 def glu(activation: GluActivation, row_gate: bool = False) -> Kernel:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from backends.cpu.panels import FloatPanel, IntegerPanel
+from backends.cpu.panels import Activations, FloatPanel, IntegerPanel
 from backends.cpu.simd import F32, vector
 from backends.cpu.unpack import codebook, k_quants, legacy, nonlinear, small
 
@@ -41,10 +41,16 @@ FLOAT_PANELS: dict[str, FloatPanel] = {
     for panel in (
         FloatPanel("F32", 4, lambda f, p, lanes: f.load(p, vector(F32, lanes))),
         FloatPanel("F16", 2, lambda f, p, lanes: f.load_half(p, lanes)),
-        FloatPanel("BF16", 2, lambda f, p, lanes: f.load_bfloat(p, lanes)),
+        FloatPanel("BF16", 2, lambda f, p, lanes: f.load_bfloat(p, lanes), Activations.BFLOATS),
     )
 }
 FORMATS = (*FLOAT_PANELS, *INTEGER_PANELS)
+
+
+def activations_of(name: str) -> Activations | None:
+    """What products with a format read in place of float32; None for a format without kernels, too."""
+    panel = INTEGER_PANELS.get(name) or FLOAT_PANELS.get(name)
+    return panel.activations if panel is not None else None
 
 
 def panel_of(name: str) -> IntegerPanel | FloatPanel:
