@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localllm.alignment import keep_held
+from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.prompt_cache import Kept, read, restore, save
 from localllm.sampling.options import SamplerOptions
 from localllm.session import Piece, Statistics
-from localllm.template import FAMILIES, ChatTemplate, TemplateError, choose_template, encode_chat
+from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Conversation:
 
     With `context_shift` the oldest turns are dropped where the context is full; else ContextFull, or an answer that
     ends with the reason "context", leave the choice to the caller. `tell` hears, once each, what had to be changed in
-    the messages for the template to take them, and every time which turns were dropped.
+    the messages for the template to take them, and every time which turns were dropped. Control tokens spelled in
+    messages are text, unless `parse_special_in_content`.
     """
 
     def __init__(
@@ -47,10 +49,12 @@ class Conversation:
         stop: tuple[str, ...] = (),
         ignore_end: bool = False,
         context_shift: bool = False,
+        parse_special_in_content: bool = False,
     ) -> None:
         self._model, self._context = model, model.context
         self._words, self._template = _words(model), template
         self._special = frozenset(self._words.special.values())
+        self._encoder = ChatEncoder(self._words, template.source, parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_end = max_tokens, ignore_end
         self._stop = (*stop, *template.stops)
@@ -184,7 +188,8 @@ class Conversation:
             if note not in self._told:
                 self._told.add(note)
                 self._tell(note)
-        fresh = encode_chat(self._words, rendered.text)
+        self._model.check_length(rendered.text)
+        fresh = self._encoder.encode(rendered.text)
         return keep_held(self.session.tokens, fresh, self._words.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
@@ -221,9 +226,9 @@ class Conversation:
         return messages, prompt
 
 
-def template_of(model: Model) -> tuple[ChatTemplate, str | None]:
-    """The model's chat template; and a note to be shown where it is not the file's own."""
-    return choose_template(model.file.metadata, _words(model))
+def template_of(model: Model, confined: Confined | None = None) -> tuple[ChatTemplate, str | None]:
+    """The model's chat template, rendered in `confined`; and a note to be shown where it is not the file's own."""
+    return choose_template(model.file.metadata, _words(model), confined)
 
 
 def is_plain(template: ChatTemplate) -> bool:

@@ -24,7 +24,7 @@ from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
-from localllm.session import Piece, Session
+from localllm.session import ContextFull, Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
@@ -174,6 +174,20 @@ class Model(Closing):
         """Token ids of a text; `add_special` adds BOS/EOS as the file asks, `parse_special` reads control tokens."""
         return self._words().encode(text, add_special, parse_special)
 
+    def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
+        """`tokenize` for a prompt. ContextFull, without the work, for a text that no context of this size can hold."""
+        self.check_length(text)
+        return self.tokenize(text, parse_special=parse_special)
+
+    def check_length(self, text: str) -> None:
+        """ContextFull for a text of more characters than the context has room for, whatever its tokens are."""
+        most = self.context * self._words().longest
+        if self.context and len(text) > most:
+            raise ContextFull(
+                f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}; "
+                "shorten it or raise -c"
+            )
+
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return self._words().decode(ids)
@@ -230,7 +244,7 @@ class Model(Closing):
         asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
         given = {name: value for name, value in asked.items() if value is not None}
         options = sampling or self.sampling_defaults.options(given)
-        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt)
         session = self.session()
         try:
             yield from session.generate(ids, self.sampler(options), max_tokens, tuple(stop), cancel)

@@ -93,6 +93,7 @@ def converse(
         stop=answering.stop,
         ignore_end=answering.ignore_eos,
         context_shift=context_shift,
+        parse_special_in_content=answering.parse_special_in_content,
     )
 
 

@@ -17,9 +17,11 @@ from localllm.cli.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.keeping import PromptCache, put_down, take_up
 from localllm.cli.options import Answering, Chat, Keeping, Loading
 from localllm.cli.text import columns, size
+from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.session import ContextFull, Piece
+from localllm.template import renderer
 
 CHOICES = (
     "/shift drops the oldest turns and goes on, /summary TEXT goes on from your summary alone, /undo takes the last "
@@ -31,20 +33,28 @@ def chat(
     own: Chat, name: str, loading: Loading, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
 ) -> None:
     """Talk until the user leaves."""
-    with LoadProgress() as progress:
-        model = load(name, **loading.of_load(), progress=progress)
-    with model:
-        tell(model)
-        template, note = template_of(model)
-        if note:
-            say(f"note: {note}", YELLOW)
-        conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
-        cache = PromptCache(keeping, model)
-        cache.go_on(conversation)
-        try:
-            _Talk(model, conversation, stats=not own.no_stats).run()
-        finally:
-            cache.keep_all(conversation)
+    with renderer() as confined:
+        confined.start()  # it is ready when the model is
+        with LoadProgress() as progress:
+            model = load(name, **loading.of_load(), progress=progress)
+        with model:
+            _talk(own, model, confined, answering, keeping, sampling)
+
+
+def _talk(
+    own: Chat, model: Model, confined: Confined, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
+) -> None:
+    tell(model)
+    template, note = template_of(model, confined)
+    if note:
+        say(f"note: {note}", YELLOW)
+    conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
+    cache = PromptCache(keeping, model)
+    cache.go_on(conversation)
+    try:
+        _Talk(model, conversation, stats=not own.no_stats).run()
+    finally:
+        cache.keep_all(conversation)
 
 
 class _Talk:

@@ -122,6 +122,9 @@ class Answering:
         (), "-r", "--reverse-prompt", metavar="TEXT", repeat=True, help="end the answer before this text; repeatable"
     )
     ignore_eos: bool = option(False, "--ignore-eos", help="go on where the model would end")
+    parse_special_in_content: bool = option(
+        False, "--parse-special-in-content", help="control tokens written in messages count as such; unsafe"
+    )
 
     @property
     def max_tokens(self) -> int | None:

@@ -16,6 +16,7 @@ from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
     from localllm.chat import Conversation
+    from localllm.confined import Confined
     from localllm.model import Model
 
 
@@ -42,19 +43,37 @@ def run(
     sampling: Mapping[str, Any],
 ) -> None:
     """Answer `prompt`. KeyboardInterrupt after an answer that Ctrl-C stopped."""
-    with LoadProgress() as progress:
-        model = load(name, **loading.of_load(), progress=progress)
-    with model, interruptible() as cancel:
+    from localllm.template import renderer
+
+    with renderer() as confined:
+        if not own.raw:
+            confined.start()  # it is ready when the model is
+        with LoadProgress() as progress:
+            model = load(name, **loading.of_load(), progress=progress)
+        with model:
+            _answer(own, model, prompt, confined, answering, keeping, sampling)
+
+
+def _answer(
+    own: Run,
+    model: Model,
+    prompt: str,
+    confined: Confined,
+    answering: Answering,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+) -> None:
+    with interruptible() as cancel:
         tell(model)
         cache = PromptCache(keeping, model)
-        conversation = None if own.raw else _conversation(model, answering, sampling)
+        conversation = None if own.raw else _conversation(model, confined, answering, sampling)
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
         elif answering.system_prompt:
             raise LocalLLMError("-sys/--system-prompt: plain text has no system prompt; put it into the prompt")
         else:
             session = model.session()
-            ids = model.tokenize(prompt, parse_special=True)  # control tokens written in it count as such
+            ids = model.prompt_ids(prompt, parse_special=True)  # control tokens written in it count as such
             options = (answering.max_tokens, answering.stop, cancel, answering.ignore_eos)
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
         cache.take_up(session)
@@ -72,11 +91,13 @@ def run(
         raise KeyboardInterrupt
 
 
-def _conversation(model: Model, answering: Answering, sampling: Mapping[str, Any]) -> Conversation | None:
+def _conversation(
+    model: Model, confined: Confined, answering: Answering, sampling: Mapping[str, Any]
+) -> Conversation | None:
     """What the prompt is a turn of; None where it is to be continued as plain text."""
     from localllm.chat import is_plain, template_of
 
-    template, note = template_of(model)
+    template, note = template_of(model, confined)
     if is_plain(template):
         say(
             "note: the file has no chat template; the prompt is continued as plain text (--raw: without this note)",

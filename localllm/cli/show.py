@@ -120,11 +120,12 @@ def _tokenizer(file: GGUFFile) -> dict[str, Any]:
 
 
 def _template(file: GGUFFile) -> dict[str, Any]:
-    from localllm.template import choose_template
+    from localllm.template import choose_template, renderer
 
     if not has_tokenizer(file.metadata):
         return {"problem": "none without a tokenizer"}
-    template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata))
+    with renderer() as confined:
+        template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata), confined)
     return {"characters": len(template.source), "note": note}
 
 

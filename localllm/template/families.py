@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from localllm.confined import Confined
 from localllm.template.chat import ChatTemplate
 from localllm.template.errors import TemplateError
 
@@ -139,15 +140,20 @@ FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
 )
 
 
-def choose_template(metadata: Mapping[str, Any], tokenizer: Vocabulary) -> tuple[ChatTemplate, str | None]:
-    """The file's chat template, and None; or its family's, and a note that says so and why (to be shown)."""
+def choose_template(
+    metadata: Mapping[str, Any], tokenizer: Vocabulary, confined: Confined | None = None
+) -> tuple[ChatTemplate, str | None]:
+    """The file's chat template, and None; or its family's, and a note that says so and why (to be shown).
+
+    `confined` is the child that renders it.
+    """
     texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is a default
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
     source = metadata.get(_KEY)
     why = "the file has no chat template"
     if isinstance(source, str) and source.strip():
         try:
-            return ChatTemplate(source, bos, eos), None
+            return ChatTemplate(source, bos, eos, confined=confined), None
         except TemplateError as error:
             why = str(error)
     elif source is not None:
@@ -161,4 +167,4 @@ def choose_template(metadata: Mapping[str, Any], tokenizer: Vocabulary) -> tuple
     )
     seen = " and ".join(family.tokens[:2]) if family.tokens else "no known special tokens"
     note = f"{why}; using the '{family.name}' format, because the vocabulary has {seen}"
-    return ChatTemplate(family.source, bos, eos, family.stops), note
+    return ChatTemplate(family.source, bos, eos, family.stops, confined=confined), note

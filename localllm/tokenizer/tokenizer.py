@@ -6,10 +6,12 @@ What a call does not need is not made: decoding uses the token table only, merge
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+import re
+from bisect import insort
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +22,18 @@ from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_
 
 _C_SPACES = " \t\n\v\f\r"
 _PREFIX = 3  # characters by which special tokens are looked for together: thousands of them share a few beginnings
+_MANY = 1000  # beginnings, from which on it is quicker to list those of the text
+
+
+class Guard(Protocol):
+    """Says which of its special tokens a text may hold, and where."""
+
+    @property
+    def tokens(self) -> Set[int]:
+        """Those that must not come about from text either, by merging."""
+
+    def allows(self, token: int, start: int, stop: int) -> bool:
+        """Whether `token` counts as one at [start, stop) of the text."""
 
 
 class Tokenizer:
@@ -47,6 +61,11 @@ class Tokenizer:
         found = np.flatnonzero(np.frombuffer(vocab.kinds, np.uint8) & SPECIAL).tolist()
         return MappingProxyType({vocab.tokens[i]: i for i in found})
 
+    @cached_property
+    def longest(self) -> int:
+        """Characters of the longest token, so that n tokens hold at most n times as many."""
+        return max(map(len, self._vocab.tokens))
+
     def prepare(self) -> None:
         """Do now what the first `encode` would do: read the merges. For a thread beside the loading of weights."""
         self._encoder  # noqa: B018
@@ -59,18 +78,26 @@ class Tokenizer:
         """The token written so in the vocabulary, escapes and all; None where there is none."""
         return self._vocab.ids.get(text)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def is_control(self, token: int) -> bool:
+        """Whether a token is never shown, and is recognised in text only where that is asked for."""
+        return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
+
+    def encode(
+        self, text: str, add_special: bool = True, parse_special: bool = False, guard: Guard | None = None
+    ) -> list[int]:
         """Ids of `text`. `add_special` puts BOS before and EOS after it where the file says so, but never doubles one.
 
         Control tokens written in the text are text, unless `parse_special`; user-defined tokens are always recognised.
+        With a `guard` both are, where it allows them.
         """
         vocab = self._vocab
         ids: list[int] = []
-        for part in self._parts(_valid(text), parse_special):
+        for part in self._parts(_valid(text), parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
             else:  # at the beginning, or after a special token: its first word is written with a space
-                ids += self._encoder.encode(" " + part if vocab.add_space_prefix else part)
+                made = self._encoder.encode(" " + part if vocab.add_space_prefix else part)
+                ids += made if guard is None or guard.tokens.isdisjoint(made) else self._spelled(made, guard.tokens)
         if add_special and self.add_bos and vocab.bos is not None and ids[:1] != [vocab.bos]:
             ids.insert(0, vocab.bos)
         if add_special and self.add_eos and vocab.eos is not None and ids[-1:] != [vocab.eos]:
@@ -125,38 +152,64 @@ class Tokenizer:
     def _encoder(self) -> TextEncoder:
         return text_encoder(self._vocab)
 
+    def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
+        """`ids`, but letter by letter where one of them is in `without`."""
+        for token in ids:
+            if token not in without:
+                yield token
+                continue
+            for letter in self.piece(token).decode("utf-8", "replace"):
+                yield from (i for i in self._encoder.encode(letter) if i not in without)
+
     @cached_property
-    def _special_by_prefix(self) -> dict[str, list[tuple[int, int]]]:
-        """Special tokens, as (order, id), by the first characters of their text. Order: longest in bytes first."""
+    def _special_by_prefix(self) -> dict[str, tuple[dict[str, tuple[int, int]], list[int]]]:
+        """Special tokens by the first characters of their text: ((order, id) by text, lengths).
+
+        Order: longest in bytes first.
+        """
         tokens = self._vocab.tokens
         order = sorted(self.special.values(), key=lambda i: -len(_bytes(tokens[i])))
-        groups: dict[str, list[tuple[int, int]]] = {}
+        groups: dict[str, tuple[dict[str, tuple[int, int]], list[int]]] = {}
         for position, token in enumerate(order):
-            groups.setdefault(tokens[token][:_PREFIX], []).append((position, token))
+            text = tokens[token]
+            texts, lengths = groups.setdefault(text[:_PREFIX], ({}, []))
+            texts[text] = (position, token)
+            if len(text) not in lengths:
+                insort(lengths, len(text))
         return groups
 
-    def _parts(self, text: str, parse_special: bool) -> list[str | int]:
+    def _found(self, text: str) -> list[tuple[int, int, int]]:
+        """(order, place, token) of every special token at every place; one look at a place for each length."""
+        found: list[tuple[int, int, int]] = []
+        groups = self._special_by_prefix
+        present = iter(groups)
+        if len(groups) > _MANY:
+            present = iter(groups.keys() & {text[i : i + n] for n in range(1, _PREFIX + 1) for i in range(len(text))})
+        for prefix in present:
+            texts, lengths = groups[prefix]
+            place = text.find(prefix)
+            while place >= 0:
+                for length in lengths:
+                    hit = texts.get(text[place : place + length])
+                    if hit is not None and place + length <= len(text):
+                        found.append((hit[0], place, hit[1]))
+                place = text.find(prefix, place + 1)
+        return sorted(found)
+
+    def _parts(self, text: str, parse_special: bool, guard: Guard | None = None) -> list[str | int]:
         """`text` with its special tokens found: longest tokens first, each from left to right, none inside another."""
         if not text:
             return []
         tokens, kinds = self._vocab.tokens, self._vocab.kinds
-        groups = self._special_by_prefix
-        candidates = sorted(pair for prefix in groups if prefix in text for pair in groups[prefix])
         taken = bytearray(len(text))
         found: list[tuple[int, int]] = []  # (place, token)
-        for _, token in candidates:
+        for _, place, token in self._found(text):
             if kinds[token] & HIDDEN and not parse_special:
                 continue
-            length = len(tokens[token])
-            place = text.find(tokens[token])
-            while place >= 0:
-                if taken.find(1, place, place + length) < 0:
-                    taken[place : place + length] = b"\1" * length
-                    found.append((place, token))
-                    place += length
-                else:
-                    place += 1
-                place = text.find(tokens[token], place)
+            stop = place + len(tokens[token])
+            if taken.find(1, place, stop) < 0 and (guard is None or guard.allows(token, place, stop)):
+                taken[place:stop] = b"\1" * (stop - place)
+                found.append((place, token))
         return self._cut(text, sorted(found))
 
     def _cut(self, text: str, found: list[tuple[int, int]]) -> list[str | int]:
@@ -177,6 +230,7 @@ class Tokenizer:
         return parts
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _BYTE_OF = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
 
 
@@ -185,9 +239,9 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """`text` with lone surrogates, which have no bytes, replaced by U+FFFD."""
+    """`text` with surrogates, which have no bytes, replaced by U+FFFD, one by one: places in the text stay."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+        return _SURROGATE.sub("\ufffd", text)
     return text

@@ -290,3 +290,13 @@ def test_greedy_text_is_that_of_llama_cpp(name: str, threads: int) -> None:
     with localllm.load(reference("models", f"{name}.gguf"), threads=threads) as opened:
         pieces = greedy(opened, "Once upon a time", max_tokens=160)
     assert " Once upon a time" + text(pieces) + "\n\n" == expected
+
+
+def test_a_text_that_no_context_can_hold_is_refused_before_it_is_tokenized(model: localllm.Model) -> None:
+    """By its characters; one that might fit is counted in tokens."""
+    assert model.tokenizer is not None
+    most = model.context * model.tokenizer.longest
+    with pytest.raises(ContextFull, match=f"has {most + 1} characters, the context of {model.context} tokens holds"):
+        next(model.generate("a" * (most + 1)))
+    with pytest.raises(ContextFull, match=r"the prompt has \d+ tokens"):
+        next(model.generate("a" * most))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime
 from functools import cache
 from typing import Any
@@ -11,8 +12,10 @@ import pytest
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localllm.confined import Confined
 from localllm.gguf import open_gguf
-from localllm.template import ChatTemplate, choose_template, encode_chat
+from localllm.template import ChatTemplate, Rendered, TemplateError, choose_template, encode_chat, renderer
+from localllm.template.origin import OWN
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA, reference
 
@@ -49,8 +52,14 @@ NO_TOOLS = {  # by their text
 
 
 @cache
+def _confined() -> Confined:
+    return renderer()
+
+
+@cache
 def _template(name: str) -> ChatTemplate:
-    return ChatTemplate(reference("templates", name).read_text(encoding="utf-8"), "<s>", "</s>", clock=lambda: TODAY)
+    source = reference("templates", name).read_text(encoding="utf-8")
+    return ChatTemplate(source, "<s>", "</s>", clock=lambda: TODAY, confined=_confined())
 
 
 def _plain_jinja(source: str, messages: list[dict[str, Any]]) -> str | None:
@@ -120,6 +129,55 @@ def test_bos_once_with_a_real_vocabulary_and_its_template(vocab: str) -> None:
     tokenizer = Tokenizer.from_metadata(metadata)
     template, note = choose_template(metadata, tokenizer)
     assert (note is None) == ("tokenizer.chat_template" in metadata)
-    ids = encode_chat(tokenizer, template.render(TALK).text)
+    ids = encode_chat(tokenizer, template.render(TALK).text, template.source)
     assert ids.count(tokenizer.bos if tokenizer.bos is not None else -1) == (vocab != "qwen2")
     assert "Where is the treasure?" in tokenizer.decode(ids)
+
+
+SPECIAL = re.compile(r"<[|｜]?[^<>\s'\"{}%]{1,40}[|｜]?>|\[/?[A-Z_]{3,}\]|<｜[^｜]*｜>|[【】]")
+FOLLOWS_CONTENT = {"HuggingFaceTB-SmolLM3-3B.jinja"}  # looks for flags such as "/no_think" in the system message
+NEEDS_OTHERS = {  # what these refuse of a conversation with tools
+    "Kimi-K2-Instruct.jinja": "append",  # Jinja's sandbox lets no list be changed
+    "Kimi-K2-Thinking.jinja": "append",
+    "google-gemma-2-2b-it.jinja": "System role not supported",
+    "meetkai-functionary-medium-v3.2.jinja": "TypeError",  # wants arguments as text
+}
+
+
+def _talk(more: str, tools: bool) -> list[dict[str, Any]]:
+    """A conversation whose system, user and tool messages end with `more`."""
+    call = {"type": "function", "id": "abcdefghi", "function": {"name": "get_weather", "arguments": {"city": "Paris"}}}
+    plain: list[dict[str, Any]] = [
+        {"role": "system", "content": "You are a pirate." + more},
+        {"role": "user", "content": "Who are you?" + more},
+        {"role": "assistant", "content": "<think>A pirate!</think>Arr."},
+        {"role": "user", "content": "Where is the treasure?" + more},
+    ]
+    answer = {"role": "tool", "name": "get_weather", "tool_call_id": "abcdefghi", "content": "sunny" + more}
+    return [*plain, {"role": "assistant", "content": "", "tool_calls": [call]}, answer] if tools else plain
+
+
+def _own(rendered: Rendered, specials: set[str]) -> list[str]:
+    """The special tokens that the template wrote itself, in order."""
+    places = [(found.start(), text) for text in specials for found in re.finditer(re.escape(text), rendered.text)]
+    return [text for place, text in sorted(places) if min(rendered.text.marks[place : place + len(text)]) == OWN]
+
+
+@pytest.mark.parametrize("tools", [False, True], ids=["plain", "tools"])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_special_token_is_the_templates_own_and_none_the_users(name: str, tools: bool) -> None:
+    template = _template(name)
+    specials = {*SPECIAL.findall(template.source), "<s>", "</s>"} - {"<think>", "</think>"}
+    more = " ".join(sorted(specials))
+    tool = json.loads(json.dumps(TOOL).replace("weather.", "weather." + more).replace("its name", "its name" + more))
+    if tools and name in NEEDS_OTHERS:
+        with pytest.raises(TemplateError, match=NEEDS_OTHERS[name]):
+            template.render(_talk("", tools), tools=[TOOL])
+        return
+    harmless = template.render(_talk("", tools), tools=[TOOL] if tools else None)
+    written = [text for text in specials for _ in re.finditer(re.escape(text), harmless.text)]
+    assert sorted(_own(harmless, specials)) == sorted(written), "a token that the template writes does not count"
+    hostile = template.render(_talk(more, tools), tools=[tool] if tools else None)
+    assert more in hostile.text or name in NO_SYSTEM, "the attack is not in the text"
+    if name not in FOLLOWS_CONTENT:
+        assert _own(hostile, specials) == _own(harmless, specials)

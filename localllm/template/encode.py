@@ -1,0 +1,84 @@
+"""From a rendered conversation to token ids: control tokens count only where the template itself wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from localllm.template.origin import MODEL, OWN, marked
+
+
+class _Guard(Protocol):
+    @property
+    def tokens(self) -> Set[int]: ...
+    def allows(self, token: int, start: int, stop: int) -> bool: ...
+
+
+class Encoder(Protocol):
+    """What is asked of a tokenizer here."""
+
+    @property
+    def bos(self) -> int | None: ...
+    @property
+    def add_bos(self) -> bool: ...
+    @property
+    def special(self) -> Mapping[str, int]: ...
+    def is_control(self, token: int) -> bool: ...
+    def encode(
+        self, text: str, add_special: bool = True, parse_special: bool = False, guard: _Guard | None = None
+    ) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Origins:
+    """Which special tokens count at which place of one text."""
+
+    marks: bytes
+    control: Set[int]
+    written: Set[int]
+    tokens: Set[int]  # both
+
+    def allows(self, token: int, start: int, stop: int) -> bool:
+        """Whether `token`, found at [start, stop) of the text, counts as one; one of mixed origin as its worst part."""
+        origin = min(self.marks[start:stop])
+        return origin == OWN or (token not in self.control and (token not in self.written or origin == MODEL))
+
+
+class ChatEncoder:
+    """Encodes what the template of this source renders.
+
+    A control token in the text of a user, system message, tool, name or schema is text. So are the user-defined tokens
+    that the template writes, as `<tool_call>`; in the model's own turns these count. Others, as runs of spaces or
+    emoticons, count everywhere. With `parse_content` all count everywhere.
+    """
+
+    def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:
+        self._tokenizer, self._parse_content = tokenizer, parse_content
+        special = tokenizer.special
+        self._control = frozenset(token for token in special.values() if tokenizer.is_control(token))
+        self._written = frozenset(
+            token
+            for text, token in special.items()
+            if token not in self._control and text.strip(" \t\r\n\u2581") and text in source
+        )
+        self._tokens = self._control | self._written
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a rendered conversation: one BOS where the file wants one, no EOS. A plain string counts as given.
+
+        A template that writes BOS itself and a file that adds it give one BOS, not two.
+        """
+        origins = _Origins(marked(text).marks, self._control, self._written, self._tokens)
+        guard = None if self._parse_content else origins
+        tokenizer = self._tokenizer
+        plain = str.__str__(text)  # slices of a marked text are slow
+        ids = tokenizer.encode(plain, add_special=False, parse_special=True, guard=guard)
+        if tokenizer.add_bos and tokenizer.bos is not None and ids[:1] != [tokenizer.bos]:
+            ids.insert(0, tokenizer.bos)
+        return ids
+
+
+def encode_chat(tokenizer: Encoder, text: str, source: str = "") -> list[int]:
+    """Ids of one rendered conversation, by a template of this source."""
+    return ChatEncoder(tokenizer, source).encode(text)

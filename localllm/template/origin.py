@@ -1,0 +1,225 @@
+"""`Text`: a string that knows of each character where it comes from, through everything that a template does to it.
+
+A control token counts as one only where the template itself wrote all of it. As with `Markup` for HTML, joining keeps
+the two apart; unlike Markup nothing is escaped, so that a template finds, splits and measures what users wrote as it
+stands. A result that comes from neither of these methods is a plain `str`, and counts as given: an operation forgotten
+here costs a template its token, and never lets a user write one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, SupportsIndex, TypeVar
+
+GIVEN, MODEL, OWN = (
+    0,
+    1,
+    2,
+)  # by a user, tool or schema; by the model in an earlier turn; by the template. Least trusted first
+
+_T = TypeVar("_T")
+_CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)
+
+
+class Text(str):
+    """`_marks` holds one byte for each character: GIVEN, MODEL or OWN."""
+
+    __slots__ = ("_marks",)
+    _marks: bytes
+
+    @classmethod
+    def of(cls, text: str, marks: bytes | int) -> Text:
+        """`text` with a mark for each character, or one for all."""
+        made = cls(text)
+        made._marks = bytes((marks,)) * len(text) if isinstance(marks, int) else marks
+        return made
+
+    def __str__(self) -> str:
+        return self
+
+    def __getnewargs__(self) -> tuple[str]:  # no copy without marks
+        raise TypeError("a text of a template cannot be pickled")
+
+    @property
+    def marks(self) -> bytes:
+        """GIVEN, MODEL or OWN for each character."""
+        return self._marks
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def __getitem__(self, key: SupportsIndex | slice) -> Text:
+        part = str.__getitem__(self, key)
+        if isinstance(key, slice):
+            return Text.of(part, self._marks[key])
+        return Text.of(part, self._marks[key])  # one character, one mark
+
+    def __iter__(self) -> Iterator[str]:
+        return (Text.of(letter, mark) for letter, mark in zip(str.__iter__(self), self._marks, strict=True))
+
+    def strip(self, chars: str | None = None, /) -> Text:
+        return self.lstrip(chars).rstrip(chars)
+
+    def lstrip(self, chars: str | None = None, /) -> Text:
+        return self[len(self) - len(str.lstrip(self, chars)) :]
+
+    def rstrip(self, chars: str | None = None, /) -> Text:
+        return self[: len(str.rstrip(self, chars))]
+
+    def removeprefix(self, prefix: str, /) -> Text:
+        return self[len(prefix) :] if self.startswith(prefix) else self
+
+    def removesuffix(self, suffix: str, /) -> Text:
+        return self[: len(self) - len(suffix)] if suffix and self.endswith(suffix) else self
+
+    def split(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Text]:  # type: ignore[override]
+        return self._located(str.split(self, sep, maxsplit), len(sep or ""))
+
+    def rsplit(self, sep: str | None = None, maxsplit: SupportsIndex = -1) -> list[Text]:  # type: ignore[override]
+        return self._located(str.rsplit(self, sep, maxsplit), len(sep or ""))
+
+    def splitlines(self, keepends: bool = False) -> list[Text]:  # type: ignore[override]
+        lines = self._located(str.splitlines(self, keepends=True), 0)
+        return lines if keepends else [line[: len(str.splitlines(line)[0])] for line in lines]
+
+    def partition(self, sep: str, /) -> tuple[Text, Text, Text]:
+        before, found, after = str.partition(self, sep)
+        return self[: len(before)], self[len(before) : len(before) + len(found)], self[len(self) - len(after) :]
+
+    def rpartition(self, sep: str, /) -> tuple[Text, Text, Text]:
+        before, found, after = str.rpartition(self, sep)
+        return self[: len(before)], self[len(before) : len(before) + len(found)], self[len(self) - len(after) :]
+
+    def _located(self, parts: list[str], gap: int) -> list[Text]:
+        """`parts` of this text, `gap` characters apart, or else white space."""
+        found = []
+        end = -gap
+        for part in parts:
+            start = end + gap if gap else str.find(self, part, max(end, 0))
+            end = start + len(part)
+            found.append(self[start:end])
+        return found
+
+    # -- letters ---------------------------------------------------------------------------------------------------
+
+    def lower(self) -> Text:
+        return self._like(str.lower(self))
+
+    def upper(self) -> Text:
+        return self._like(str.upper(self))
+
+    def capitalize(self) -> Text:
+        return self._like(str.capitalize(self))
+
+    def title(self) -> Text:
+        return self._like(str.title(self))
+
+    def swapcase(self) -> Text:
+        return self._like(str.swapcase(self))
+
+    def casefold(self) -> Text:
+        return self._like(str.casefold(self))
+
+    def _like(self, text: str) -> Text:
+        """`text` in other letters; where there are more of them, all count as the least trusted."""
+        return Text.of(text, self._marks if len(text) == len(self) else min(self._marks, default=OWN))
+
+    # -- joining ---------------------------------------------------------------------------------------------------
+
+    def __add__(self, other: Any) -> Text:
+        return joined((self, other)) if isinstance(other, str) else NotImplemented
+
+    def __radd__(self, other: Any) -> Text:
+        return joined((other, self)) if isinstance(other, str) else NotImplemented
+
+    def __mul__(self, times: SupportsIndex) -> Text:
+        return Text.of(str.__mul__(self, times), self._marks * times.__index__())
+
+    __rmul__ = __mul__
+
+    def join(self, parts: Iterable[str], /) -> Text:
+        pieces: list[str] = []
+        for part in parts:
+            pieces += (self, part)
+        return joined(pieces[1:])
+
+    def replace(self, old: str, new: str, count: SupportsIndex = -1, /) -> Text:
+        if old:
+            return marked(new).join(self.split(old, count))
+        letters = list(self)
+        most = len(letters) + 1 if (given := count.__index__()) < 0 else min(given, len(letters) + 1)
+        pieces: list[str] = []
+        for place in range(len(letters) + 1):
+            pieces += [new] if place < most else []
+            pieces += letters[place : place + 1]
+        return joined(pieces)
+
+    def __mod__(self, values: Any) -> str:
+        """printf-style formatting; a form that is not taken apart here gives a plain, that is a given, text."""
+        whole = str.__mod__(self, values)
+        waiting = iter(values if isinstance(values, tuple) else (values,))
+        pieces: list[str] = []
+        end = 0
+        for found in _CONVERSION.finditer(self):
+            pieces.append(self[end : found.start()])
+            end = found.end()
+            if found["kind"] == "%":
+                pieces.append(self[found.start() : found.start() + 1])
+                continue
+            if found["key"] is None:
+                value = next(waiting, None)
+            else:
+                value = values.get(found["key"]) if isinstance(values, Mapping) else None
+            plain = found["kind"] == "s" and not found["spec"]
+            pieces.append(shown(value) if plain else str.__mod__(f"%{found['spec']}{found['kind']}", (value,)))
+        made = joined([*pieces, self[end:]])
+        return made if made == whole else whole
+
+
+def marked(value: str) -> Text:
+    """A text as it is; a plain string counts as given."""
+    return value if isinstance(value, Text) else Text.of(value, GIVEN)
+
+
+def shown(value: Any) -> Text:
+    """What a template prints for a value. Numbers are nobody's words; lists and dicts may hold anybody's."""
+    if isinstance(value, str):
+        return marked(value)
+    return Text.of(str(value), OWN if value is None or isinstance(value, int | float) else GIVEN)
+
+
+def joined(parts: Iterable[str], plain: int = GIVEN) -> Text:
+    """All parts in a row. TypeError for one that is no string."""
+    parts = list(parts)
+    marks = [part._marks if isinstance(part, Text) else bytes((plain,)) * len(part) for part in parts]
+    return Text.of("".join(parts), b"".join(marks))
+
+
+def given(value: _T, mark: int = GIVEN) -> _T:
+    """`value`, as JSON has it, with every string in it marked, keys included."""
+    made: Any = value
+    if isinstance(value, str):
+        made = Text.of(value, mark)
+    elif isinstance(value, list):
+        made = [given(item, mark) for item in value]
+    elif isinstance(value, dict):
+        made = {given(key, mark): given(item, mark) for key, item in value.items()}
+    return made  # type: ignore[no-any-return]
+
+
+def least(value: Any) -> int:
+    """The least trusted mark of any string in `value`."""
+    waiting, mark = [value], OWN
+    while waiting and mark != GIVEN:
+        value = waiting.pop()
+        if isinstance(value, Text):
+            mark = min(mark, min(value._marks, default=OWN))
+        elif isinstance(value, str):
+            mark = GIVEN
+        elif isinstance(value, dict):
+            waiting += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif value is not None and not isinstance(value, int | float):
+            mark = GIVEN
+    return mark

@@ -1,0 +1,209 @@
+"""Renders a conversation by a template: the task of the confined child. `localllm.template.chat` sends the requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import product
+from types import CodeType, TracebackType
+from typing import Any, NoReturn
+
+from jinja2 import TemplateSyntaxError
+from jinja2.environment import Template
+
+from localllm.template.errors import TemplateError, TemplateRejected
+from localllm.template.jinja import ChatEnvironment
+from localllm.template.origin import GIVEN, MODEL, OWN, Text, given, joined, least
+
+Message = dict[str, Any]
+
+_FILE = "<chat template>"  # as Python's tracebacks name it
+_KEPT = 8  # compiled templates
+_SYSTEM = ("system", "developer")
+_MODELS = ("assistant", "model")
+_RUN = re.compile(rb"(?s)(.)\1*")
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+_NOTE_PARTS = "the chat template wants message contents as lists of parts; they were given so"
+_NOTE_MERGED = "the chat template takes no system message; it was put before the first user message"
+_NOTE_TURNS = "the chat template wants user and assistant in turn; messages of one role in a row were joined"
+_NOTE_LEFT_OUT = "the chat template leaves the {} message out; the model does not see it"
+
+_environment = ChatEnvironment()
+_compiled: dict[str, CodeType] = {}
+
+
+def prepare() -> None:
+    """Use all that Jinja imports late: once the process is confined, no file can be opened."""
+    start: dict[str, Any] = {"bos": "", "eos": "", "tools": None, "extra": {}, "now": "2000-01-01"}
+    for source in ("{{ 'a' ~ messages[0].content | tojson ~ strftime_now('%d %B') }}", "{{ 1 / 0 }}", "{% if %}"):
+        answer(
+            start | {"add_generation_prompt": True, "source": source, "messages": [{"role": "user", "content": "b"}]}
+        )
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile `request["source"]`; render it where there are "messages".
+
+    The answer holds text, notes and marks ([mark, count] for each run of characters), or an error's kind and message.
+    """
+    try:
+        code = _compile(request["source"])
+        return _render_some(code, request) if "messages" in request else {}
+    except TemplateError as error:
+        return {"rejected": isinstance(error, TemplateRejected), "error": str(error)}
+
+
+def _compile(source: str) -> CodeType:
+    if source not in _compiled:
+        if len(_compiled) == _KEPT:
+            _compiled.clear()
+        try:
+            code = _environment.compile(source, _FILE, _FILE)
+        except TemplateSyntaxError as error:
+            raise TemplateError(f"the chat template is broken in line {error.lineno}: {error.message}") from None
+        except (RecursionError, SyntaxError, ValueError, OverflowError) as error:
+            raise TemplateError(f"the chat template cannot be compiled: {error}") from None
+        _compiled[source] = code
+    return _compiled[source]
+
+
+def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
+    """The first change of the conversation that the template takes, least changed first."""
+    messages: list[Message] = request["messages"]
+    now = datetime.fromisoformat(request["now"])
+    tools = request["tools"]
+    variables = given(request["extra"]) | {
+        "tools": given(tools),
+        "add_generation_prompt": request["add_generation_prompt"],
+        "bos_token": Text.of(request["bos"], OWN),
+        "eos_token": Text.of(request["eos"], OWN),
+    }
+    # What some templates insist on: tools even where there are none, and two names of older ones.
+    functions = given(json.dumps(tools or [], indent=4, ensure_ascii=False))
+    insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
+    insisted["tools"] = given(tools or [])
+    first_error: TemplateError | None = None
+    incomplete: dict[str, Any] | None = None
+    for (changed, notes), chosen in product(_variants(messages), (variables, insisted)):
+        try:
+            text = _render(code, chosen | {"messages": [_marked(message) for message in changed]}, now)
+        except TemplateError as error:
+            first_error = first_error or error
+            continue
+        missing = _left_out(messages, text)
+        if not missing:
+            return _rendered(text, notes)
+        incomplete = incomplete or _rendered(text, (*notes, _NOTE_LEFT_OUT.format(missing)))
+    if incomplete is None:
+        assert first_error is not None
+        raise first_error
+    return incomplete
+
+
+def _marked(message: Message) -> Message:
+    """A message with its origin: the role comes from our list, an answer from the model, the rest from outside."""
+    role = message["role"]
+    content = given(message, MODEL if role in _MODELS else GIVEN)
+    return content | {
+        key: given(message[key], mark) for key, mark in (("role", OWN), ("name", GIVEN)) if key in message
+    }
+
+
+def _rendered(text: Text, notes: tuple[str, ...]) -> dict[str, Any]:
+    marks = [(run[0][0], len(run[0])) for run in _RUN.finditer(text._marks)]
+    return {"text": _SURROGATE.sub("\ufffd", text), "marks": marks, "notes": notes}
+
+
+def _render(code: CodeType, variables: dict[str, Any], now: datetime) -> Text:
+    def strftime_now(form: str) -> Text:
+        return Text.of(now.strftime(form), least(form))
+
+    own = {"raise_exception": _reject, "strftime_now": strftime_now}
+    template = Template.from_code(_environment, code, _environment.make_globals(own))
+    try:
+        return joined(template.generate(variables), plain=OWN)
+    except TemplateError as error:
+        raise type(error)(f"{_place(error)}: {error}") from None
+    except RecursionError as error:
+        raise TemplateError(f"{_place(error)}: it calls itself without end") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever a template manages to raise is the template's
+        raise TemplateError(f"{_place(error)}: {type(error).__name__}: {error}") from None
+
+
+def _reject(message: Any) -> NoReturn:
+    raise TemplateRejected(f"it refuses the conversation: {message}")
+
+
+def _place(error: BaseException) -> str:
+    """Where in the template; Jinja puts its lines into the traceback."""
+    line = None
+    trace: TracebackType | None = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == _FILE:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return "the chat template failed" if line is None else f"the chat template failed in line {line}"
+
+
+def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
+    """The conversation as it is, then changed more and more, with the notes that say how."""
+    merged, turns = _merge_system(messages), _join_turns(messages)
+    both = _join_turns(merged)
+    variants = (
+        (messages, ()),
+        (_as_parts(messages), (_NOTE_PARTS,)),
+        (merged, (_NOTE_MERGED,)),
+        (turns, (_NOTE_TURNS,)),
+        (both, (_NOTE_MERGED, _NOTE_TURNS)),
+        (_as_parts(both), (_NOTE_PARTS, _NOTE_MERGED, _NOTE_TURNS)),
+    )
+    seen: list[list[Message]] = []
+    for changed, notes in variants:
+        if changed not in seen:
+            seen.append(changed)
+            yield changed, notes
+
+
+def _left_out(messages: Sequence[Message], text: str) -> str:
+    """Which of the system message and the last user message is not in the text; "" if both are."""
+    last_of = {_SYSTEM if message.get("role") in _SYSTEM else message.get("role"): message for message in messages}
+    for role, name in ((_SYSTEM, "system"), ("user", "last user")):
+        content = last_of.get(role, {}).get("content")
+        if isinstance(content, str) and content.strip() not in text:
+            return name
+    return ""
+
+
+def _merge_system(messages: list[Message]) -> list[Message]:
+    if not messages or messages[0].get("role") not in _SYSTEM or not isinstance(messages[0].get("content"), str):
+        return messages
+    system, rest = messages[0]["content"], messages[1:]
+    if rest and rest[0].get("role") == "user" and isinstance(rest[0].get("content"), str):
+        return [rest[0] | {"content": f"{system}\n\n{rest[0]['content']}"}, *rest[1:]]
+    return [{"role": "user", "content": system}, *rest]
+
+
+def _join_turns(messages: list[Message]) -> list[Message]:
+    joined: list[Message] = []
+    for message in messages:
+        before = joined[-1] if joined else {}
+        plain = all(set(m) == {"role", "content"} and isinstance(m["content"], str) for m in (before, message))
+        if plain and before["role"] == message["role"]:
+            joined[-1] = before | {"content": f"{before['content']}\n\n{message['content']}"}
+        else:
+            joined.append(message)
+    return joined
+
+
+def _as_parts(messages: list[Message]) -> list[Message]:
+    return [
+        message | {"content": [{"type": "text", "text": message["content"]}]}
+        if isinstance(message.get("content"), str)
+        else message
+        for message in messages
+    ]
