@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm.confined import Confined, ConfinedError, folder_tokenizer
 from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
@@ -220,19 +221,18 @@ def _space_prefix(fast: Mapping[str, Any]) -> bool:
 
 def _differences(path: Path, ours: Tokenizer) -> tuple[str, ...]:
     """What a text shows: the same ids, and the same put around them, or a note."""
-    import tokenizers
-
+    json = path.read_text(encoding="utf-8")
     try:
-        theirs = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing more special
-        raise ConvertError(f"{path}: cannot be read: {printable(str(error), 200)}") from None
-    theirs.no_truncation()
-    plain: list[int] = theirs.encode(_CHECK, add_special_tokens=False).ids
-    if ours.encode(_CHECK, add_special=False) != plain:
+        with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:
+            theirs = confined.call({"json": json, "text": _CHECK})
+    except ConfinedError as error:
+        raise ConvertError(f"{path}: the folder's tokenizer fails on a text of a few lines: {error}") from None
+    if "error" in theirs:
+        raise ConvertError(f"{path}: cannot be read: {printable(theirs['error'], 200)}")
+    if ours.encode(_CHECK, add_special=False) != theirs["plain"]:
         return ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
-    whole: list[int] = theirs.encode(_CHECK).ids
-    given = ours.encode(_CHECK)
-    if given != whole:
-        return (f"around a text the folder's tokenizer puts {len(whole) - len(plain)} special tokens, the file's "
-                f"{len(given) - len(plain)}",)  # fmt: skip
+    given, added = ours.encode(_CHECK), len(theirs["whole"]) - len(theirs["plain"])
+    if given != theirs["whole"]:
+        return (f"around a text the folder's tokenizer puts {added} special tokens, the file's "
+                f"{len(given) - len(theirs['plain'])}",)  # fmt: skip
     return ()

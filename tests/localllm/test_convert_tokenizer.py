@@ -222,6 +222,12 @@ def pieces(data: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / "tokenizer.model").write_bytes(data) and None
 
 
+def multiplying(tokenizer: dict[str, Any]) -> None:
+    """Text becomes 10^12 times as long: the library aborts, which ended this process."""
+    replace = {"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 1000}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [replace] * 4}
+
+
 GOOD = spm_file(spm_pieces(300, [TEXT]))
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "none": (lambda folder: None, "holds no tokenizer.json and no tokenizer.model; load its tokenizer with"),
@@ -233,6 +239,7 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "high id": (broken(lambda t: t["model"]["vocab"].update(x=1000)), "tokenizer and weights do not belong together"),
     "merges": (broken(lambda t: t["model"].update(merges=["abc"])), "model.merges is no list of pairs"),
     "added": (broken(lambda t: t["added_tokens"].append({"id": "x"})), "an added token has no id"),
+    "bomb": (broken(multiplying), "tokenizer.json: the folder's tokenizer fails on a text of a few lines: it crashes"),
     "pieces": (pieces(b"\xff" * 50), "is not a SentencePiece model, or damaged"),
     "cut": (pieces(GOOD[:-3]), "is not a SentencePiece model, or damaged"),
     "empty": (pieces(b""), "is not a SentencePiece model, or damaged"),
