@@ -22,9 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     "backends/opencl": {"backends", "quant", "numpy", "pyopencl"},
     "backends/cuda": {"backends", "quant", "numpy", "pycuda"},
     "localllm": {"localllm", "models", "backends", "quant", "numpy"},
-    "localllm/tokenizer": {"localllm", "numpy", "tokenizers"},
     "localllm/template": {"localllm", "jinja2"},
-    "localllm/convert": {"localllm", "models", "quant", "numpy", "tokenizers"},
+    "localllm/confined": {"localllm", "tokenizers"},
+    "localllm/convert": {"localllm", "models", "quant", "numpy"},
     "localllm/cli": {"localllm", "models", "backends", "quant", "numpy", "rich"},
 }
 FILES = sorted(
