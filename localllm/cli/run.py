@@ -11,7 +11,7 @@ from localllm import load
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, tell, write
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.keeping import PromptCache
-from localllm.cli.options import Answering, Keeping, Loading, Run
+from localllm.cli.options import Answering, Keeping, Opening, Run
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run(
     own: Run,
     name: str,
     prompt: str,
-    loading: Loading,
+    loading: Opening,
     answering: Answering,
     keeping: Keeping,
     sampling: Mapping[str, Any],
@@ -46,7 +46,7 @@ def run(
         model = load(name, **loading.of_load(), progress=progress)
     with model, interruptible() as cancel:
         tell(model)
-        cache = PromptCache(keeping, model)
+        cache = PromptCache(keeping, model, loading.force)
         conversation = None if own.raw else _conversation(model, answering, sampling)
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
