@@ -248,6 +248,8 @@ def _explain(error: Exception) -> int:
         return USAGE
     if isinstance(error, MemoryError):
         fail(f"not enough memory: {error or 'nothing is left'}; use a smaller model or context (-c)")
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own words
+        fail("not enough memory, or too low a limit, for so many threads; give fewer (-t)")
     else:
         fail(_text(error) if isinstance(error, _users()) else _bug(error))
     return ERROR

@@ -84,7 +84,8 @@ class LogitsFile:
 def unpack(rows: NDArray[np.uint16]) -> F32:
     """Log-probabilities float32 (rows, vocabulary padded to even) of stored rows."""
     scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
-    log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may say infinity
+        log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
     return log_p
 
 
@@ -95,7 +96,7 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
     scale = (highest - lowest) / STEPS
     rows = np.zeros((len(log_p), _row(log_p.shape[1])), "<u2")
     rows[:, :4] = np.concatenate([scale, lowest], axis=1).astype("<f4").view("<u2")
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # far below the lowest: -infinity is cut too
         steps = np.where(scale > 0, np.rint((log_p - lowest) / scale), 0)
     rows[:, 4 : 4 + log_p.shape[1]] = np.clip(steps, 0, STEPS)
     return rows

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import QuantizeError, given_plan, metadata, plan
 from localllm.quantize.source import default_target, geometry_of
 from quant.mixes import Options, find
-from tests.localllm.cli_support import REPOSITORY
+from tests.localllm.cli_support import REPOSITORY, default_signals
 
 # Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
@@ -271,9 +272,10 @@ def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
     source.write_bytes(head)
     os.truncate(source, len(head) + 2 * shape[0] * shape[1])
     words = [sys.executable, "-m", "localllm", "quantize", str(source), str(out / "b.gguf"), "Q5_0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
-        while process.poll() is None and not list(out.iterdir()):
-            pass
+    end = monotonic() + 60
+    with subprocess.Popen(words, stderr=subprocess.PIPE, cwd=REPOSITORY, preexec_fn=default_signals) as process:
+        while process.poll() is None and not list(out.iterdir()) and monotonic() < end:
+            sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert list(out.iterdir()) == []
