@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -256,6 +257,25 @@ def test_a_full_disk_is_one_line() -> None:
             [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, timeout=120
         )
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path) -> None:
+    """The model and its draft each open the cache."""
+    (cache := tmp_path / "cache").mkdir()
+    cache.chmod(0o777)
+    words = [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "2", "-md", str(tiny), "--backend", "cpu"]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    told = f"compiled code is not kept and every start is slower: other users can write {cache}; chmod go-w {cache}"
+    assert (done.returncode, done.stderr) == (0, f"note: {told}\n")
+    assert list(cache.iterdir()) == []
 
 
 def test_closed_streams_are_no_error() -> None:

@@ -142,7 +142,7 @@ def test_a_full_disk_is_one_line_and_leaves_what_was_there(tmp_path: Path, size:
         with new_file(tmp_path / "a", overwrite=True) as file:
             file.write(bytes(size))
 
-    with full_disk(size - 1), pytest.raises(OutputError, match=f"^{tmp_path}/a: cannot be written: File too large$"):
+    with full_disk(size // 3), pytest.raises(OutputError, match=f"^{tmp_path}/a: cannot be written: File too large$"):
         write()
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
