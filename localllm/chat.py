@@ -104,10 +104,10 @@ class Conversation:
             self.messages = messages
         return dropped
 
-    def save(self, path: Path) -> int:
-        """Keep text and cache in a file; its bytes. CacheFileError where that fails."""
+    def save(self, path: Path, overwrite: bool = False) -> int:
+        """Keep text and cache in a file; its bytes. CacheFileError and OutputError as in `localllm.prompt_cache`."""
         self.forget_rest()
-        return save(path, self._model, self.session, self.messages)
+        return save(path, self._model, self.session, self.messages, overwrite)
 
     def load(self, path: Path) -> Kept:
         """Take up what a file holds in the place of this conversation. CacheFileError, and this one goes on as it was.

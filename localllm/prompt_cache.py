@@ -11,10 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,6 +25,7 @@ from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.model import Model
+from localllm.outputs import new_file
 from localllm.session import Session
 
 MAGIC = b"LOCALLLM"
@@ -56,10 +55,12 @@ class Kept:
     _offset: int  # of the first block
 
 
-def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
-    """Write what a session holds; bytes of the file. What was there before stays where this fails."""
-    if path.exists() and not _is_ours(path):
-        raise CacheFileError(f"{path}: exists and is no conversation of localllm; give another name")
+def save(path: Path, model: Model, session: Session, messages: Messages, overwrite: bool = False) -> int:
+    """Write what a session holds; bytes of the file. What was there before stays where this fails.
+
+    CacheFileError for a file of another kind; OutputError for a conversation without `overwrite`.
+    """
+    check_replaceable(path)
     executable, tokens = model.executable, session.tokens
     blocks = len(tokens) // BLOCK
     firsts = _first_blocks(model, blocks)
@@ -76,7 +77,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
         raise CacheFileError(f"{path}: the conversation is too long to be saved: {len(text)} bytes of text")
-    with _new_file(path) as file:
+    with new_file(path, overwrite) as file:
         digest = hashlib.blake2b(digest_size=_DIGEST)
 
         def write(data: bytes | memoryview) -> None:
@@ -89,7 +90,13 @@ def save(path: Path, model: Model, session: Session, messages: Messages) -> int:
         for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
             write(np.ascontiguousarray(session.read_blocks(layer, start, stop)).data)
         file.write(digest.digest())
-        return file.tell()
+        return file.size
+
+
+def check_replaceable(path: Path) -> None:
+    """CacheFileError for a file that is neither a conversation nor empty."""
+    if path.exists() and not _is_ours(path):
+        raise CacheFileError(f"{path}: exists and is not a conversation of localllm; give another name")
 
 
 def read(path: Path, model: Model) -> Kept:
@@ -245,21 +252,3 @@ def _is_ours(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return file.read(len(MAGIC)) in (MAGIC, b"")
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of `path` when all went well; else nothing is left of it."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with beside.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise CacheFileError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -15,6 +19,18 @@ def reference(*parts: str) -> Path:
     if not path.exists():
         pytest.skip(f"reference data not present: {path}")
     return path
+
+
+@contextmanager
+def full_disk(room: int) -> Iterator[None]:
+    """A limit on the size of files stands for a full disk: a write beyond `room` bytes fails, in this process."""
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.fixture(scope="session")

@@ -65,7 +65,13 @@ def test_a_comparison_calls_both_in_turn_and_keeps_every_sample(tmp_path) -> Non
     peer.chmod(0o755)
     model = ROOT / "models" / "demo" / "demo.gguf"
     command = [sys.executable, "benchmarks/compare.py", str(model), "--llama-bench", str(peer), "--tests", "pp8,tg4"]
-    subprocess.run([*command, "-t", "1", "--rounds", "2", "--out", str(out)], cwd=ROOT, check=True, capture_output=True)
+    subprocess.run(
+        [*command, "-t", "1", "--rounds", "2", "--out", str(out)],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        timeout=600,
+    )
     prompt, answer = (json.loads(line) for line in out.read_text().splitlines())
     assert (prompt["peer_repacked"], prompt["peer_plain"]) == ([100.0, 100.0], [50.0, 50.0])
     assert (answer["peer_repacked"], answer["peer_plain"]) == ([7.0, 7.0], [])
@@ -104,6 +110,6 @@ def test_without_llama_cpp_python_a_comparison_says_what_to_do(tmp_path) -> None
     (tmp_path / "llama_cpp.py").write_text("raise ImportError\n")
     command = [sys.executable, "benchmarks/llama_cpp_bench.py", "-m", "m.gguf", "-p", "8"]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     assert result.returncode == 1
     assert result.stderr == "llama-cpp-python is not installed: pip install it, or give --llama-bench PATH\n"

@@ -27,7 +27,7 @@ from backends.cpu.buffers import Buffer
 from backends.cpu.cache import CACHE, FOUR
 from backends.cpu.inputs import Inputs
 from backends.cpu.isa import Isa, host
-from backends.cpu.jit import Library, default_cache
+from backends.cpu.jit import Library
 from backends.cpu.kernels import attention, bandwidth, matrix
 from backends.cpu.kernels.common import Step
 from backends.cpu.kernels.executor import Entry
@@ -38,6 +38,7 @@ from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
 from backends.plan import F32, Batch, Experts, Plan, Rope, Value, Weight
 from backends.usage import embedded_rows
+from quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -59,7 +60,7 @@ class CpuBackend:
         if threads is not None and not 1 <= threads <= 1024:
             raise BackendError(f"threads is {threads}; give a number from 1 to 1024")
         self.isa = isa or host()
-        self.library = Library(self.isa, default_cache() if cache == "default" else cache)
+        self.library = Library(self.isa, default_folder("kernels") if cache == "default" else cache)
         self.pool = Pool(self.library, threads or default_threads())
         self._stop = weakref.finalize(self, self.pool.close)  # also for who forgets to close
 

@@ -1,15 +1,13 @@
 """Compile kernels to object code, keep the objects on disk, load them.
 
 A kernel's key is made of this package's source, the LLVM version, the instruction set and the kernel's own name, so a
-stale object is never found. The cache folder is private to the user; an object that fails its checksum is compiled
-again.
+stale object is never found. `quant.codecache` says which folders and files are trusted; an object that is not, or fails
+its checksum, is compiled again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
@@ -20,6 +18,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from backends.cpu.isa import Isa
+from quant.codecache import CodeCache
 
 Emit = Callable[[Isa], ir.Module]
 
@@ -83,11 +82,6 @@ def assembly(kernel: Kernel, isa: Isa) -> str:
     return str(machine.emit_assembly(optimized(kernel, isa, machine)))
 
 
-def default_cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "localllm" / "kernels"
-
-
 class Library:
     """Compiled kernels of one instruction set; `address` gives the entry of each."""
 
@@ -96,7 +90,7 @@ class Library:
         _initialize()
         self.isa = isa
         self.compiled = 0  # kernels compiled by this process, not found on disk
-        self._folder = folder
+        self._cache = CodeCache(folder)
         self._machine: llvm.TargetMachine | None = None
         self._engine: llvm.ExecutionEngine | None = None
         self._addresses: dict[str, int] = {}
@@ -104,7 +98,7 @@ class Library:
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
         """Make `address` work for these kernels; `progress(done, total, name)` hears of each that must be compiled."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
-        objects = {name: self._from_disk(name) for name in wanted}
+        objects = {name: self._cache.read(self._key(name)) for name in wanted}
         missing = [name for name, data in objects.items() if data is None]
         for done, name in enumerate(missing):
             if progress is not None:
@@ -137,36 +131,11 @@ class Library:
             self._machine = target_machine(self.isa)
         data = bytes(self._machine.emit_object(optimized(kernel, self.isa, self._machine)))
         self.compiled += 1
-        self._to_disk(kernel.name, data)
+        self._cache.write(self._key(kernel.name), data)
         return data
 
-    def _path(self, name: str) -> Path | None:
-        if self._folder is None:
-            return None
+    def _key(self, name: str) -> str:
+        """The name of a kernel's file in the cache."""
         version = f"{llvmlite.__version__} {llvm.llvm_version_info}"
         parts = (name, version, self.isa.name, self.isa.cpu, self.isa.features, self.isa.triple)
-        key = hashlib.sha256(_source_hash() + "\0".join(parts).encode()).hexdigest()
-        return self._folder / f"{key[:40]}.o"
-
-    def _from_disk(self, name: str) -> bytes | None:
-        path = self._path(name)
-        try:
-            if path is None or path.stat().st_uid != os.getuid():
-                return None
-            data = path.read_bytes()
-        except OSError:
-            return None
-        return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
-
-    def _to_disk(self, name: str, data: bytes) -> None:
-        path = self._path(name)
-        if path is None:
-            return
-        try:  # a cache that cannot be written costs the next start time, nothing else
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle, temporary = tempfile.mkstemp(dir=path.parent)
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
-            os.replace(temporary, path)
-        except OSError:
-            pass
+        return hashlib.sha256(_source_hash() + "\0".join(parts).encode()).hexdigest()[:40] + ".o"

@@ -41,8 +41,13 @@ class Pool:
             threading.Thread(target=self._work, args=(i,), daemon=True, name=f"localllm-cpu-{i}")
             for i in range(1, threads)
         ]
-        for thread in self._workers:
-            thread.start()
+        for started, thread in enumerate(self._workers):
+            try:
+                thread.start()
+            except RuntimeError:  # no memory for its stack, or a limit of the system
+                self._workers = self._workers[:started]
+                self.close()
+                raise BackendError(f"only {started + 1} of {threads} threads can be started; give fewer (-t)") from None
 
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], Sync.THREAD + 8 * thread + Sync.SEEN

@@ -21,8 +21,9 @@ from backends.base import BackendError
 from backends.cuda.graph import Graph
 from backends.cuda.nvrtc import OPTIONS, Nvrtc
 from backends.gpu.backend import GpuBackend, pick
-from backends.gpu.compiled import Store, default_folder
+from backends.gpu.compiled import Store
 from backends.gpu.device import Facts, Grid, out_of_memory
+from quant.codecache import default_folder
 
 
 def _pycuda() -> Any:
@@ -64,7 +65,7 @@ class CudaDevice:
         atexit.register(self.close)
         self._stream = cuda.Stream()
         self._driver = ctypes.CDLL("libcuda.so.1")  # which PyCUDA has opened
-        self.store = Store(default_folder() if cache == "default" else cache)
+        self.store = Store(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
         version = cuda.get_driver_version()

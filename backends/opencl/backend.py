@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from backends.base import BackendError
 from backends.gpu.backend import GpuBackend, pick
-from backends.gpu.compiled import Store, default_folder
+from backends.gpu.compiled import Store
 from backends.gpu.device import Facts, Grid, out_of_memory
+from quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)
 SIMULATOR = "oclgrind"  # tests run kernels on it; it calls itself a card and is a thousand times slower than any device
@@ -64,7 +65,7 @@ class OpenClDevice:
         self._device = device
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context)
-        self.store = Store(default_folder() if cache == "default" else cache)
+        self.store = Store(default_folder("gpu") if cache == "default" else cache)
         self.facts = Facts(
             name=device.name.strip(),
             api=f"{device.version.strip()}, driver {device.driver_version.strip()}",

@@ -6,7 +6,6 @@ quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
 
 from __future__ import annotations
 
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from localllm.evaluation import Windows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.gguf.strings import StringArray
 from localllm.model import Model
+from localllm.outputs import new_file
 
 F64 = NDArray[np.float64]
 
@@ -140,8 +140,11 @@ def measure(
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, imatrix: Imatrix, overwrite: bool = True) -> None:
-    """A file for llama-quantize and our own: the older format where the name ends in .dat, else GGUF."""
+def write(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
+    """A file for llama-quantize and our own: the older format where the name ends in .dat, else GGUF.
+
+    OutputError for an existing file without `overwrite`, and for a disk that refuses.
+    """
     if path.suffix == ".dat":
         _write_dat(path, imatrix, overwrite)
         return
@@ -199,8 +202,6 @@ def _read_gguf(path: Path) -> Imatrix:
 
 def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
     """The older format: per tensor the mean squares times the number of chunks, and that number."""
-    if path.exists() and not overwrite:
-        raise LocalLLMError(f"{path}: exists; give another name")
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
         chunks = max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1)
@@ -209,13 +210,8 @@ def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
         parts.append(values.astype("<f4").tobytes())
     dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode()
     parts += [struct.pack("<ii", imatrix.chunks, len(dataset)), dataset]
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        beside.write_bytes(b"".join(parts))
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    with new_file(path, overwrite) as file:
+        file.write(b"".join(parts))
 
 
 def _read_dat(path: Path) -> Imatrix:

@@ -20,9 +20,11 @@ from localllm.cli.text import columns, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.model import Model
+from localllm.prompt_cache import check_replaceable
 from localllm.session import ContextFull, Piece
 from localllm.template import renderer
 
+FORCE = "--force "  # before the name of a file: it may be replaced
 CHOICES = (
     "/shift drops the oldest turns and goes on, /summary TEXT goes on from your summary alone, /undo takes the last "
     "turn back, /clear starts over"
@@ -156,7 +158,12 @@ class _Talk:
             self.ask(refused)
 
     def save(self, name: str) -> None:
-        put_down(self.conversation, Path(name).expanduser())
+        name, forced = name.removeprefix(FORCE), name.startswith(FORCE)
+        path = Path(name.strip()).expanduser()
+        if not forced and path.exists():
+            check_replaceable(path)
+            raise LocalLLMError(f"{path}: exists; /save --force {name} replaces it")
+        put_down(self.conversation, path, overwrite=forced)
 
     def load(self, name: str) -> None:
         take_up(self.conversation, Path(name).expanduser())
@@ -191,7 +198,7 @@ COMMANDS = (
     _Command(("/regen",), "", "another answer to the last turn", _Talk.regenerate),
     _Command(("/shift",), "", "drop the oldest turns; what a full context has stopped goes on", _Talk.shift),
     _Command(("/summary",), "TEXT", "start over with your summary of what was said", _Talk.summary),
-    _Command(("/save",), "FILE", "keep the conversation and its cache in a file", _Talk.save),
+    _Command(("/save",), "FILE", "save the conversation and its cache; /save --force FILE replaces one", _Talk.save),
     _Command(("/load",), "FILE", "go on with the conversation of a file", _Talk.load),
     _Command(("/stats",), "", "statistics after each answer, or no more", _Talk.toggle),
     _Command(("/help", "/?"), "", "these lines", _Talk.help),

@@ -9,16 +9,15 @@ from localllm.calibration.imatrix import measure, write
 from localllm.cli.answer import tell
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.options import Imatrix, Measuring
-from localllm.cli.perplexity import read_text
-from localllm.errors import LocalLLMError
+from localllm.cli.perplexity import model_files, read_text
 from localllm.evaluation import cut
+from localllm.outputs import check_target
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     """Run the text, write the file, say what is in it."""
     target = Path(own.output)
-    if target.exists() and not own.force:
-        raise LocalLLMError(f"{target}: exists; give another name with -o, or --force")
+    check_target(target, own.force, [own.file, *model_files(name)])
     with LoadProgress() as progress:
         model = load(name, **opening.of_load(), progress=progress, observe=True)
         with model:

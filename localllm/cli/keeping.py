@@ -18,12 +18,16 @@ if TYPE_CHECKING:
 
 
 class PromptCache:
-    """The file of `--prompt-cache`: taken up at the start where it exists, written at the end where that is new."""
+    """The file of `--prompt-cache`: taken up at the start where it exists, written at the end where that is new.
 
-    def __init__(self, keeping: Keeping, model: Model) -> None:
+    With `force`, `keep` replaces a conversation too.
+    """
+
+    def __init__(self, keeping: Keeping, model: Model, force: bool = False) -> None:
         self._path = Path(keeping.prompt_cache) if keeping.prompt_cache else None
         self._write = not keeping.prompt_cache_ro
-        self._model = model
+        self._model, self._force = model, force
+        self._found = False  # whether the file was there at the start: only then it is replaced
         self._tokens: list[int] = []  # as found
         self._messages: list[dict[str, str]] = []
 
@@ -39,10 +43,10 @@ class PromptCache:
         """What a session holds, unless it was read so or a conversation is there already."""
         if self._path is None or not self._write or session.tokens == self._tokens:
             return
-        if self._messages:
-            say(f"note: {self._path} holds a conversation and is left as it is; give another name", YELLOW)
+        if self._messages and not self._force:
+            say(f"note: {self._path} holds a conversation and is left as it is; give another name, or --force", YELLOW)
             return
-        save(self._path, self._model, session, messages)
+        save(self._path, self._model, session, messages, overwrite=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """The whole conversation."""
@@ -55,12 +59,13 @@ class PromptCache:
         if self._path is not None and self._write:
             conversation.forget_rest()
             if (conversation.session.tokens, conversation.messages) != (self._tokens, self._messages):
-                put_down(conversation, self._path)
+                put_down(conversation, self._path, overwrite=self._found)
 
     def _there(self, path: Path) -> bool:
         if not path.exists() and not self._write:
             say(f"note: {path} is not there; nothing is taken up, and --prompt-cache-ro writes nothing", YELLOW)
-        return path.exists()
+        self._found = path.exists()
+        return self._found
 
 
 def take_up(conversation: Conversation, path: Path) -> None:
@@ -70,9 +75,9 @@ def take_up(conversation: Conversation, path: Path) -> None:
     _tell_problem(kept)
 
 
-def put_down(conversation: Conversation, path: Path) -> None:
+def put_down(conversation: Conversation, path: Path, overwrite: bool) -> None:
     """Keep a conversation in a file."""
-    written = conversation.save(path)
+    written = conversation.save(path, overwrite)
     held = len(conversation.session.tokens)
     say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
 

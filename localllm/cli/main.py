@@ -1,19 +1,23 @@
 """`localllm`: the table of commands, and the only place where an error becomes a line and an exit code.
 
-Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 141 where the reader of stdout has gone.
+Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 129 and 143 after SIGHUP and SIGTERM, 141 where the
+reader of stdout has gone.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from localllm import __version__
 from localllm.cli import options
-from localllm.cli.console import fail
+from localllm.cli.console import YELLOW, fail, say
 from localllm.cli.parser import UsageError, parse
+from localllm.cli.signals import unwinding
 from localllm.sampling.options import SamplerOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -176,10 +180,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words.remove("--debug")
     _make_streams_safe()
     try:
-        _dispatch(words)
+        with unwinding(), _warnings_as_notes():
+            _dispatch(words)
         sys.stdout.flush()
         return 0
-    except SystemExit as leave:  # argparse, after a help page
+    except SystemExit as leave:  # argparse, after a help page; or a signal
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -200,6 +205,24 @@ def _make_streams_safe() -> None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
         elif hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+@contextmanager
+def _warnings_as_notes() -> Iterator[None]:
+    """Show a warning that there is no cache of compiled code as a note, once a command."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def told(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            from quant.codecache import NoCodeCache
+
+            if issubclass(category, NoCodeCache):
+                say(f"note: {message}", YELLOW)
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = told
+        yield
 
 
 def _dispatch(words: list[str]) -> None:
@@ -225,6 +248,8 @@ def _explain(error: Exception) -> int:
         return USAGE
     if isinstance(error, MemoryError):
         fail(f"not enough memory: {error or 'nothing is left'}; use a smaller model or context (-c)")
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own words
+        fail("not enough memory, or too low a limit, for so many threads; give fewer (-t)")
     else:
         fail(_text(error) if isinstance(error, _users()) else _bug(error))
     return ERROR

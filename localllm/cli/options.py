@@ -91,7 +91,9 @@ class Opening(Loading):
     model_draft: str = DRAFT_MODEL()
     spec: str = SPEC()
     draft_max: int = DRAFT_MAX()
-    force: bool = option(False, "--force", help="take a cache type that is known to harm the model")
+    force: bool = option(
+        False, "--force", help="take a cache type that harms the model; with run, replace a saved --prompt-cache"
+    )
 
     def of_load(self) -> dict[str, Any]:
         speculation = {"draft": self.model_draft, "speculate": self.spec or None, "draft_max": self.draft_max}
@@ -240,6 +242,7 @@ class Perplexity:
     save_base: str = option(
         "", "--save-base", metavar="FILE", help="write the log-probabilities, in the format of --kl-divergence-base"
     )
+    force: bool = option(False, "--force", help="overwrite the FILE of --save-base")
     json: bool = option(False, "--json", help="all of it as JSON")
 
 

@@ -22,7 +22,9 @@ from localllm.evaluation import LogitsFile, ModelSource, Scores, Source, Windows
 from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
+from localllm.gguf import open_gguf
 from localllm.model import Model, resolve
+from localllm.outputs import check_target
 
 if TYPE_CHECKING:
     from backends.base import Progress
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
     """Evaluate the text and print what it came to."""
+    target = Path(own.save_base) if own.save_base else None
+    if target is not None:
+        check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, LoadProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
         ctx = stored.windows.ctx if stored is not None else opening.ctx_size
@@ -39,8 +44,7 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         if own.kld and stored is None:
             base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx, progress)), windows)
         source = ModelSource(model, windows)
-        target = Path(own.save_base) if own.save_base else None
-        saving = save_base(target, windows, source.vocabulary) if target is not None else nullcontext(None)
+        saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
         with saving as keep:
             scores = Scores.join(list(evaluate(windows, source, base, progress, keep)))
         device = model.device
@@ -59,6 +63,15 @@ def read_text(file: str) -> str:
     if not text:
         raise LocalLLMError("no text: give one with -f FILE, or through a pipe")
     return text
+
+
+def model_files(name: str) -> tuple[Path, ...]:
+    """The files that a model is read from, all its parts; or the file of base logits of this name."""
+    path = resolve(name)
+    if not path.is_file() or is_logits_file(path):
+        return (path,) if name else ()
+    with open_gguf(path) as file:
+        return file.paths
 
 
 def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import secrets
-import signal
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 from localllm.calibration.imatrix import Imatrix, measure, read
 from localllm.calibration.method import METHODS, Method
@@ -23,8 +21,9 @@ from localllm.cli.quantize_report import error_table, show, summary, text_report
 from localllm.convert import Checkpoint
 from localllm.errors import LocalLLMError
 from localllm.evaluation import cut
-from localllm.gguf import open_gguf, write_gguf
+from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.model import load
+from localllm.outputs import check_target, scratch
 from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
 from localllm.quantize.source import Source, default_target, open_source
@@ -49,13 +48,12 @@ def quantize(own: Quantize) -> None:
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
     text, test = _texts(own)
     with ExitStack() as stack:
-        stack.enter_context(_terminated())
         progress = stack.enter_context(RateProgress())
         source = stack.enter_context(open_source(asked.source))
         for line in source.notes if isinstance(source, Checkpoint) else ():
             say(f"note: {line}", YELLOW)
         target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
-        _check_target(source, target, own.force or own.dry_run)
+        check_target(target, own.force or own.dry_run, _read_files(source, own))
         imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
         steps, begun = _steps(source, asked, options), perf_counter()
         if steps and own.dry_run:
@@ -123,16 +121,14 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
     """A folder as a file beside the target, for as long as it is needed. Errors name the folder."""
-    path = target.with_name(f".{secrets.token_hex(8)}.gguf")
-    try:
-        with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
-            write_gguf(path, metadata(source.stored, None, None, ""), tensors)
-        with open_gguf(path) as file:
-            yield file
-    except LocalLLMError as problem:
-        raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
-    finally:
-        path.unlink(missing_ok=True)
+    with scratch(target) as path:
+        try:
+            with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
+                write_gguf(path, metadata(source.stored, None, None, ""), tensors)
+            with open_gguf(path) as file:
+                yield file
+        except LocalLLMError as problem:
+            raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
 
 
 def _threads(own: Quantize) -> int:
@@ -192,13 +188,10 @@ def _format(option: str, name: str) -> str:
     return name.upper()
 
 
-def _check_target(source: Source, target: Path, force: bool) -> None:
-    if target.exists() and target.samefile(source.path):
-        raise LocalLLMError(f"{target}: is the file to quantize; give another name")
-    if not force and os.path.lexists(target):
-        raise LocalLLMError(f"{target}: exists; give another name, or --force")
-    if not target.parent.is_dir():
-        raise LocalLLMError(f"{target.parent}: is no folder; make it first")
+def _read_files(source: Source, own: Quantize) -> list[str | Path]:
+    """The files that are read: all parts of the model, and what the options name."""
+    parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
+    return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
 def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
@@ -237,18 +230,3 @@ def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: 
     with conversion(steps, source.tensors, how) as tensors:
         write_gguf(target, keys, tensors, overwrite=own.force, digest=digest)
     return digest.hexdigest()
-
-
-@contextmanager
-def _terminated() -> Iterator[None]:
-    """SIGTERM and SIGHUP leave like Ctrl-C does, so that what was begun is cleared away."""
-
-    def leave(number: int, frame: object) -> NoReturn:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -11,7 +11,7 @@ from localllm import load
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, sampling_of, statistics_line, tell, write
 from localllm.cli.console import YELLOW, LoadProgress, say
 from localllm.cli.keeping import PromptCache
-from localllm.cli.options import Answering, Keeping, Loading, Run
+from localllm.cli.options import Answering, Keeping, Opening, Run
 from localllm.errors import LocalLLMError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def run(
     own: Run,
     name: str,
     prompt: str,
-    loading: Loading,
+    loading: Opening,
     answering: Answering,
     keeping: Keeping,
     sampling: Mapping[str, Any],
@@ -51,7 +51,7 @@ def run(
         with LoadProgress() as progress:
             model = load(name, **loading.of_load(), progress=progress)
         with model:
-            _answer(own, model, prompt, confined, answering, keeping, sampling)
+            _answer(own, model, prompt, confined, loading.force, answering, keeping, sampling)
 
 
 def _answer(
@@ -59,13 +59,14 @@ def _answer(
     model: Model,
     prompt: str,
     confined: Confined,
+    force: bool,
     answering: Answering,
     keeping: Keeping,
     sampling: Mapping[str, Any],
 ) -> None:
     with interruptible() as cancel:
         tell(model)
-        cache = PromptCache(keeping, model)
+        cache = PromptCache(keeping, model, force)
         conversation = None if own.raw else _conversation(model, confined, answering, sampling)
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)

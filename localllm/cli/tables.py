@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.cli.text import markdown
+from localllm.outputs import new_file
 
 INTEGERS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
 
@@ -108,4 +109,6 @@ def brought_up_to_date(document: str) -> str:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         path = Path(argument)
-        path.write_text(brought_up_to_date(path.read_text()))
+        text = brought_up_to_date(path.read_text(encoding="utf-8"))
+        with new_file(path, overwrite=True) as file:
+            file.write(text.encode())

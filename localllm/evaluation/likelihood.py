@@ -48,11 +48,12 @@ class Mean:
 
 
 def log_softmax(logits: F32) -> F32:
-    """Natural logarithms of the probabilities, float32 (rows, vocabulary)."""
+    """Natural logarithms of the probabilities, float32 (rows, vocabulary); NaN in a row with NaN or +infinity."""
     highest = logits.max(axis=1, keepdims=True)
-    shifted: F32 = logits - highest
-    total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
-    shifted -= np.log(total).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        shifted: F32 = logits - highest
+        total = np.exp(shifted).sum(axis=1, keepdims=True, dtype=np.float64)
+        shifted -= np.log(total).astype(np.float32)
     return shifted
 
 

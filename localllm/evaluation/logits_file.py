@@ -8,7 +8,6 @@ lowest + scale * n; rows are padded to an even length. What is less likely than 
 from __future__ import annotations
 
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32
 from localllm.evaluation.windows import Windows
+from localllm.outputs import new_file
 
 MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12
@@ -84,7 +84,8 @@ class LogitsFile:
 def unpack(rows: NDArray[np.uint16]) -> F32:
     """Log-probabilities float32 (rows, vocabulary padded to even) of stored rows."""
     scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
-    log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may say infinity
+        log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
     return log_p
 
 
@@ -95,26 +96,21 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
     scale = (highest - lowest) / STEPS
     rows = np.zeros((len(log_p), _row(log_p.shape[1])), "<u2")
     rows[:, :4] = np.concatenate([scale, lowest], axis=1).astype("<f4").view("<u2")
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # far below the lowest: -infinity is cut too
         steps = np.where(scale > 0, np.rint((log_p - lowest) / scale), 0)
     rows[:, 4 : 4 + log_p.shape[1]] = np.clip(steps, 0, STEPS)
     return rows
 
 
 @contextmanager
-def save_base(path: Path, windows: Windows, vocabulary: int) -> Iterator[Callable[[F32], None]]:
-    """A function that takes the log-probabilities in order; the file is there when all went well, and not before."""
-    beside = path.with_name(f"{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with beside.open("xb") as file:
-            file.write(MAGIC + np.array([windows.ctx, vocabulary, len(windows.tokens)], "<i4").tobytes())
-            file.write(windows.tokens.astype("<i4").tobytes())
+def save_base(
+    path: Path, windows: Windows, vocabulary: int, overwrite: bool = False
+) -> Iterator[Callable[[F32], None]]:
+    """A function that takes the log-probabilities in order; the file is there when all went well, and not before.
 
-            def keep(log_p: F32) -> None:
-                file.write(pack(log_p).tobytes())
-
-            yield keep
-        beside.replace(path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    OutputError for an existing file without `overwrite`, and for a disk that refuses.
+    """
+    with new_file(path, overwrite) as file:
+        file.write(MAGIC + np.array([windows.ctx, vocabulary, len(windows.tokens)], "<i4").tobytes())
+        file.write(windows.tokens.astype("<i4").tobytes())
+        yield lambda log_p: file.write(pack(log_p).tobytes())

@@ -124,7 +124,7 @@ def evaluate(
 ) -> Iterator[Scores]:
     """The scores of one window after the other. `keep` is shown the log-probabilities of `source`, in order.
 
-    LocalLLMError where the vocabularies differ.
+    LocalLLMError where the vocabularies differ, and for probabilities that are no numbers.
     """
     if base is not None and base.vocabulary != source.vocabulary:
         raise LocalLLMError(
@@ -138,13 +138,23 @@ def evaluate(
         parts = []
         for start in range(0, len(targets), step):
             stop = min(start + step, len(targets))
-            log_p = source.log_probabilities(window, start, stop)
+            log_p = _finite(source, window, start, stop, "model")
             if keep is not None:
                 keep(log_p)
             if base is None:
                 parts.append(score(log_p, targets[start:stop]))
             else:
-                parts.append(compare(log_p, base.log_probabilities(window, start, stop), targets[start:stop]))
+                parts.append(compare(log_p, _finite(base, window, start, stop, "base"), targets[start:stop]))
         if progress is not None:
             progress("evaluating", window + 1, count)
         yield Scores.join(parts)
+
+
+def _finite(source: Source, window: int, start: int, stop: int, what: str) -> F32:
+    log_p = source.log_probabilities(window, start, stop)
+    if not np.isfinite(log_p.min()):
+        raise LocalLLMError(
+            f"the {what} gives NaN or infinity in window {window + 1} of the text; its weights are damaged, or beyond "
+            "float32"
+        )
+    return log_p

@@ -1,17 +1,14 @@
-"""Writes GGUF version 3: one file, tensors streamed in chunks, beside its destination and renamed into place, so that
-nobody ever sees half a model. The same rules as in the reader, and llama.cpp's order: tensors follow one another
-without gaps, each padded to the alignment.
+"""Writes GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. The same rules as in the
+reader, and llama.cpp's order: tensors follow one another without gaps, each padded to the alignment.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +17,7 @@ import quant
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError, printable
 from localllm.gguf.strings import StringArray, encode
+from localllm.outputs import new_file
 
 Chunk = bytes | bytearray | memoryview | NDArray[np.uint8]
 Chunks = Chunk | Iterable[Chunk]
@@ -59,8 +57,8 @@ def write_gguf(
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: what the metadata says, or 32).
     `digest` hears every byte of the file.
-    GGUFError for what cannot be stored, a tensor whose data has not the size of its shape, an existing file without
-    `overwrite`, and a disk that refuses.
+    GGUFError for what cannot be stored and for a tensor whose data has not the size of its shape; OutputError for an
+    existing file without `overwrite`, and for a disk that refuses.
     """
     target = Path(path)
     if alignment is not None:
@@ -68,11 +66,10 @@ def write_gguf(
     align = _alignment(target, metadata)
     new = [NewTensor(*tensor) for tensor in tensors]
     head, sizes = _head(target, metadata, new, align)
-    with _new_file(target, overwrite) as file:
+    with new_file(target, overwrite) as file:
 
         def write(data: bytes | memoryview) -> None:
-            with _system_errors(target):
-                file.write(data)
+            file.write(data)
             if digest is not None:
                 digest.update(data)
 
@@ -238,49 +235,3 @@ def _chunks(path: Path, field: str, data: Chunks) -> Iterator[memoryview]:
         if array.dtype != np.uint8:
             raise GGUFError(path, field, f"data of type {array.dtype}; supported: uint8 (use .view(np.uint8)) or bytes")
         yield np.ascontiguousarray(array).reshape(-1).data
-
-
-@contextmanager
-def _system_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise GGUFError(path, "file", f"cannot be written: {error.strerror or error}") from None
-
-
-@contextmanager
-def _new_file(path: Path, overwrite: bool) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place when the block ends, and goes away when it fails."""
-    _check_target(path, overwrite)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.gguf.tmp")  # whatever the length of the name
-    with _system_errors(path):
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-    try:
-        file = os.fdopen(descriptor, "wb")
-        try:
-            yield file
-            with _system_errors(path):
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with suppress(OSError):  # what could not be written fails here again; the first error is the one to show
-                file.close()
-        _check_target(path, overwrite)
-        with _system_errors(path):
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    with _system_errors(path):
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)  # the new name itself
-        finally:
-            os.close(folder)
-
-
-def _check_target(path: Path, overwrite: bool) -> None:
-    if path.is_dir():
-        raise GGUFError(path, "file", "is a folder; give the name of a file to write")
-    if not overwrite and os.path.lexists(path):
-        raise GGUFError(path, "file", "exists already; choose another name or ask to overwrite it")

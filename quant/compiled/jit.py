@@ -2,42 +2,56 @@
 
 Numba's own cache looks at the file of a function only. These functions are spread over files, so the folder of the
 cache is named after a hash of all of them: stale code is never found, and a read-only installation is no obstacle.
+Numba opens what lies there by name and trusts it; so the folder and all in it must be this user's own.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from numba import config, njit
+from numba.core.caching import FunctionCache
+
+from quant.codecache import check_tree, default_folder, private_folder, tell_unwritten
+
+
+class _Cache(FunctionCache):
+    """Numba's cache of one function, for which a full disk is no error."""
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError as error:
+            tell_unwritten(Path(self.cache_path), error)
 
 
 @cache
 def cache_folder() -> Path | None:
-    """Where compiled code is kept, private to the user; None where no such folder can be made and written."""
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    """Where compiled code is kept, private to the user; None (after a warning) where there is no such folder."""
+    base = default_folder("quant")
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    folder = Path(base) / "localllm" / "quant" / digest.hexdigest()[:24]
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError:
-        return None
-    owner = folder.stat().st_uid
-    return folder if os.access(folder, os.W_OK) and owner == os.getuid() else None
+    folder = private_folder(base / digest.hexdigest()[:24]) if base is not None else None
+    return folder if folder is not None and check_tree(folder) else None
 
 
 def compiled(function: Callable[..., Any]) -> Any:
     """The function compiled by Numba: IEEE arithmetic exactly as written, no interpreter lock, cached on disk."""
-    folder = cache_folder()
-    before = config.CACHE_DIR
-    config.CACHE_DIR = str(folder or "")  # read by the decorator, here and now
-    try:
-        return njit(nogil=True, error_model="numpy", cache=folder is not None)(function)
-    finally:
-        config.CACHE_DIR = before
+    made, folder = njit(nogil=True, error_model="numpy")(function), cache_folder()
+    if folder is not None:
+        before = config.CACHE_DIR
+        config.CACHE_DIR = str(folder)  # read by the constructor, here and now
+        try:
+            kept = _Cache(function)
+        finally:
+            config.CACHE_DIR = before
+        if folder in Path(kept.cache_path).parents:
+            made._cache = kept
+        else:  # where Numba cannot write it goes elsewhere, to folders that nobody has checked
+            tell_unwritten(folder, PermissionError(13, "Permission denied"))
+    return made

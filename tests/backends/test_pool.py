@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import re
 import signal
 import subprocess
 import sys
@@ -199,3 +200,25 @@ def test_bandwidth_is_plausible_and_needs_weights(cpu: CpuBackend) -> None:
     big, table = MemoryWeight.of("w", np.zeros((8192, 256))), MemoryWeight.of("t", np.zeros((2, 256)))
     assert 1e8 < bind(cpu, record(table, lambda r, x: r.linear(x, big))).read_bandwidth() < 2e12
     assert bind(cpu, chain()).read_bandwidth() == 0.0
+
+
+def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
+    """And those that did start have ended: the backend opens again with fewer."""
+    script = (
+        "import resource, threading\n"
+        "from backends.base import BackendError\n"
+        "from backends.cpu.backend import CpuBackend\n"
+        "CpuBackend(1).close()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "limits = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (500 << 20), limits[1]))\n"
+        "try: CpuBackend(1024)\n"
+        "except BackendError as error: print(error)\n"
+        "assert threading.active_count() == 1, threading.enumerate()\n"
+        "CpuBackend(3).close()\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+    )
+    assert (child.returncode, child.stderr) == (0, "")
+    assert re.fullmatch(r"only \d+ of 1024 threads can be started; give fewer \(-t\)\n", child.stdout)

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import termios
@@ -80,6 +81,12 @@ def write_model(
     return path
 
 
+def default_signals() -> None:
+    """For `preexec_fn`: who was started in the background or with nohup hands ignored signals to their children."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run the program; without `stdin` there is nothing to read."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
@@ -101,10 +108,15 @@ class Terminal:
             cwd=REPOSITORY,
             env={**os.environ, "TERM": "xterm"},
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C reaches the program
+            preexec_fn=self._prepare,
         )
         os.close(slave)
         self.seen = ""
+
+    @staticmethod
+    def _prepare() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the program
+        default_signals()
 
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())

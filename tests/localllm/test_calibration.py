@@ -145,7 +145,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, cut_off: int) -> None:
 
 def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
     for sums in (np.array([[np.nan]], np.float32), np.array([[-1.0]], np.float32)):
-        write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1))
+        write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1), overwrite=True)
         with pytest.raises(LocalLLMError, match="negative numbers, NaN"):
             read(tmp_path / "a.gguf")
     with pytest.raises(LocalLLMError, match="is no importance matrix"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import localllm as api
 from localllm.cli.main import COMMANDS, main
 from localllm.cli.options import declared
 from tests.conftest import reference
-from tests.localllm.cli_support import PROGRAM, REPOSITORY, localllm, write_model
+from tests.localllm.cli_support import PROGRAM, REPOSITORY, default_signals, localllm, write_model
 
 HEAVY = ("numpy", "llvmlite", "numba", "jinja2", "tokenizers", "rich")
 
@@ -33,7 +34,9 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
         "import sys; from localllm.cli.main import main; code = main(sys.argv[1:]);"
         f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr); sys.exit(code)"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "[]\n")
     assert done.stdout
 
@@ -250,12 +253,33 @@ def test_a_closed_pipe_ends_quietly(tiny: Path) -> None:
 
 def test_a_full_disk_is_one_line() -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY)
+        done = subprocess.run(
+            [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, timeout=120
+        )
     assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
 
 
+def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path) -> None:
+    """The model and its draft each open the cache."""
+    (cache := tmp_path / "cache").mkdir()
+    cache.chmod(0o777)
+    words = [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "2", "-md", str(tiny), "--backend", "cpu"]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    told = f"compiled code is not kept and every start is slower: other users can write {cache}; chmod go-w {cache}"
+    assert (done.returncode, done.stderr) == (0, f"note: {told}\n")
+    assert list(cache.iterdir()) == []
+
+
 def test_closed_streams_are_no_error() -> None:
-    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *PROGRAM, "--help"], cwd=REPOSITORY)
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *PROGRAM, "--help"], cwd=REPOSITORY, timeout=120)
     assert done.returncode == 0
 
 
@@ -266,6 +290,7 @@ def test_ctrl_c_ends_run_with_130_and_no_traceback(tiny: Path) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
     )
     assert process.stdout is not None
     process.stdout.read(3)

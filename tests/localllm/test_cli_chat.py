@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 
 import pytest
 
@@ -209,7 +209,9 @@ def test_commands_in_a_terminal(tiny: Path) -> None:
 def test_ctrl_c_outside_an_answer_ends_with_130(tiny: Path) -> None:
     terminal = Terminal("chat", tiny)
     terminal.wait_for(">>> ")
+    end = monotonic() + 30
     while terminal.process.poll() is None:  # Python's input() overlooks a signal that comes just as it begins to wait
+        assert monotonic() < end, "Ctrl-C does not end it"
         terminal.type("\x03")
         sleep(0.5)
     assert terminal.end() == 130

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,7 @@ from localllm.evaluation import (
 )
 from localllm.evaluation.likelihood import mean_of
 from localllm.evaluation.logits_file import pack, unpack
+from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.model import Model
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY, write_model
@@ -222,6 +224,50 @@ def test_a_walk_that_breaks_off_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), save_base(tmp_path / "base", Windows(np.ones((2, 8), np.int32)), 5):
         raise KeyboardInterrupt
     assert list(tmp_path.iterdir()) == []
+
+
+class Fixed:
+    """A source of log-probabilities that are given."""
+
+    def __init__(self, log_p: np.ndarray) -> None:
+        self.log_p, self.vocabulary = log_p, log_p.shape[1]
+
+    def log_probabilities(self, window: int, start: int, stop: int) -> np.ndarray:
+        return self.log_p[start:stop]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_no_number_is_told_without_a_warning_of_numpy(value: float) -> None:
+    """One logit of that kind, in the model and in the base."""
+    logits = np.array([[0, -3e38, 1], [-3e38, 1, 2], [0, 1, 2]], np.float32)
+    good = Fixed(log_softmax(logits[2:].repeat(3, axis=0)))
+    logits[1, 2] = value
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bad, windows = Fixed(log_softmax(logits)), Windows(np.ones((1, 8), np.int32))
+        pack(bad.log_p[:1])
+        for source, base, what in ((bad, None, "model"), (bad, good, "model"), (good, bad, "base")):
+            with pytest.raises(LocalLLMError, match=f"the {what} gives NaN or infinity in window 1 of the text"):
+                list(evaluate(windows, source, base))
+        unpack(np.full((1, 6), 0x7F80, "<u2"))
+
+
+@pytest.mark.parametrize("value", [np.inf, 3e38])
+def test_a_model_that_computes_infinity_is_one_line(
+    value: float, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with open_gguf(write_model(tmp_path / "a.gguf")) as file:
+        new = [NewTensor(t.name, t.format, t.shape, t.read(0, t.rows)) for t in file.tensors.values()]
+        norm = np.full(64, value, "<f4")
+        new = [t._replace(data=norm.view(np.uint8)) if t.name == "output_norm.weight" else t for t in new]
+        write_gguf(tmp_path / "b.gguf", file.stored, new)
+    for more in ((), ("--save-base", tmp_path / "base")):
+        words = ["perplexity", tmp_path / "b.gguf", "-f", SMALLTALK, "-c", "32", "--chunks", "2", *more]
+        assert main([str(word) for word in words]) == 1
+        err = capfd.readouterr().err
+        assert err.startswith("error: the model gives NaN or infinity in window 1 of the text; ")
+        assert err.count("\n") == 1
+    assert not (tmp_path / "base").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from localllm import prompt_cache
 from localllm.chat import Conversation, template_of
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
+from localllm.outputs import OutputError
 from localllm.prompt_cache import CacheFileError, read, restore, save
+from tests.conftest import full_disk
 from tests.localllm.cli_support import localllm, write_model
 
 GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
@@ -117,7 +119,9 @@ def test_what_was_taken_back_is_not_in_the_file(model: api.Model, tmp_path: Path
     assert "secret" not in model.detokenize(kept.tokens)
     assert "one" in model.detokenize(kept.tokens)
     conversation.clear()
-    conversation.save(tmp_path / "c")
+    with pytest.raises(OutputError, match="exists"):
+        conversation.save(tmp_path / "c")
+    conversation.save(tmp_path / "c", overwrite=True)
     assert read(tmp_path / "c", model).tokens == [1]  # BOS
     conversation.close()
 
@@ -255,19 +259,16 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 ) -> None:
     before = kept.read_bytes()
 
-    def fail(layer: int, numbers: np.ndarray) -> np.ndarray:
-        raise OSError(28, "No space left on device")
-
+    for room in (len(before) // 2, 100):
+        with full_disk(room), pytest.raises(OutputError, match="cannot be written: File too large"):
+            save(kept, model, session, [], overwrite=True)
     with monkeypatch.context() as patch:
-        patch.setattr(model.executable, "read_blocks", fail)
-        with pytest.raises(CacheFileError, match="cannot be written: No space left on device"):
-            save(kept, model, session, [])
         patch.setattr(model.executable, "read_blocks", lambda *_: (_ for _ in ()).throw(BackendError("gone")))
         with pytest.raises(BackendError):
-            save(kept, model, session, [])
+            save(kept, model, session, [], overwrite=True)
     assert [path.name for path in kept.parent.iterdir()] == ["kept"]
     assert kept.read_bytes() == before
-    with pytest.raises(CacheFileError, match="cannot be written: No such file or directory"):
+    with pytest.raises(OutputError, match="no such folder"):
         save(kept.parent / "no" / "where", model, session, [])
 
 
@@ -275,7 +276,7 @@ def test_a_file_of_something_else_is_not_written_over(model: api.Model, session:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear all")
     for path in (letter, tmp_path):
-        with pytest.raises(CacheFileError, match="exists and is no conversation"):
+        with pytest.raises(CacheFileError, match="exists and is not a conversation"):
             save(path, model, session, [])
     with pytest.raises(CacheFileError, match="is no conversation of localllm"):
         read(letter, model)
@@ -330,8 +331,10 @@ def test_run_keeps_the_prompt_or_all(file: Path, tmp_path: Path) -> None:
     assert f"{cache}: 2 turns" in talked.stderr
     kept = cache.read_bytes()
     spared = localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache)
-    assert "holds a conversation and is left as it is" in spared.stderr
+    assert "holds a conversation and is left as it is; give another name, or --force" in spared.stderr
     assert cache.read_bytes() == kept
+    assert localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache, "--force").stderr == ""
+    assert cache.read_bytes() != kept
 
 
 def test_run_without_a_template_keeps_its_prompt_too(file: Path, tmp_path: Path) -> None:
@@ -358,6 +361,7 @@ def test_a_wrong_file_is_one_line_and_stays(file: Path, tmp_path: Path) -> None:
 def test_save_and_load_in_a_chat(file: Path, tmp_path: Path) -> None:
     cache = tmp_path / "my talk"
     typed = f"one\n/save {cache}\ntwo\n/clear\n/load {cache}\ntwo\n/load {tmp_path}\n/save\n/load\n/save {file}\n"
+    typed += f"/save --force {file}\n/save {cache}\n/save --force {cache}\n"
     done = localllm("chat", file, "-n", 5, "--temp", 0, stdin=typed)
     assert done.returncode == 0
     answers = done.stdout.splitlines()
@@ -366,4 +370,8 @@ def test_save_and_load_in_a_chat(file: Path, tmp_path: Path) -> None:
     assert f"{cache}: 1 turn, " in done.stderr
     assert "error: write /save FILE" in done.stderr
     assert "error: write /load FILE" in done.stderr
-    assert f"error: {file}: exists and is no conversation" in done.stderr
+    assert done.stderr.count(f"error: {file}: exists and is not a conversation") == 2  # --force is no help there
+    told = f"error: {cache}: exists; /save --force {cache} replaces it\n"
+    before, after = done.stderr.split(told)
+    assert f"{cache}: 2 turns, " not in before
+    assert f"{cache}: 2 turns, " in after

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from time import monotonic, sleep
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import QuantizeError, given_plan, metadata, plan
 from localllm.quantize.source import default_target, geometry_of
 from quant.mixes import Options, find
-from tests.localllm.cli_support import REPOSITORY
+from tests.localllm.cli_support import REPOSITORY, default_signals
 
 # Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
@@ -197,9 +198,9 @@ def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["a.gguf", "Q9_K"], "there is no type 'Q9_K'; known: F32"),
         (["a.gguf", "99"], "there is no type '99'; known: F32"),
         (["none.gguf", "Q8_0"], "none.gguf: file: cannot be opened: No such file"),
-        (["a.gguf", "a.gguf", "Q8_0", "--force"], "a.gguf: is the file to quantize"),
+        (["a.gguf", "a.gguf", "Q8_0", "--force"], "a.gguf: this file is being read; give the output another name"),
         (["a.gguf", "old.gguf", "Q8_0"], "old.gguf: exists; give another name, or --force"),
-        (["a.gguf", "no/folder.gguf", "Q8_0"], "no: is no folder; make it first"),
+        (["a.gguf", "no/folder.gguf", "Q8_0"], "no such folder: no; make it first"),
         (["a.gguf", "Q8_0", "--tensor-type", "ffn"], "'ffn' is not of the form REGEX=FORMAT"),
         (["a.gguf", "Q8_0", "--tensor-type", "(=Q8_0"], "'(' is not a regular expression"),
         (["a.gguf", "Q8_0", "--tensor-type", "x=Q4_K_M"], "there is no format 'Q4_K_M' to write; there are F32,"),
@@ -271,9 +272,10 @@ def test_being_told_to_end_leaves_no_file(tmp_path: Path) -> None:
     source.write_bytes(head)
     os.truncate(source, len(head) + 2 * shape[0] * shape[1])
     words = [sys.executable, "-m", "localllm", "quantize", str(source), str(out / "b.gguf"), "Q5_0"]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, cwd=REPOSITORY) as process:
-        while process.poll() is None and not list(out.iterdir()):
-            pass
+    end = monotonic() + 60
+    with subprocess.Popen(words, stderr=subprocess.PIPE, cwd=REPOSITORY, preexec_fn=default_signals) as process:
+        while process.poll() is None and not list(out.iterdir()) and monotonic() < end:
+            sleep(0.01)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert list(out.iterdir()) == []
@@ -290,7 +292,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_file(tmp_path: Path) -> None:
     words = [sys.executable, "-c", code, "quantize", str(source), "Q8_0"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=REPOSITORY, timeout=60)
     assert done.returncode == 1
-    assert done.stderr == f"error: {tmp_path / 'a-Q8_0.gguf'}: file: cannot be written: File too large\n"
+    assert done.stderr == f"error: {tmp_path / 'a-Q8_0.gguf'}: cannot be written: File too large\n"
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]
 
 

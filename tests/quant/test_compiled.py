@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import quant
+from quant.codecache import NoCodeCache
 from quant.compiled import jit
 from quant.formats.grids import levels_of
+from tests.conftest import full_disk
 
 X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float32)
 
@@ -63,27 +66,69 @@ def test_a_cache_folder_is_private_and_named_after_the_code(tmp_path: Path, monk
     assert jit.cache_folder.__wrapped__() != folder
 
 
+def half(folder: Path | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function compiled with this cache folder."""
+    monkeypatch.setattr(jit, "cache_folder", lambda: folder)
+
+    @jit.compiled
+    def halved(x: float) -> float:
+        return x / 2
+
+    return halved
+
+
 @pytest.mark.parametrize("place", ["file", "/proc/no/such/place"])
 def test_where_no_cache_can_be_kept_code_is_compiled_anyway(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / place))
-    monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
-    assert jit.cache_folder() is None
-
-    @jit.compiled
-    def half(x: float) -> float:
-        return x / 2
-
-    assert half(3.0) == 1.5
-    assert not half.stats.cache_hits
-    assert half.stats.cache_path is None
+    with pytest.warns(NoCodeCache):
+        assert jit.cache_folder.__wrapped__() is None
+    halved = half(None, monkeypatch)
+    assert halved(3.0) == 1.5
+    assert not halved.stats.cache_hits
+    assert halved.stats.cache_path is None
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_cache_folder_of_somebody_else_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert half(tmp_path, monkeypatch)(3.0) == 1.5
+    again = half(tmp_path, monkeypatch)
+    assert again(3.0) == 1.5
+    assert sum(again.stats.cache_hits.values()) == 1
+    assert Path(again.stats.cache_path).parent == tmp_path
+
+
+def test_a_full_disk_costs_the_cache_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with full_disk(50), pytest.warns(NoCodeCache, match="File too large"):
+        assert half(tmp_path, monkeypatch)(3.0) == 1.5
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_numba_may_not_choose_another_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot write it would go to __pycache__ or to ~/.cache/numba, which nobody has checked."""
+    (tmp_path / "file").touch()
+    with pytest.warns(NoCodeCache, match="Permission denied"):
+        halved = half(tmp_path / "file", monkeypatch)
+    assert halved(3.0) == 1.5
+    assert halved.stats.cache_path is None
+
+
+def test_a_folder_with_what_others_put_there_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numba opens its files by name: a link among them is enough to refuse all."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert jit.cache_folder.__wrapped__() is not None
-    monkeypatch.setattr(jit.os, "getuid", lambda: -1)
-    assert jit.cache_folder.__wrapped__() is None
+    cache_folder = jit.cache_folder.__wrapped__
+    folder = cache_folder()
+    assert folder is not None
+    assert half(folder, monkeypatch)(3.0) == 1.5
+    (index,) = folder.rglob("*.nbi")
+    index.rename(tmp_path / "download")
+    index.symlink_to(tmp_path / "download")
+    with pytest.warns(NoCodeCache, match="is a link or belongs to another user"):
+        assert cache_folder() is None
+    index.unlink()
+    assert cache_folder() == folder
+    tmp_path.chmod(0o777)
+    with pytest.warns(NoCodeCache, match="other users can write"):
+        assert cache_folder() is None

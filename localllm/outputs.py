@@ -1,0 +1,100 @@
+"""The one way in which commands write files: nothing is replaced unasked, and nobody sees half a file.
+
+`check_target` refuses early, before long work. `new_file` writes beside the target and renames; what fails, or is
+ended by a signal that raises (`localllm.cli.signals`), leaves nothing, and leaves what was there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from localllm.errors import LocalLLMError
+from quant.atomic import NewFile, hidden_path, sweep
+
+
+class OutputError(LocalLLMError):
+    """A file that is not written: what is there stays."""
+
+
+class Output:
+    """A file that is being written. OutputError where the disk refuses."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path, self._file = path, file
+        self.size = 0  # bytes written
+
+    def write(self, data: Any) -> None:
+        """Write bytes, or the bytes of an array."""
+        with _system_errors(self._path):
+            self.size += self._file.write(data)
+
+
+def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """OutputError if `path` may not be written: it exists and `overwrite` is False, it is no regular file, its folder
+    is missing, or it is one of `reading`, the files a command reads, under whatever name or link."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise OutputError(f"no such folder: {path.parent}; make it first") from None
+        return
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
+    for each in reading:
+        with suppress(OSError):  # a name that is no file, such as a model in the box
+            if path.samefile(each):
+                raise OutputError(f"{path}: this file is being read; give the output another name")
+    if path.is_dir():
+        raise OutputError(f"{path}: is a folder; give the name of a file to write")
+    if not overwrite:
+        raise OutputError(f"{path}: exists; give another name, or --force")
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
+        raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
+
+
+@contextmanager
+def new_file(path: Path, overwrite: bool = False) -> Iterator[Output]:
+    """A file that takes the place of `path`, durably, when the block ends without an exception; else nothing is left.
+
+    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and where the disk refuses.
+    """
+    check_target(path, overwrite)
+    with _system_errors(path):
+        new = NewFile(path)
+    with new:
+        yield Output(path, new.file)
+        check_target(path, overwrite)  # it may have appeared meanwhile
+        with _system_errors(path):
+            _keep_mode(path, new.file.fileno())
+            new.commit()
+
+
+@contextmanager
+def scratch(target: Path) -> Iterator[Path]:
+    """A hidden name beside `target` for a file that is needed for a while, and removed when the block ends."""
+    sweep(target.parent)
+    path = hidden_path(target.parent)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _keep_mode(path: Path, descriptor: int) -> None:
+    with suppress(FileNotFoundError):
+        found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode):
+            os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
+
+
+@contextmanager
+def _system_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None

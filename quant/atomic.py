@@ -1,0 +1,85 @@
+"""Files that appear whole or not at all: written under a hidden name in the same folder, then renamed.
+
+Caches of compiled code (`quant.codecache`) and the outputs of commands (`localllm.outputs`) are written so. A process
+that is killed leaves its hidden file; the next one that writes to the folder removes it a day later.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from contextlib import suppress
+from pathlib import Path
+from time import time
+from types import TracebackType
+from typing import Self
+
+ABANDONED = 24 * 3600  # seconds without a write
+_HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # holds the number of the process
+
+
+def hidden_path(folder: Path) -> Path:
+    """A new name for a temporary file, which `sweep` recognizes."""
+    return folder / f".localllm-{os.getpid()}-{os.urandom(8).hex()}.tmp"
+
+
+class NewFile:
+    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block that ends without that removes it."""
+
+    def __init__(self, path: Path, mode: int = 0o666) -> None:
+        """`mode` is subject to the umask. OSError where no file can be made there."""
+        sweep(path.parent)
+        self.path = path
+        self._hidden: Path | None = hidden_path(path.parent)
+        self.file = open(self._hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
+
+    def commit(self, durable: bool = True) -> None:
+        """Give the file its name; with `durable` it survives a power cut."""
+        assert self._hidden is not None, "a file is committed once"
+        self.file.flush()
+        if durable:
+            os.fsync(self.file.fileno())
+        self.file.close()
+        os.replace(self._hidden, self.path)
+        self._hidden = None
+        if durable:
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)  # the name itself
+            finally:
+                os.close(folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with suppress(OSError):  # closing writes what is buffered, which fails again on a full disk
+                self.file.close()
+        finally:
+            if self._hidden is not None:
+                self._hidden.unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> None:
+    """Remove the hidden files in `folder` that killed processes of this user left more than a day ago."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            found = _HIDDEN.fullmatch(entry.name)
+            if found and _is_abandoned(entry, int(found[1])):
+                with suppress(OSError):
+                    os.unlink(entry.path)
+
+
+def _is_abandoned(entry: os.DirEntry[str], process: int) -> bool:
+    facts = entry.stat(follow_symlinks=False)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or time() - facts.st_mtime < ABANDONED:
+        return False
+    try:
+        os.kill(process, 0)
+    except OSError:  # no such process, or another user's: the number was used again
+        return True
+    return False

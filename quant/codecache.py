@@ -1,0 +1,226 @@
+"""The cache of compiled code on disk. What it holds is run, so only this user may be able to write it.
+
+`private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
+elsewhere); `CodeCache` keeps files in one. A folder that fails is not used: code is compiled again at every start, and
+the warning `NoCodeCache` says why, which the command line shows as a note.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pwd
+import stat
+import warnings
+from pathlib import Path
+
+from quant.atomic import NewFile
+
+_DIGEST = hashlib.sha256().digest_size
+_MAX_LINKS = 40  # as in Linux
+
+
+class NoCodeCache(UserWarning):
+    """Compiled code is not kept, and why."""
+
+
+class _Refused(Exception):
+    """A folder or file that somebody else can change."""
+
+
+def default_folder(kind: str) -> Path | None:
+    """`~/.cache/localllm/KIND`, or the same under XDG_CACHE_HOME; None and a warning where no home is known."""
+    base, home = os.environ.get("XDG_CACHE_HOME", ""), _home()
+    if os.path.isabs(base):  # https://specifications.freedesktop.org/basedir-spec: a relative path is ignored
+        return Path(base, "localllm", kind)
+    if home is None:
+        _tell("this user has no home directory; set XDG_CACHE_HOME to a folder of your own")
+        return None
+    return Path(home, ".cache", "localllm", kind)
+
+
+def private_folder(folder: Path | None) -> Path | None:
+    """`folder` without links, made where it is missing (mode 0700); None and a warning if others can write there."""
+    if folder is None:
+        return None
+    try:
+        return Path(_walk(folder))
+    except _Refused as problem:
+        _tell(str(problem))
+    except OSError as error:
+        _tell(f"{error.filename or folder}: {error.strerror or error}")
+    return None
+
+
+def check_tree(folder: Path) -> bool:
+    """Whether all in a private folder is this user's files and folders; warns of the first that is not.
+
+    For a cache whose files another package opens. The modes within do not matter: nobody else gets into the folder.
+    """
+    try:
+        if os.stat(folder).st_mode & 0o077:
+            raise _Refused(f"other users can read {folder}; chmod go= {folder}")
+        for place, folders, files in os.walk(folder, onerror=_fail):
+            for path, wanted in [(os.path.join(place, name), stat.S_ISDIR) for name in folders] + [
+                (os.path.join(place, name), stat.S_ISREG) for name in files
+            ]:
+                facts = os.lstat(path)
+                if not wanted(facts.st_mode) or facts.st_uid != os.geteuid():
+                    raise _Refused(f"{path} is a link or belongs to another user; remove it")
+    except _Refused as problem:
+        _tell(str(problem))
+        return False
+    except OSError as error:
+        _tell(f"{error.filename or folder}: {error.strerror or error}")
+        return False
+    return True
+
+
+class CodeCache:
+    """Files of compiled code in a private folder; None keeps nothing. Each file begins with the SHA-256 of the rest."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder, self._checked = folder, False
+
+    def read(self, name: str) -> bytes | None:
+        """What `write` kept under this name; None where there is nothing, or nothing that can be trusted."""
+        folder = self._private()
+        if folder is None:
+            return None
+        try:
+            with open(folder / name, "rb", opener=_open_itself) as file:
+                facts = os.fstat(file.fileno())
+                if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or _others_write(facts):
+                    return None
+                data = file.read()
+        except OSError:
+            return None
+        return data[_DIGEST:] if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST] else None
+
+    def write(self, name: str, data: bytes) -> None:
+        """Keep `data`. A failure costs the next start time, nothing else; a warning says so."""
+        folder = self._private()
+        if folder is None:
+            return
+        try:
+            with NewFile(folder / name, 0o600) as new:
+                new.file.write(hashlib.sha256(data).digest() + data)
+                new.commit(durable=False)
+        except OSError as error:
+            tell_unwritten(folder, error)
+
+    def _private(self) -> Path | None:
+        if not self._checked:
+            self._folder, self._checked = private_folder(self._folder), True
+        return self._folder
+
+
+def _open_itself(path: str, flags: int) -> int:
+    """A file and not what a link means; a pipe is not waited for."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def tell_unwritten(folder: Path, error: OSError) -> None:
+    """Warn that the cache in `folder` cannot be written."""
+    _tell(f"{folder}: {error.strerror or error}")
+
+
+def _tell(problem: str) -> None:
+    """Python shows a warning of the same text from the same line once."""
+    warnings.warn(f"compiled code is not kept and every start is slower: {problem}", NoCodeCache, stacklevel=1)
+
+
+def _home() -> str | None:
+    """The home directory, which must exist."""
+    home = os.environ.get("HOME", "")
+    if not home:
+        try:
+            home = pwd.getpwuid(os.geteuid()).pw_dir
+        except KeyError:
+            return None
+    return home if os.path.isabs(home) and os.path.isdir(home) else None
+
+
+def _walk(folder: Path) -> str:
+    """The real path of `folder`, component by component from the home directory or the root, each one checked.
+
+    Checked from the top, nobody else can exchange a component afterwards.
+    """
+    folder, home = folder.absolute(), _home()
+    trusted = Path(home) if home is not None and folder.is_relative_to(home) else Path("/")
+    place, left = os.path.realpath(trusted), list(folder.parts[: len(trusted.parts) - 1 : -1])
+    _check(place, os.stat(place))
+    links = 0
+    while left:
+        name = left.pop()
+        if name in ("", "."):
+            continue
+        if name == "..":
+            place = os.path.dirname(place)
+            continue
+        at = os.path.join(place, name)
+        facts = _made(at)
+        if stat.S_ISLNK(facts.st_mode):
+            links += 1
+            if links > _MAX_LINKS:
+                raise _Refused(f"{folder} has too many links; remove them")
+            if facts.st_uid not in (0, os.geteuid()):
+                raise _Refused(f"{at} is a link of another user; remove it")
+            target = os.readlink(at)
+            place = "/" if target.startswith("/") else place
+            left += target.split("/")[::-1]
+            continue
+        _check(at, facts)
+        place = at
+    facts = os.stat(place)
+    if facts.st_uid != os.geteuid() or _others_write(facts):  # root's, or open to all but sticky: fine above only
+        raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
+    return place
+
+
+def _made(path: str) -> os.stat_result:
+    """lstat of `path`, after making a folder for this user alone where there is nothing."""
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        try:
+            os.mkdir(path, 0o700)
+            os.chmod(path, 0o700)  # an umask can take the user's own rights away
+        except FileExistsError:  # another process was faster
+            pass
+        return os.lstat(path)
+
+
+def _check(path: str, facts: os.stat_result) -> None:
+    if not stat.S_ISDIR(facts.st_mode):
+        raise NotADirectoryError(20, "Not a directory", path)
+    if facts.st_uid not in (0, os.geteuid()):
+        raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
+    if _others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody renames what is ours
+        raise _Refused(f"other users can write {path}; chmod go-w {path}")
+
+
+def _others_write(facts: os.stat_result) -> bool:
+    if facts.st_mode & stat.S_IWOTH:
+        return True
+    return bool(facts.st_mode & stat.S_IWGRP) and not _is_private_group(facts.st_gid)
+
+
+def _is_private_group(group: int) -> bool:
+    """Whether a group is this user's own: their primary one, of their name, with nobody else in it."""
+    import grp
+
+    try:
+        me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return False
+    return (
+        me.pw_gid == group
+        and found.gr_name == me.pw_name
+        and set(found.gr_mem) <= {me.pw_name}
+        and all(one.pw_uid == me.pw_uid for one in pwd.getpwall() if one.pw_gid == group)
+    )
+
+
+def _fail(error: OSError) -> None:
+    raise error

@@ -1,0 +1,340 @@
+"""The cache of compiled code: nothing is loaded that another user could have written, and a full disk is no error."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from quant.codecache import CodeCache, NoCodeCache, check_tree, default_folder, private_folder
+from tests.conftest import full_disk
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to other users")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory; the cache is in it."""
+    made = tmp_path / "home"
+    made.mkdir(mode=0o755)
+    monkeypatch.setenv("HOME", str(made))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return made
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def folder() -> Path:
+    found = default_folder("kernels")
+    assert found is not None
+    return found
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def refused(reason: str) -> None:
+    """The cache is not used, keeps nothing, and one warning says why, however often it is asked."""
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        cache = CodeCache(folder())
+        cache.write("a", b"code")
+        assert cache.read("a") is None
+        assert CodeCache(folder()).read("a") is None
+    assert [each.category for each in told] == [NoCodeCache]
+    assert reason in str(told[0].message)
+
+
+def kept() -> None:
+    """The cache works, without a word."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CodeCache(folder()).write("a", b"code")
+        assert CodeCache(folder()).read("a") == b"code"
+
+
+# -- where it is ---------------------------------------------------------------------------------------------------
+
+
+def test_where_the_cache_is(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_folder("kernels") == home / ".cache" / "localllm" / "kernels"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert default_folder("gpu") == Path("/somewhere/localllm/gpu")
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # is ignored, as the standard wants it
+    assert default_folder("gpu") == home / ".cache" / "localllm" / "gpu"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME")
+    homes = [user.pw_dir for user in pwd.getpwall() if user.pw_uid == os.geteuid() and os.path.isdir(user.pw_dir)]
+    if homes:
+        assert default_folder("gpu") == Path(homes[0], ".cache/localllm/gpu")
+
+
+@pytest.mark.parametrize("value", ["~", "relative", "/no/such/home"])
+def test_where_no_home_is_known_there_is_no_cache(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", value)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with pytest.warns(NoCodeCache, match="no home directory; set XDG_CACHE_HOME"):
+        found = default_folder("kernels")
+    assert found is None
+    assert private_folder(None) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@as_root
+def test_a_user_whom_nobody_knows_has_no_home(tmp_path: Path) -> None:
+    def work() -> None:
+        os.environ.pop("HOME", None)
+        os.environ.pop("XDG_CACHE_HOME", None)
+        with pytest.warns(NoCodeCache, match="no home directory"):
+            assert default_folder("kernels") is None
+
+    as_user(54321, 54321, work)
+
+
+# -- modes and owners ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o777])
+def test_folders_and_files_are_private_whatever_the_umask(home: Path, mask: int) -> None:
+    with umask(mask):
+        kept() if mask != 0o777 else CodeCache(folder()).write("a", b"code")
+    for made in (home / ".cache", home / ".cache" / "localllm", folder()):
+        assert mode(made) == 0o700
+    assert mode(folder() / "a") == 0o600 & ~mask
+
+
+@pytest.mark.parametrize("level", [".cache/localllm/kernels", ".cache/localllm", ".cache", "."])
+def test_a_folder_that_all_can_write_is_not_used(home: Path, level: str) -> None:
+    kept()
+    (home / level).chmod(0o777)
+    refused(f"other users can write {(home / level).resolve()}; chmod go-w")
+    (home / level).chmod(0o755)
+    kept()
+
+
+def test_what_is_above_the_home_is_the_system_s_business(home: Path) -> None:
+    home.parent.chmod(0o777)
+    kept()
+    home.parent.chmod(0o700)
+
+
+def test_elsewhere_every_folder_up_to_the_root_counts(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = home.parent / "open" / "mine"
+    place.mkdir(parents=True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place))
+    kept()
+    place.parent.chmod(0o777)
+    refused(f"other users can write {place.parent}")
+    place.parent.chmod(0o1777)  # sticky, as /tmp is: nobody can exchange what is ours
+    kept()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place.parent))
+    kept()
+    (place.parent / "localllm" / "kernels").chmod(0o1777)  # but no place for code itself
+    refused("is not this user's own")
+
+
+@as_root
+@pytest.mark.parametrize("level", [".cache/localllm/kernels", ".cache/localllm", ".cache", "."])
+def test_a_folder_of_another_user_is_not_used(home: Path, level: str) -> None:
+    kept()
+    os.chown(home / level, NOBODY, NOBODY)
+    refused(f"{(home / level).resolve()} belongs to another user")
+
+
+@pytest.mark.parametrize("change", [0o602, 0o620])
+def test_a_file_that_others_can_write_is_not_read(home: Path, change: int) -> None:
+    kept()
+    os.chown(folder() / "a", -1, shared_group())
+    (folder() / "a").chmod(change)
+    assert CodeCache(folder()).read("a") is None
+    kept()  # written anew
+    assert mode(folder() / "a") == 0o600
+
+
+@as_root
+def test_a_file_of_another_user_is_not_read(home: Path) -> None:
+    kept()
+    os.chown(folder() / "a", NOBODY, NOBODY)
+    assert CodeCache(folder()).read("a") is None
+
+
+def test_a_folder_of_a_shared_group_is_not_used(home: Path) -> None:
+    kept()
+    os.chown(home / ".cache", -1, shared_group())
+    (home / ".cache").chmod(0o770)
+    refused(f"other users can write {home / '.cache'}")
+
+
+def shared_group() -> int:
+    """A group that is not this user's own."""
+    groups = [each.gr_gid for each in grp.getgrall()] if os.geteuid() == 0 else os.getgroups()
+    found = next((group for group in groups if group != os.getegid()), None)
+    if found is None:
+        pytest.skip("this user is in no second group, and only root gives files to any")
+    return found
+
+
+@as_root
+def test_a_user_s_private_group_may_write() -> None:
+    """Distributions that give each user a group of the same name have an umask of 002."""
+    named = {group.gr_gid: group for group in grp.getgrall()}
+    first = [user.pw_gid for user in pwd.getpwall()]
+    users = [
+        user
+        for user in pwd.getpwall()
+        if user.pw_uid and first.count(user.pw_gid) == 1
+        if user.pw_gid in named and named[user.pw_gid].gr_name == user.pw_name and not named[user.pw_gid].gr_mem
+    ]
+    if not users:
+        pytest.skip("no user here has a private group")
+    home = Path(tempfile.mkdtemp())
+    os.chown(home, users[0].pw_uid, users[0].pw_gid)
+
+    def work() -> None:
+        os.environ["HOME"] = str(home)
+        os.environ.pop("XDG_CACHE_HOME", None)
+        home.chmod(0o775)
+        kept()
+        for path in (folder(), folder() / "a", folder().parent):
+            path.chmod(0o770)
+            kept()
+
+    try:
+        as_user(users[0].pw_uid, users[0].pw_gid, work)
+    finally:
+        shutil.rmtree(home)
+
+
+def as_user(user: int, group: int, work: Callable[[], None]) -> None:
+    """Do `work` in a child that has become another user."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(user)
+            work()
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+# -- links ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_in_the_place_of_a_file_is_not_followed(home: Path) -> None:
+    """Not even to a file of this user's own with a digest that fits: a download, for instance."""
+    kept()
+    (folder() / "a").rename(home / "download")
+    (folder() / "a").symlink_to(home / "download")
+    assert CodeCache(folder()).read("a") is None
+    kept()
+    assert not (folder() / "a").is_symlink()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder"])
+def test_what_is_no_file_is_not_waited_for(home: Path, kind: str) -> None:
+    kept()
+    (folder() / "a").unlink()
+    os.mkfifo(folder() / "a") if kind == "fifo" else (folder() / "a").mkdir()
+    assert CodeCache(folder()).read("a") is None
+
+
+def test_a_user_s_own_link_to_a_private_folder_is_followed(home: Path) -> None:
+    """A cache on another disk; each folder on the way there counts."""
+    (disk := home.parent / "disk").mkdir()
+    (home / "links").mkdir()
+    (home / "links" / "out").symlink_to("../../disk")
+    (home / ".cache").symlink_to(home / "links" / "out")
+    kept()
+    assert (disk / "localllm" / "kernels" / "a").exists()
+    (home / "links").chmod(0o777)
+    refused(f"other users can write {home / 'links'}")
+    (home / "links").chmod(0o700)
+    disk.chmod(0o777)
+    refused(f"other users can write {disk}")
+
+
+def test_links_in_a_circle_end(home: Path) -> None:
+    (home / ".cache").symlink_to(".cache")
+    refused("too many links")
+
+
+@as_root
+def test_a_link_of_another_user_is_not_followed(home: Path) -> None:
+    (home.parent / "disk").mkdir()
+    (home / ".cache").symlink_to(home.parent / "disk")
+    os.lchown(home / ".cache", NOBODY, NOBODY)
+    refused("is a link of another user")
+
+
+# -- the content of a folder that another package reads ---------------------------------------------------------------
+
+
+def test_a_tree_is_this_user_s_files_and_nothing_else(home: Path) -> None:
+    top = private_folder(folder())
+    assert top is not None
+    (top / "sub").mkdir()
+    (top / "sub" / "index").write_bytes(b"")
+    assert check_tree(top)
+    (top / "sub" / "link").symlink_to(home)
+    with pytest.warns(NoCodeCache, match="sub/link is a link or belongs to another user; remove it"):
+        assert not check_tree(top)
+    (top / "sub" / "link").unlink()
+    if os.geteuid() == 0:
+        os.chown(top / "sub" / "index", NOBODY, NOBODY)
+        with pytest.warns(NoCodeCache, match="sub/index is a link or belongs to another user; remove it"):
+            assert not check_tree(top)
+        os.chown(top / "sub" / "index", 0, 0)
+    top.chmod(0o755)
+    with pytest.warns(NoCodeCache, match="chmod go="):
+        assert not check_tree(top)
+
+
+# -- disks ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_nothing_and_is_told_once(home: Path) -> None:
+    cache = CodeCache(folder())
+    with warnings.catch_warnings(record=True) as told, full_disk(100):
+        warnings.simplefilter("default")
+        for name in ("a", "b"):
+            cache.write(name, bytes(1000))
+    assert [each.category for each in told] == [NoCodeCache]
+    assert f"{folder()}: File too large" in str(told[0].message)
+    assert list(folder().iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes where nobody may")
+def test_a_folder_that_may_not_be_written_is_read_all_the_same(home: Path) -> None:
+    kept()
+    folder().chmod(0o500)
+    assert CodeCache(folder()).read("a") == b"code"
+    with pytest.warns(NoCodeCache, match="Permission denied"):
+        CodeCache(folder()).write("b", b"code")
+    folder().chmod(0o700)
