@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.errors import ConvertError
-from localllm.gguf.layout import printable
+from localllm.printable import printable
 
 _ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
