@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
-from localllm.convert.jsonfile import read_json
+from localllm.convert.jsonfile import objects, read_json, steps
 from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.special import special_keys
@@ -186,7 +186,7 @@ def _add(tokens: Tokens, folder: Path, fast: Mapping[str, Any], settings: Mappin
             listed[i] = (text, False)
     decoder = settings.get("added_tokens_decoder")
     entries = [{"id": i, **e} for i, e in decoder.items() if isinstance(e, dict)] if isinstance(decoder, dict) else []
-    for entry in (*entries, *(e for e in fast.get("added_tokens") or [] if isinstance(e, dict))):
+    for entry in (*entries, *objects(fast.get("added_tokens"))):
         number, content = str(entry.get("id")), entry.get("content")
         if not number.isdecimal() or len(number) > 9 or not isinstance(content, str):
             raise ConvertError(f"{folder}: an added token has no id or no content; download the tokenizer again")
@@ -207,9 +207,8 @@ def _looks_special(text: str) -> bool:
 
 def _space_prefix(fast: Mapping[str, Any]) -> bool:
     """Whether tokenizer.json puts a space before a text: its normalizer does, or its pre-tokenizer."""
-    for part in ("normalizer", "pre_tokenizer"):
-        whole = fast.get(part) or {}
-        for step in whole.get("normalizers") or whole.get("pretokenizers") or [whole]:
+    for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":
                 return True
             if step.get("type") == "Metaspace":
@@ -220,19 +219,25 @@ def _space_prefix(fast: Mapping[str, Any]) -> bool:
 
 def _differences(path: Path, ours: Tokenizer) -> tuple[str, ...]:
     """What a text shows: the same ids, and the same put around them, or a note."""
-    import tokenizers
-
-    try:
-        theirs = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the package raises nothing more special
-        raise ConvertError(f"{path}: cannot be read: {printable(str(error), 200)}") from None
-    theirs.no_truncation()
-    plain: list[int] = theirs.encode(_CHECK, add_special_tokens=False).ids
+    plain, whole = _ids(path)
     if ours.encode(_CHECK, add_special=False) != plain:
         return ("the file's tokenizer gives other ids than the folder's for a text of many scripts",)
-    whole: list[int] = theirs.encode(_CHECK).ids
     given = ours.encode(_CHECK)
     if given != whole:
         return (f"around a text the folder's tokenizer puts {len(whole) - len(plain)} special tokens, the file's "
                 f"{len(given) - len(plain)}",)  # fmt: skip
     return ()
+
+
+def _ids(path: Path) -> tuple[list[int], list[int]]:
+    """Ids of the text by the folder's own tokenizer, without and with special tokens."""
+    import tokenizers
+
+    try:
+        theirs = tokenizers.Tokenizer.from_file(str(path))
+        theirs.no_truncation()
+        return theirs.encode(_CHECK, add_special_tokens=False).ids, theirs.encode(_CHECK).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # the package raises nothing more special, and its panics are no Exception
+        raise ConvertError(f"{path}: cannot be read: {printable(str(error), 200)}") from None
