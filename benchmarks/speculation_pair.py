@@ -14,7 +14,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
 from localllm.gguf import GGUFFile, NewTensor, open_gguf, write_gguf
-from localllm.gguf.header import read_header
 from localllm.model import resolve
 from quant import dequantize, quantize
 
@@ -170,9 +168,9 @@ class Scales:
             for layer in range(LAYERS, LAYERS + TARGET.extra)
             for name in ("attn_output", "ffn_down")
         }
-        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-            found = [tensor for tensor in read_header(path, data).tensors if tensor.name in names]
-        self._places = [(tensor.offset, tensor.shape[1] // 32 * WIDTH) for tensor in found]
+        with open_gguf(path) as file:
+            found = [tensor for tensor in file.tensors.values() if tensor.name in names]
+        self._places = [(tensor._offset, tensor.shape[1] // 32 * WIDTH) for tensor in found]
         self._base = [self._blocks(*place)["scale"].astype(np.float32) for place in self._places]
 
     def _blocks(self, offset: int, count: int) -> np.memmap[Any, Any]:

@@ -18,7 +18,12 @@ from models.keys import Keys, found
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 _MAX_LAYERS = 1024
-_MAX_WIDTH = 1 << 20  # of a row of activations, and of one head
+_MAX_WIDTH = 1 << 20  # of a row of activations
+# Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
+# experts of which 32 are used.
+_MAX_HEADS, _MAX_HEAD_DIM, _MAX_LAYOUTS = 1024, 1024, 16
+_MAX_EXPERTS, _MAX_USED = 4096, 256
+_REASON = " (kernels are compiled for this number, and no known model comes near)"
 _MAX_VOCABULARY = 1 << 24
 _MAX_CONTEXT = 1 << 30
 _MAX_FACTOR = 1e6  # of anything that stretches positions or scales values
@@ -92,8 +97,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last guess further tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
-    heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_WIDTH)
-    kv_heads = keys.per_layer("attention.head_count_kv", blocks, 1, _MAX_WIDTH, default=heads)
+    heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_HEADS, reason=_REASON)
+    kv_heads = keys.per_layer("attention.head_count_kv", blocks, 1, _MAX_HEADS, default=heads, reason=_REASON)
     for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
         if many % few:
             raise ModelError(
@@ -101,6 +106,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
                 f"(layer {layer})"
             )
     head_dim = _head_dim(keys, width, heads)
+    windows = _windows(keys, row, blocks)[:layers]
+    _check_layouts(keys, heads, kv_heads, windows)
     rope = _rope(keys, head_dim, context_length)
     return Config(
         architecture=architecture,
@@ -116,7 +123,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         rope=rope,
         window_rope=_window_rope(keys, row, rope),
         rotated=_rotated(keys, row, layers),
-        windows=_windows(keys, row, blocks)[:layers],
+        windows=windows,
         attention_scale=_attention_scale(keys, row, layers, head_dim, width // heads[0]),
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
@@ -125,6 +132,15 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         logit_scale=1.0 / _multiplier(keys, row, "logit_scale"),
         experts=_experts(keys, row.routing),
     )
+
+
+def _check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...], windows: tuple[int, ...]) -> None:
+    found = len({(many, few, window > 0) for many, few, window in zip(heads, kv_heads, windows, strict=False)})
+    if found > _MAX_LAYOUTS:
+        raise ModelError(
+            f"{keys.prefix}attention.head_count: expected at most {_MAX_LAYOUTS} different layouts of heads in all "
+            f"layers (kernels are compiled for each, and no known model comes near), found {found}"
+        )
 
 
 def _rotated(keys: Keys, row: Architecture, layers: int) -> tuple[bool, ...]:
@@ -167,7 +183,7 @@ def _multiplier(keys: Keys, row: Architecture, key: str) -> float:
 
 
 def _experts(keys: Keys, routing: Routing | None) -> ExpertConfig | None:
-    count = keys.integer("expert_count", 0, _MAX_WIDTH, default=0)
+    count = keys.integer("expert_count", 0, _MAX_EXPERTS, default=0, reason=_REASON)
     if not count:
         return None
     if routing is None:
@@ -180,21 +196,19 @@ def _experts(keys: Keys, routing: Routing | None) -> ExpertConfig | None:
         gating = _GATINGS[number - 1] if number else gating
         normalize = keys.flag("expert_weights_norm", normalize)
         scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
-    used = keys.integer("expert_used_count", 1, count)
+    used = keys.integer("expert_used_count", 1, min(count, _MAX_USED), reason=_REASON if count > _MAX_USED else "")
     return ExpertConfig(count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales)
 
 
 def _head_dim(keys: Keys, width: int, heads: tuple[int, ...]) -> int:
     default = width // heads[0] if width % heads[0] == 0 else None
-    head_dim = keys.integer("attention.key_length", 1, _MAX_WIDTH, default=default)
-    value_dim = keys.integer("attention.value_length", 1, _MAX_WIDTH, default=head_dim)
+    head_dim = keys.integer("attention.key_length", 1, _MAX_HEAD_DIM, default=default, reason=_REASON)
+    value_dim = keys.integer("attention.value_length", 1, _MAX_HEAD_DIM, default=head_dim)
     if value_dim != head_dim:
         raise ModelError(
             f"{keys.prefix}attention.value_length: {value_dim}, but keys are {head_dim} wide; "
             "value heads of another width than key heads are not supported"
         )
-    if head_dim * max(heads) > _MAX_WIDTH:
-        raise ModelError(f"{keys.prefix}attention.key_length: {max(heads)} heads of {head_dim} exceed {_MAX_WIDTH}")
     return head_dim
 
 

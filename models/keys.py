@@ -26,30 +26,31 @@ class Keys:
             raise ModelError(f"{self.prefix}{key}: the file does not hold this key, which the model needs")
         return value
 
-    def _integer(self, key: str, value: Any, low: int, high: int) -> int:
+    def _integer(self, key: str, value: Any, low: int, high: int, reason: str = "") -> int:
         try:
             number = None if isinstance(value, bool) else index(value)
         except TypeError:
             number = None
         if number is None or not low <= number <= high:
-            raise ModelError(f"{self.prefix}{key}: expected an integer from {low} to {high}, {found(value)}")
+            raise ModelError(f"{self.prefix}{key}: expected an integer from {low} to {high}{reason}, {found(value)}")
         return number
 
-    def integer(self, key: str, low: int, high: int, default: int | None = None) -> int:
-        return self._integer(key, self._value(key, default), low, high)
+    def integer(self, key: str, low: int, high: int, default: int | None = None, reason: str = "") -> int:
+        """An integer within bounds; `reason` says in the error where the upper one comes from."""
+        return self._integer(key, self._value(key, default), low, high, reason)
 
     def per_layer(
-        self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None
+        self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None, reason: str = ""
     ) -> tuple[int, ...]:
         """One integer per layer, from a number for all or an array of one each."""
-        return self._per_layer(key, self._value(key, default), layers, low, high)
+        return self._per_layer(key, self._value(key, default), layers, low, high, reason)
 
-    def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int) -> tuple[int, ...]:
+    def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int, reason: str = "") -> tuple[int, ...]:
         if isinstance(value, str) or not hasattr(value, "__len__"):
-            return (self._integer(key, value, low, high),) * layers
+            return (self._integer(key, value, low, high, reason),) * layers
         if len(value) != layers:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
-        return tuple(self._integer(key, item, low, high) for item in value)
+        return tuple(self._integer(key, item, low, high, reason) for item in value)
 
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)

@@ -363,7 +363,9 @@ def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str,
     if layered and geometry.experts > 1:  # experts in files of one tensor each do not come layer by layer
         i = _layer(name)
         if not 0 <= i < geometry.layers:
-            raise QuantError(f"{name}: its name tells no layer from 0 to {geometry.layers - 1}, which {mix.name} needs")
+            raise QuantError(
+                f"{name!r}: its name tells no layer from 0 to {geometry.layers - 1}, which {mix.name} needs"
+            )
     at = _Place(i, state.values if what == "attn_v" else geometry.layers, geometry, imatrix)
     holds = partial(_holds, at)
     found = next((rule.format for rule in mix.rules if rule.role == what and all(map(holds, rule.when))), mix.format)
@@ -386,6 +388,6 @@ def _fitting(name: str, columns: int, wanted: str) -> str:
     fallback = _FALLBACK.get(wanted, wanted if block <= 32 else "")
     if not fallback:
         raise QuantError(
-            f"{name}: rows of {columns} values do not fill blocks of {block}, and {wanted} has no fallback"
+            f"{name!r}: rows of {columns} values do not fill blocks of {block}, and {wanted} has no fallback"
         )
     return fallback if columns % FORMATS[fallback].block_values == 0 else "F16"

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Limits
+from backends.base import BackendError, Limits
 from backends.gpu import formats
 
 COLUMNS = 8  # activation rows of one work-group of the mat-vec, where there are several
@@ -198,7 +198,10 @@ def grouped(group: int) -> int:
 def tile(constants: Mapping[str, Any]) -> tuple[int, int, int]:
     """The row of TILES for a layer's cache."""
     size = max(constants["KEY_SIZE"], constants["VALUE_SIZE"])
-    return next(found for most, found in TILES.items() if size <= most)
+    found = next((row for most, row in TILES.items() if size <= most), None)
+    if found is None:
+        raise BackendError(f"heads of {size} values do not fit on the GPU, at most {max(TILES)} do; use --backend cpu")
+    return found
 
 
 def attention(stage: str, limits: Limits, constants: Mapping[str, Any]) -> Kernel:

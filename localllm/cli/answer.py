@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from localllm.cli.console import YELLOW, printable, say
+from localllm.cli.console import YELLOW, Guard, raw, say
 from localllm.cli.options import Answering
 from localllm.model import Model
 from localllm.sampling.options import SamplerOptions
@@ -41,16 +41,16 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def write(pieces: Iterable[Piece]) -> Statistics:
-    """Show an answer as it comes, then end its line."""
-    out, terminal = sys.stdout, sys.stdout.isatty()
+    """Show an answer as it comes, then end its line. What is piped is the text as the model wrote it."""
+    out = raw(sys.stdout)
+    out = cast(TextIO, Guard(out)) if out.isatty() else out
     last = "\n"
     statistics = None
     for piece in pieces:
-        text = printable(piece.text) if terminal else piece.text
-        if text:
-            out.write(text)
+        if piece.text:
+            out.write(piece.text)
             out.flush()
-            last = text[-1]
+            last = piece.text[-1]
         statistics = piece.statistics
     if last != "\n":
         out.write("\n")

@@ -27,6 +27,7 @@ from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
+from localllm.printable import printable
 from localllm.session import Session
 from models import Summary, architecture_of, summarize
 
@@ -289,7 +290,7 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
 def _json(names: tuple[str, ...]) -> Iterator[Show]:
     results: list[Result] = []
     yield results.append
-    print(json.dumps([asdict(result) for result in results], indent=2, ensure_ascii=False))
+    print(json.dumps([asdict(result) for result in results], indent=2))
 
 
 @contextmanager
@@ -299,7 +300,8 @@ def _csv(columns: tuple[str, ...]) -> Iterator[Show]:
     writer.writerow(names)
 
     def show(result: Result) -> None:
-        writer.writerow([getattr(result, name) for name in names])
+        values = [getattr(result, name) for name in names]
+        writer.writerow([printable(value, None) if isinstance(value, str) else value for value in values])
         sys.stdout.flush()
 
     yield show

@@ -177,7 +177,8 @@ class _Talk:
         rows = [(f"{', '.join(each.words)} {each.argument}", each.help) for each in COMMANDS]
         rows.append((", ".join(_LEAVE), "leave; so does Ctrl-D"))
         rows.append(("Ctrl-C", "stop an answer; what there is of it counts as said"))
-        say(columns(rows, indent=0))
+        for line in columns(rows, indent=0).split("\n"):
+            say(line)
 
 
 def _per_token(memory: Memory) -> str:

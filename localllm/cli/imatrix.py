@@ -12,6 +12,7 @@ from localllm.cli.options import Imatrix, Measuring
 from localllm.cli.perplexity import model_files, read_text
 from localllm.evaluation import cut
 from localllm.outputs import check_target
+from localllm.printable import printable
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
@@ -25,7 +26,8 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
             found = measure(model, windows, own.file, own.process_output, progress)
     write(target, found, overwrite=own.force)
-    print(f"{target}: {len(found.entries)} tensors, {found.chunks} windows of {found.chunk_size} tokens")
+    shown = printable(str(target), None)
+    print(f"{shown}: {len(found.entries)} tensors, {found.chunks} windows of {found.chunk_size} tokens")
     unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}
     if unseen:
         say(

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from localllm import __version__
 from localllm.cli import options
-from localllm.cli.console import YELLOW, fail, say
+from localllm.cli.console import YELLOW, fail, guarded, say
 from localllm.cli.parser import UsageError, parse
 from localllm.cli.signals import unwinding
 from localllm.sampling.options import SamplerOptions
@@ -179,6 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if debug:
         words.remove("--debug")
     _make_streams_safe()
+    with guarded():
+        return _guarded_main(words, debug)
+
+
+def _guarded_main(words: list[str], debug: bool) -> int:
     try:
         with unwinding(), _warnings_as_notes():
             _dispatch(words)
@@ -192,9 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
         return BROKEN_PIPE
     except Exception as error:
-        if debug:
-            raise
-        return _explain(error)
+        if not debug:
+            return _explain(error)
+        from traceback import print_exception
+
+        print_exception(error)
+        return ERROR
 
 
 def _make_streams_safe() -> None:

@@ -24,6 +24,7 @@ from localllm.evaluation import cut
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.model import load
 from localllm.outputs import check_target, scratch
+from localllm.printable import printable
 from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
 from localllm.quantize.source import Source, default_target, open_source
@@ -84,7 +85,8 @@ def quantize(own: Quantize) -> None:
             digest = _write(source, target, asked, steps, how, own)
         seconds = perf_counter() - begun
         said = [error_table(steps, errors)] if errors is not None else []
-        print(*said, f"{target}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
+        shown = printable(str(target), None)
+        print(*said, f"{shown}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
         if own.report and test:
             print(text_report(source.path, target, test, own, progress))
 

@@ -18,7 +18,6 @@ from backends.cache import CACHE_TYPES
 from backends.checks import check_cache
 from backends.plan import Plan, Recorder
 from localllm.cache_types import choose, harm
-from localllm.cli.console import printable
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
 from localllm.errors import LocalLLMError
@@ -204,9 +203,9 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield columns(list(_memory_rows(memory)))
     if "tensors" in facts:
         yield "\ntensors"
-        yield columns([(printable(t["name"]), t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
+        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
     yield "\nmetadata"
-    yield columns([(printable(key), _one_line(value)) for key, value in facts["metadata"].items()])
+    yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()])
 
 
 def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
@@ -244,7 +243,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
             ),
         )
     for note in sampling["notes"]:
-        yield "sampling", printable(note)
+        yield "sampling", note
 
 
 def cache_text(memory: dict[str, Any]) -> str:
@@ -270,4 +269,4 @@ def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _one_line(value: Any) -> str:
-    return printable(json.dumps(value, ensure_ascii=False) if isinstance(value, list | str) else str(value))
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | str) else str(value)

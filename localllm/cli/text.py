@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localllm.printable import printable
+
 
 def size(count: float) -> str:
     """Bytes in binary units: "1.10 MiB"."""
@@ -21,6 +23,7 @@ def parameters(count: int) -> str:
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
     """A Markdown table with its columns aligned; those named in `right` to the right."""
+    rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     rule = [("-" * (w - 1) + ":") if name in right else "-" * w for name, w in zip(header, widths, strict=True)]
     return "\n".join(markdown_row(header, row, widths, right) for row in (header, rule, *rows))
@@ -29,13 +32,19 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
 def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
     cells = [
         cell.rjust(width) if name in right else cell.ljust(width)
-        for name, cell, width in zip(header, row, widths, strict=True)
+        for name, cell, width in zip(header, _cells(row), widths, strict=True)
     ]
     return "| " + " | ".join(cells) + " |"
 
 
+def _cells(row: Sequence[str]) -> list[str]:
+    """Cells that stay within their line, whatever a file put into them."""
+    return [printable(cell, None) for cell in row]
+
+
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
     """Rows in aligned columns, the last one ragged."""
+    rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
     lines = []
     for row in rows:

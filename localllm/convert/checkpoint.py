@@ -23,7 +23,7 @@ from localllm.convert.shelf import Shelf
 from localllm.convert.tensor import Tensor
 from localllm.convert.vocabulary import vocabulary_keys
 from localllm.errors import LocalLLMError
-from localllm.gguf.layout import printable
+from localllm.printable import printable
 from models import ARCHITECTURES, ModelError, summarize
 from models import read_config as read_gguf_config
 

@@ -34,6 +34,18 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
         raise ConvertError(f"{where}: {what}; download it again") from None
 
 
+def steps(value: Any, name: str) -> list[dict[str, Any]]:
+    """The steps of a part of tokenizer.json: those that a Sequence lists under `name`, or the one that it is itself.
+    What is of another shape is left out."""
+    listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
+    return objects(listed)
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; none where it is no list."""
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):

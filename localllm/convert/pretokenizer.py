@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from localllm.convert.errors import ConvertError
-from localllm.gguf.layout import printable
+from localllm.convert.jsonfile import steps as parts
+from localllm.printable import printable
 
 _ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -45,18 +46,11 @@ _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 
 def pre_tokenizer_name(pre_tokenizer: Any, ignore_merges: bool) -> str:
     """The name for `tokenizer.ggml.pre`; ConvertError where no name cuts so, because another gives wrong ids."""
-    steps = tuple(step for part in _parts(pre_tokenizer) for step in _steps(part))
+    steps = tuple(step for part in parts(pre_tokenizer, "pretokenizers") for step in _steps(part))
     if steps not in _NAMES:
         shown = printable(" then ".join(steps) or "nothing", 200)
         raise ConvertError(f"the pre-tokenizer of tokenizer.json is unknown: it cuts text by {shown}")
     return _NAMES[steps][0 if ignore_merges else 1]
-
-
-def _parts(value: Any) -> list[dict[str, Any]]:
-    if not isinstance(value, dict):
-        return []
-    parts = value.get("pretokenizers") if value.get("type") == "Sequence" else [value]
-    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
 
 
 def _steps(part: dict[str, Any]) -> tuple[str, ...]:

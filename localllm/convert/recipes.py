@@ -12,7 +12,9 @@ import numpy as np
 
 from localllm.convert import tensor as t
 from localllm.convert.config import Config
+from localllm.convert.errors import ConvertError
 from localllm.convert.tensor import Tensor
+from localllm.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,12 @@ def _permuted(heads: Callable[[Sizes], int]) -> Change:
 
     def change(parts: list[Tensor], sizes: Sizes) -> Tensor:
         rows = parts[0].shape[0]
+        if rows % (2 * heads(sizes)):
+            name = printable(parts[0].name)
+            raise ConvertError(
+                f"tensor '{name}' has {rows} rows, which {heads(sizes)} heads cannot share; config.json does not "
+                "belong to these weights"
+            )
         order = np.arange(rows).reshape(heads(sizes), 2, -1).swapaxes(1, 2).reshape(-1)
         return t.picked(parts[0], order, rows)
 

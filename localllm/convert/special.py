@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.convert.config import Config
-from localllm.convert.jsonfile import read_json
+from localllm.convert.jsonfile import read_json, steps
 from localllm.tokenizer.vocab import read_vocab
 
 _KEY = "tokenizer.ggml."
@@ -71,11 +71,7 @@ def _around(fast: Mapping[str, Any]) -> tuple[str | None, str | None]:
 
 
 def _processors(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
-    whole = fast.get("post_processor")
-    if not isinstance(whole, dict):
-        return []
-    parts = whole.get("processors") if whole.get("type") == "Sequence" else [whole]
-    return [part for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    return steps(fast.get("post_processor"), "processors")
 
 
 def _flag(

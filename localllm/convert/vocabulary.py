@@ -14,12 +14,12 @@ import numpy as np
 from localllm.confined import Confined, ConfinedError, folder_tokenizer
 from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
-from localllm.convert.jsonfile import read_json
+from localllm.convert.jsonfile import objects, read_json, steps
 from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
-from localllm.gguf.layout import printable
+from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens in GGUF files
@@ -187,7 +187,7 @@ def _add(tokens: Tokens, folder: Path, fast: Mapping[str, Any], settings: Mappin
             listed[i] = (text, False)
     decoder = settings.get("added_tokens_decoder")
     entries = [{"id": i, **e} for i, e in decoder.items() if isinstance(e, dict)] if isinstance(decoder, dict) else []
-    for entry in (*entries, *(e for e in fast.get("added_tokens") or [] if isinstance(e, dict))):
+    for entry in (*entries, *objects(fast.get("added_tokens"))):
         number, content = str(entry.get("id")), entry.get("content")
         if not number.isdecimal() or len(number) > 9 or not isinstance(content, str):
             raise ConvertError(f"{folder}: an added token has no id or no content; download the tokenizer again")
@@ -208,9 +208,8 @@ def _looks_special(text: str) -> bool:
 
 def _space_prefix(fast: Mapping[str, Any]) -> bool:
     """Whether tokenizer.json puts a space before a text: its normalizer does, or its pre-tokenizer."""
-    for part in ("normalizer", "pre_tokenizer"):
-        whole = fast.get(part) or {}
-        for step in whole.get("normalizers") or whole.get("pretokenizers") or [whole]:
+    for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":
                 return True
             if step.get("type") == "Metaspace":

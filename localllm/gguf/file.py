@@ -1,13 +1,13 @@
 """An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all parts of a split one.
 
-Tensors satisfy `backends.plan.Weight`. `read` and `read_into` copy from the file and leave the mapping alone, so that
-memory does not grow with what was read; `view` maps, and pages it touches count as resident.
+Tensors satisfy `backends.plan.Weight`. Nothing is mapped: metadata is copied at opening and tensors by `read` and
+`read_into`, so that a file that shrinks or whose disk goes away ends in a GGUFError, where a mapping would kill the
+process (SIGBUS).
 """
 
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import stat
 from collections.abc import Mapping
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from localllm.closing import Closing
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
-from localllm.gguf.layout import GGUFError, printable
+from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
+from localllm.printable import printable
 
 Value = bool | int | float | str | NDArray[Any] | StringArray
 
@@ -32,7 +33,7 @@ _READ_BYTES = 1 << 30  # one system call reads less than 2^31 bytes
 
 
 class _Part:
-    """One file on disk: its descriptor, its mapping and its header. Reads may come from several threads at once."""
+    """One file on disk: its descriptor and its header. Reads may come from several threads at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,25 +43,17 @@ class _Part:
             self.file = io.FileIO(path)
         except (OSError, ValueError) as error:
             raise GGUFError(path, "file", f"cannot be opened: {_reason(error)}") from None
-        self.map: mmap.mmap | None = None
         try:
             self.size = os.fstat(self.file.fileno()).st_size
             if not self.size:
                 raise GGUFError(path, "file", "is empty; download it again")
-            try:
-                self.map = mmap.mmap(self.file.fileno(), self.size, access=mmap.ACCESS_READ)
-            except (OSError, ValueError) as error:
-                raise GGUFError(path, "file", f"cannot be mapped: {_reason(error)}") from None
-            self.header: Header = read_header(path, self.map)
+            self.header: Header = read_header(path, self.size, self.read_into)
         except BaseException:
-            if self.map:
-                self.map.close()  # nobody uses it yet but the frames that the error holds
             self.close()
             raise
 
     def close(self) -> None:
         self.file.close()
-        self.map = None  # lives on while a view or a string array uses it
 
     def read_into(self, target: memoryview, offset: int, what: str) -> None:
         while target:
@@ -108,13 +101,6 @@ class Tensor:
             raise GGUFError(self._part.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")
         if size:
             self._part.read_into(out.reshape(-1).data, self._offset + start * self.row_bytes, what)
-
-    def view(self) -> NDArray[np.uint8]:
-        """All rows, mapped and read-only: uint8 (rows, row_bytes). Stays valid after the file was closed."""
-        if self._part.map is None:
-            raise GGUFError(self._part.path, f"tensor '{printable(self.name)}'", "cannot be read: the file was closed")
-        flat = np.frombuffer(self._part.map, np.uint8, self.nbytes, self._offset)
-        return flat.reshape(self.rows, self.row_bytes)
 
 
 class GGUFFile(Closing):

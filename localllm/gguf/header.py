@@ -1,13 +1,15 @@
 """Reads the head of one GGUF file: version, metadata, and where every tensor lies.
 
 Nothing the file says is believed: every count, length and offset is compared with the size of the file before anything
-is allocated or looped over, so the worst a damaged file can do is a `GGUFError`.
+is allocated or looped over, so the worst a damaged file can do is a `GGUFError`. The head is copied into memory piece
+by piece, and strings are decoded from the copy: a file that shrinks later takes nothing away.
 """
 
 from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,16 @@ from numpy.typing import NDArray
 
 import quant
 from localllm.gguf import layout
-from localllm.gguf.layout import GGUFError, printable
+from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, decode, scan
+from localllm.printable import printable
 
+Read = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
 Stored = bool | str | np.generic | NDArray[Any] | StringArray
 
+_PIECE = 1 << 18  # bytes copied at first; then twice as many each time
+_STRING = 24  # bytes of a string in a vocabulary or its merges on average, with its length, at most
+_PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _SMALLEST_KEY = 8 + 1 + 4 + 1  # bytes: length, one letter, type, a value of one byte
@@ -48,13 +55,16 @@ class Header:
 
 
 class _Cursor:
-    """A place in the file that moves forward; every step says which field it reads, for the error message."""
+    """A place in the head that moves forward; every step says which field it reads, for the error message."""
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, size: int, read: Read) -> None:
         self.path = path
-        self.data = data
+        self.size = size  # of the file
         self.position = 0
-        self.end = min(len(data), layout.MAX_HEAD_BYTES)
+        self.end = min(size, layout.MAX_HEAD_BYTES)
+        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # takes memory only where it is written
+        self.copied = 0  # bytes of `data` that are filled
+        self._read = read
         self.strings_left = layout.MAX_STRINGS
 
     def error(self, field: str, problem: str) -> GGUFError:
@@ -63,7 +73,7 @@ class _Cursor:
     @property
     def ends(self) -> str:
         """Why nothing can be read after `end`."""
-        if self.end < len(self.data):
+        if self.end < self.size:
             return f"what stands before the tensor data may take {self.end} bytes; the file is damaged"
         return f"the file ends at {self.end}; it is cut short or damaged: download it again"
 
@@ -73,7 +83,17 @@ class _Cursor:
             raise self.error(field, f"needs {size} bytes at offset {self.position}, but {self.ends}")
         start = self.position
         self.position += size
+        self.copy(self.position, field)
         return start
+
+    def copy(self, stop: int, field: str) -> None:
+        """Have the head up to `stop` in memory, as far as there is one, and some more."""
+        if stop <= self.copied:
+            return
+        stop = min(max(stop, 2 * self.copied, _PIECE), self.end)
+        with memoryview(self.data) as view, view[self.copied : stop] as target:
+            self._read(target, self.copied, field)
+        self.copied = stop
 
     def u32(self, field: str) -> int:
         value: int = _U32.unpack_from(self.data, self.skip(4, field))[0]
@@ -111,9 +131,9 @@ class _Cursor:
         return text
 
 
-def read_header(path: Path, data: mmap.mmap) -> Header:
-    """The head of the mapped file `data`, all of it checked. `path` is for messages. GGUFError for any problem."""
-    cursor = _Cursor(path, data)
+def read_header(path: Path, size: int, read: Read) -> Header:
+    """The head of a file of `size` bytes, all of it checked. `path` is for messages. GGUFError for any problem."""
+    cursor = _Cursor(path, size, read)
     version = _version(cursor)
     tensor_count = cursor.count("tensor count", _SMALLEST_TENSOR, layout.MAX_TENSORS)
     key_count = cursor.count("key count", _SMALLEST_KEY, layout.MAX_KEYS)
@@ -165,7 +185,11 @@ def _array(cursor: _Cursor, field: str) -> Stored:
     if kind == layout.STRING:
         count = cursor.count(f"{field}: array length", 8, cursor.strings_left)
         cursor.strings_left -= count
-        bounds = scan(cursor.data, cursor.position, cursor.end, count)
+        cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough: finding out costs a second scan
+        bounds = scan(cursor.data, cursor.position, cursor.copied, count)
+        while isinstance(bounds, int) and cursor.copied < cursor.end:
+            cursor.copy(cursor.copied + 1, field)
+            bounds = scan(cursor.data, cursor.position, cursor.copied, count)
         if isinstance(bounds, int):
             raise cursor.error(f"{field}[{bounds}]", f"does not fit: {cursor.ends}")
         cursor.position = int(bounds[-1])
@@ -250,11 +274,11 @@ def _place(cursor: _Cursor, info: TensorInfo, begin: int, alignment: int) -> Ten
     field = f"tensor '{printable(info.name)}'"
     if info.offset % alignment:
         raise cursor.error(field, f"offset {info.offset} is not a multiple of the file's alignment of {alignment}")
-    if begin + info.offset + info.nbytes > len(cursor.data):
+    if begin + info.offset + info.nbytes > cursor.size:
         raise cursor.error(
             field,
             f"{info.nbytes} bytes at offset {info.offset} of the data, which begins at {begin}, "
-            f"do not fit: the file ends at {len(cursor.data)}; it is cut short or damaged: download it again",
+            f"do not fit: the file ends at {cursor.size}; it is cut short or damaged: download it again",
         )
     offset = begin + info.offset
     return TensorInfo(info.name, info.format, info.shape, info.row_bytes, info.nbytes, offset)

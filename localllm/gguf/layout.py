@@ -11,6 +11,7 @@ import numpy as np
 
 import quant
 from localllm.errors import LocalLLMError
+from localllm.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout when little-endian; 3 only adds big-endian files
@@ -53,12 +54,6 @@ class GGUFError(LocalLLMError):
         super().__init__(f"{printable(str(path), 1000)}: {field}: {problem}")
         self.path = path
         self.field = field
-
-
-def printable(text: str, limit: int = 80) -> str:
-    """`text` from a file as one harmless line: control characters and broken UTF-8 escaped, the end cut."""
-    shown = text if len(text) <= limit else text[:limit] + "..."
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
 
 
 def alignment_problem(alignment: int) -> str | None:

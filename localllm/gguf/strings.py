@@ -93,7 +93,7 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
 
 
 class StringArray(Sequence[str]):
-    """An array of strings inside a mapped file, decoded when asked for; usable after the file was closed."""
+    """An array of strings in a copy of a file's head, decoded when asked for; usable after the file was closed."""
 
     __slots__ = ("_bounds", "_data")
 

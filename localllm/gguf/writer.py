@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 
 import quant
 from localllm.gguf import layout
-from localllm.gguf.layout import GGUFError, printable
+from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, encode
 from localllm.outputs import new_file
+from localllm.printable import printable
 
 Chunk = bytes | bytearray | memoryview | NDArray[np.uint8]
 Chunks = Chunk | Iterable[Chunk]

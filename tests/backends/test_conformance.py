@@ -301,7 +301,10 @@ CACHES = (  # every type of keys and of values; heads that fill no block, one bl
 )
 
 
-@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS), *CACHES], ids=str)
+MANY = (Heads(17, 1, 4), Heads(37, 1, 4), Heads(263, 1, 4, sinks=True))  # groups that kernels loop over
+
+
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
@@ -322,6 +325,24 @@ def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
         driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
         driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
     step([(1, 30), (0, 2)], 300)
+
+
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
+@pytest.mark.parametrize("heads", [37, 263])
+def test_a_head_among_many_has_the_bits_that_it_has_alone(cpu: CpuBackend, heads: int, cache: CacheTypes) -> None:
+    """Many query heads of one key-value head are a loop; a few are written out."""
+    h = Heads(heads, 1, 8)
+    values = np.random.RandomState(8).standard_normal((VOCABULARY, (heads + 2) * 8)).astype(np.float32)
+
+    def run(h: Heads, columns: np.ndarray) -> np.ndarray:
+        plan = record(MemoryWeight.of("table", np.ascontiguousarray(values[:, columns])), attend(h))
+        driver = Driver(bind(cpu, plan, rows=128, cache=cache))
+        return np.concatenate([driver.step([(0, np.arange(count) % VOCABULARY)]) for count in (1, 90, 1)])
+
+    together = run(h, np.arange(values.shape[1]))
+    for head in (0, 1, heads // 2, heads - 1):
+        own = np.r_[head * 8 : head * 8 + 8, heads * 8 : heads * 8 + 16]
+        np.testing.assert_array_equal(run(Heads(1, 1, 8), own), together[:, head * 8 : head * 8 + 8])
 
 
 @pytest.mark.parametrize("name", [name for name, type_ in CACHE_TYPES.items() if type_.blocks])

@@ -14,7 +14,7 @@ from backends.reference import ReferenceBackend
 from tests.backends.support import Build, bind, feed, record
 from tests.models.support import MemoryWeight
 
-EXPERTS, WIDTH, FFN, TOKENS = 20, 64, 96, 60
+EXPERTS, WIDTH, FFN, TOKENS = 40, 64, 96, 80
 
 random = np.random.RandomState(6)
 TABLE = MemoryWeight.of("table", random.standard_normal((TOKENS, WIDTH)))
@@ -61,7 +61,8 @@ def mixture(
         mixture("sigmoid", 3, normalize=True, biased=True),
         mixture("sigmoid", 1),
         mixture("softmax_of_chosen", 4, extras=True, activation="swiglu_oai"),
-        mixture("softmax_of_chosen", EXPERTS),
+        mixture("softmax_of_chosen", EXPERTS),  # more than are written out
+        mixture("softmax", 33, normalize=True),
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:

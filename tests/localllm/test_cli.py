@@ -120,12 +120,17 @@ def test_errors_of_every_kind_are_one_line_and_exit_code_1(
         assert out == ""
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_the_traceback_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     for words in (["--debug", "run", "/no/such", "hi"], ["run", "/no/such", "hi", "--debug"]):
-        with pytest.raises(api.LocalLLMError):
-            main(words)
+        assert main(words) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback")
+        assert "Error: /no/such: " in err
     assert main(["run", "/no/such", "--", "--debug"]) == 1  # the prompt
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

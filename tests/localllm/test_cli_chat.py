@@ -125,7 +125,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 
     statistics = api.Statistics(1, 0, 1.0, 1, 0.0, 0, 1.0, 0, "end")
     pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
-    for stream, expected in ((Screen(), "a[2Jb\n\tc\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
+    for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
         monkeypatch.setattr(sys, "stdout", stream)
         assert write(pieces) is statistics
         assert stream.getvalue() == expected

@@ -88,13 +88,14 @@ def test_vocabulary_and_weights_without_tokenizer(tmp_path: Path, capsys: pytest
 def test_no_file_can_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "evil.gguf"
     ones = NewTensor("evil\x1b[31m", "F32", (4,), np.ones(4, np.float32).tobytes())
-    evil = {"general.architecture": "\x1b]0;owned\x07", "evil\x1b[2J": "\x9b2J", "list": ["\x1b[1m"]}
+    evil = {"general.architecture": "\x1b]0;owned\x07", "evil\x1b[2J": "\x9b2J\x7f", "list": ["\x1b[1m"]}
     write_gguf(path, evil, [ones])
     for words in ([], ["--tensors"], ["--json"]):
         assert main(["show", str(path), *words]) == 0
         out = capsys.readouterr().out
-        assert not set(out) & {"\x1b", "\x07", "\x9b"}
+        assert not set(out) & {"\x1b", "\x07", "\x9b", "\x7f"}
         assert "owned" in out
+    assert json.loads(out)["metadata"] == {**evil, "list": ["\x1b[1m"]}
 
 
 def test_support_tables_need_no_model(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
+from localllm.printable import printable
 
 U32, U64, STRING, ARRAY = 4, 10, 8, 9
 HUGE = (1 << 60, (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
@@ -175,7 +176,7 @@ def test_hostile_file_is_one_line_that_names_file_and_field(tmp_path: Path, name
         open_gguf(path)
     text = str(caught.value)
     assert text.startswith(f"{path}: {message}")
-    assert text.isprintable()
+    assert text == printable(text, None)
     assert isinstance(caught.value, LocalLLMError)
 
 
@@ -205,7 +206,7 @@ def test_what_is_not_a_readable_file_is_one_line(tmp_path: Path) -> None:
 def test_a_name_with_a_line_break_stays_on_one_line(tmp_path: Path) -> None:
     with pytest.raises(GGUFError) as caught:
         open_gguf(tmp_path / "a\nb\x1b.gguf")
-    assert str(caught.value).isprintable()
+    assert str(caught.value) == printable(str(caught.value), None)
 
 
 def test_a_failed_open_gives_its_descriptors_back(tmp_path: Path) -> None:
@@ -276,11 +277,10 @@ def _opens(path: Path, content: bytes) -> bool:
                     assert value.to_list() == [value[i] for i in range(len(value))]
             for tensor in file.tensors.values():
                 assert tensor.read(0, tensor.rows).nbytes == tensor.nbytes <= len(content)
-                assert tensor.view().shape == (tensor.rows, tensor.row_bytes)
     except GGUFError as error:
         message = str(error)
     assert not message or message.startswith(f"{path}: ")
-    assert message.isprintable()
+    assert message == printable(message, None)
     return not message
 
 

@@ -46,7 +46,6 @@ def _assert_equals_oracle(path: Path) -> None:
             assert tensor.shape == tuple(want_tensor.shape.tolist()[::-1])
             assert tensor.nbytes == want_tensor.n_bytes
             assert tensor.read(0, tensor.rows).tobytes() == want_tensor.data.tobytes()
-            assert np.array_equal(tensor.view(), tensor.read(0, tensor.rows))
 
 
 @pytest.mark.parametrize("name", ORACLE_FILES)
@@ -127,20 +126,16 @@ def test_rows_outside_the_tensor_and_wrong_targets_are_refused(small: Path) -> N
                 tensor.read_into(0, 1, out)
 
 
-def test_after_close_metadata_and_views_live_and_reads_are_refused(small: Path) -> None:
+def test_after_close_metadata_lives_and_reads_are_refused(small: Path) -> None:
     file = open_gguf(small)
-    view = file.tensors["w"].view()
     descriptors = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").exists() else None
     file.close()
     file.close()
     if descriptors:
         assert len(os.listdir("/proc/self/fd")) < descriptors
-    assert view[5, 35] == 215
-    assert not view.flags.writeable
     assert list(file.metadata["text"]) == ["a", "", "b"]  # type: ignore[arg-type]
-    for call in (lambda: file.tensors["w"].read(0, 1), lambda: file.tensors["w"].view()):
-        with pytest.raises(GGUFError, match="the file was closed"):
-            call()
+    with pytest.raises(GGUFError, match="the file was closed"):
+        file.tensors["w"].read(0, 1)
 
 
 def test_numbers_keep_their_type_and_cannot_be_changed(small: Path) -> None:
@@ -176,17 +171,16 @@ def _resident_file_kib() -> int:
     pytest.skip("the kernel does not tell RssFile")
 
 
-def test_reading_does_not_make_the_mapping_resident(tmp_path: Path) -> None:
+def test_nothing_of_a_file_is_mapped(tmp_path: Path) -> None:
     chunk = np.full((1024, 4096), 7, np.uint8)
     write_gguf(tmp_path / "big.gguf", {}, [("w", "I8", (16 * 1024, 4096), lambda: (chunk for _ in range(16)))])
     with open_gguf(tmp_path / "big.gguf") as file:
         tensor = file.tensors["w"]
+        assert str(tmp_path) not in Path("/proc/self/maps").read_text()
         before = _resident_file_kib()
         for start in range(0, tensor.rows, 1024):
             tensor.read_into(start, start + 1024, chunk)
         assert _resident_file_kib() - before < 4 * 1024
-        assert int(tensor.view()[:, 0].sum()) == 7 * tensor.rows  # the measure sees what is mapped: 64 MiB
-        assert _resident_file_kib() - before > 48 * 1024
 
 
 def test_every_known_format_is_sized_by_the_format_table(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_first_part_opens_all(model: Path) -> None:
         assert list(file.tensors) == ["t0", "t1", "t2"]
         for index, tensor in enumerate(file.tensors.values()):
             assert tensor.read(1, 2).tobytes() == bytes([index] * 32)
-            assert (tensor.view() == index).all()
+            assert (tensor.read(0, tensor.rows) == index).all()
 
 
 def test_links_may_lead_elsewhere(model: Path, tmp_path: Path) -> None:

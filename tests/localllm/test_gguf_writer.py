@@ -143,7 +143,7 @@ def test_a_large_tensor_streams(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert peak < 2 << 20  # of 16 MiB
     with open_gguf(tmp_path / "big.gguf") as file:
-        assert file.tensors["w"].view()[::256, 0].tolist() == list(range(64))
+        assert file.tensors["w"].read(0, 64 * 256)[::256, 0].tolist() == list(range(64))
 
 
 @pytest.mark.parametrize(

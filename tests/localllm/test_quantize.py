@@ -213,7 +213,7 @@ def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["a.gguf", "--fit", "6 apples"], "'6 apples' is not a size like 6GB"),
         (["a.gguf", "--max-kld", "-1"], "'-1' is not a number above 0"),
         (["a.gguf", "IQ2_XS"], "blk.0.ffn_up.weight: IQ2_XS without an importance matrix would be garbage"),
-        (["a.gguf", "Q1_0"], "blk.0.odd.weight: rows of 96 values do not fill blocks of 128, and Q1_0 has no fallback"),
+        (["a.gguf", "Q1_0"], "blk.0.odd.weight': rows of 96 values do not fill blocks of 128, and Q1_0"),
         (["demo", "x.gguf", "Q4_0"], "is Q8_0 already, and quantizing twice loses more"),
     ],
 )

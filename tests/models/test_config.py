@@ -86,6 +86,10 @@ def test_the_vocabulary_is_the_tokenizers() -> None:
         ("llama.attention.layer_norm_rms_epsilon", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", "1e-5"),
         ("llama.attention.causal", False),
+        ("llama.attention.head_count", 1025),
+        ("llama.attention.head_count_kv", 2**16),
+        ("llama.attention.key_length", 1025),
+        ("llama.expert_count", 4097),
         ("llama.expert_count", -1),
         ("llama.expert_count", 2**21),
         ("llama.nextn_predict_layers", 3),
@@ -128,6 +132,38 @@ def test_an_unknown_architecture_lists_the_supported_ones() -> None:
 
 
 EXPERTS: dict[str, Any] = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"llama.attention.head_count": 8191, "llama.attention.key_length": 2}, "attention.head_count"),
+        ({"llama.attention.head_count": 8, "llama.attention.key_length": 1 << 19}, "attention.key_length"),
+        ({"llama.expert_count": 200000, "llama.expert_used_count": 2}, "expert_count"),
+        ({"llama.expert_count": 4096, "llama.expert_used_count": 257}, "expert_used_count"),
+    ],
+)
+def test_numbers_that_kernels_are_compiled_for_are_bounded_and_the_error_says_so(
+    given: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(ModelError, match=rf"^llama\.{key}: .*kernels are compiled for this number"):
+        read_config({**MINIMAL, **given}, "llama")
+
+
+def test_layouts_of_heads_are_bounded() -> None:
+    def layers(different: int) -> dict[str, Any]:
+        heads = [1 + layer % different for layer in range(40)]
+        keys = {
+            "block_count": 40,
+            "attention.head_count": heads,
+            "attention.head_count_kv": 1,
+            "attention.key_length": 8,
+        }
+        return {**MINIMAL, **{f"llama.{key}": value for key, value in keys.items()}, "llama.feed_forward_length": 64}
+
+    assert read_config(layers(16), "llama").heads[:17] == (*range(1, 17), 1)
+    with pytest.raises(ModelError, match=r"^llama\.attention\.head_count: expected at most 16 different layouts"):
+        read_config(layers(17), "llama")
 
 
 @pytest.mark.parametrize(

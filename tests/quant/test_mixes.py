@@ -98,7 +98,7 @@ def test_rows_that_fill_no_block_fall_back() -> None:
         tensors = [(f"blk.9.x{n}.weight", (4, n), "F32") for n in (256, 288, 40)]
         assert [c.format for c in choose(find(kind), Geometry("llama", 10), tensors, Options())] == expected
     with pytest.raises(
-        QuantError, match=r"x\.weight: rows of 96 values do not fill blocks of 128, and Q1_0 has no fallback"
+        QuantError, match=r"x\.weight': rows of 96 values do not fill blocks of 128, and Q1_0 has no fallback"
     ):
         choose(find("Q1_0"), Geometry("llama", 1), [("x.weight", (4, 96), "F32")], Options())
 

@@ -6,7 +6,7 @@ Every result is one chain of operations in a fixed order, whatever the number of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
@@ -20,10 +20,11 @@ from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
 from backends.plan import BLOCK
 
 LOWEST = -1.0e30  # below any score, and finite: the first maximum
-Seen = Callable[[Value, Value, int], Value]  # (scores of a panel, number of the panel, query row) -> what counts
+Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> what counts
 SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
 PART_BITS = 7  # of the two parts of a weight, so that no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)
+UNROLLED = 16  # code for up to so many groups of query rows is written out; more are a loop, whatever a file asks for
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,16 @@ def _ask(f: Function, lines: list[Value], part: int = 0, parts: int = 1) -> None
 
 def divisor(n: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if n % d == 0)
+
+
+def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
+    """0, step, 2 step, ... below `count`: numbers while there are few, then a loop."""
+    if count <= UNROLLED * step:
+        yield from range(0, count, step)
+        return
+    yield 0
+    with f.loop(step, count, step) as number:
+        yield number
 
 
 # -- queries ---------------------------------------------------------------------------------------------------------
@@ -98,8 +109,8 @@ def scores(
     way = _float_scores if isinstance(row, Floats) else _block_scores
     computed = (count + (LANES * side - 1)) // (LANES * side) * side
     with f.loop(0, computed, side) as panel:
-        for base in range(0, rows, together):
-            asked = reach if base == 0 else None
+        for base in each(f, rows, together):
+            asked = reach if isinstance(base, int) and base == 0 else None
             at = queries + base * query_bytes(row, head_dim)
             totals = way(f, row, at, keys, panel, side, together, head_dim, asked)  # type: ignore[arg-type]
             for i, of_row in enumerate(totals):

@@ -202,10 +202,11 @@ class _Rows:
         keys = a.pointer(AttentionArg.K_CACHE) + at * key_bytes
         values = a.pointer(AttentionArg.V_CACHE) + at * value_bytes
 
-        def seen(score: Value, panel: Value, row: int) -> Value:
+        def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
-            return _visible(f, score, number * BLOCK + panel * LANES, self.limits[row // shape.group], self.window)
+            limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows are of one token
+            return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
         # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)

@@ -7,7 +7,9 @@ are read; `combine` adds a row's pairs in order of choice, so the sum does not d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
+from operator import add
 
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, exp, f32x16, kernel, own_rows, sigmoid, tasks
@@ -17,6 +19,7 @@ from backends.cpu.unpack import panel_of
 from backends.plan import Gating
 
 LOWEST = -3.0e38
+UNROLLED = 32  # chosen experts; no model known takes more
 SMALLEST_SUM = 2.0**-14  # what normalized weights are divided by at least
 
 
@@ -96,6 +99,10 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
+    """What the chosen weights become, in place. Few are written out; many are a loop, whatever a file asks for."""
+    if used > UNROLLED:
+        _finish_many(f, gating, chosen, used, normalize, scale)
+        return
     values = [f.load(chosen + 4 * n, F32) for n in range(used)]
     if gating == "softmax_of_chosen":
         top = values[0]
@@ -114,6 +121,33 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
         values = [value / total for value in values]
     for n, value in enumerate(values):
         f.store(chosen + 4 * n, value * scale)
+
+
+def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
+    """The same numbers, bit for bit, one after the other in memory."""
+
+    def weight(n: int | Value) -> Value:
+        return f.load(chosen + n * 4, F32)
+
+    def change(make: Callable[[Value], Value]) -> None:
+        with f.loop(0, used) as n:
+            f.store(chosen + n * 4, make(weight(n)))
+
+    def fold(pick: Callable[[Value, Value], Value]) -> Value:
+        found = f.var(weight(0))
+        with f.loop(1, used) as n:
+            found.set(pick(found.get(), weight(n)))
+        return found.get()
+
+    if gating == "softmax_of_chosen":
+        top = fold(f.fmax)
+        change(lambda value: f.lane(exp(f, f.splat(value - top, 4)), 0))
+        total = fold(add)
+        change(lambda value: value / total)
+    if normalize:
+        least = f.fmax(fold(add), f.constant(F32, SMALLEST_SUM))
+        change(lambda value: value / least)
+    change(lambda value: value * scale)
 
 
 class GroupArg(IntEnum):

@@ -4,11 +4,12 @@ states of two partitions become one. Maxima and sums of 16 rows are a vector: wh
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from backends.cpu.kernels.attend import LOWEST, divisor
+from backends.cpu.kernels.attend import LOWEST, divisor, each
 from backends.cpu.kernels.common import f32x16
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
@@ -56,13 +57,13 @@ class State:
     def clear(self, f: Function) -> None:
         with f.loop(0, self.rows * self.width, LANES) as i:
             f.store(self.outputs + i * 4, f.zeros(f32x16))
-        for at in _vectors(self.rows):
+        for at in _vectors(f, self.rows):
             f.store(self.maxima + at, f.constant(f32x16, LOWEST))
             f.store(self.sums + at, f.zeros(f32x16))
 
     def merge(self, f: Function, other: State, factors: Value) -> None:
         """This and then `other`, as one; `factors` holds two numbers a row."""
-        for at in _vectors(self.rows):
+        for at in _vectors(f, self.rows):
             before, coming = (f.load(state.maxima + at, f32x16) for state in (self, other))
             now = f.fmax(before, coming)
             old, new = (exp_negative(f, m - now) for m in (before, coming))
@@ -89,9 +90,9 @@ def state_bytes(rows: int, width: int) -> int:
     return aligned(4 * rows * width) + 2 * row_bytes(rows)
 
 
-def _vectors(rows: int) -> range:
+def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
     """Where in numbers of rows vectors begin, in bytes. Lanes without a row hold anything."""
-    return range(0, row_bytes(rows), 4 * LANES)
+    return each(f, row_bytes(rows), 4 * LANES)
 
 
 def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
@@ -102,7 +103,7 @@ def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
     with f.loop(0, rows, together) as base:
         for row in (base + r for r in range(together)):
             f.store(shrink + row * 4, f.reduce(reduce(f.fmax, _parts(f, scores, row)), f.fmax))
-    for at in _vectors(rows):
+    for at in _vectors(f, rows):
         old = f.load(state.maxima + at, f32x16)
         new = f.fmax(old, f.load(shrink + at, f32x16))
         f.store(state.maxima + at, new)
