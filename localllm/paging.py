@@ -54,9 +54,14 @@ class BlockPool:
     def free_blocks(self) -> int:
         return len(self._free)
 
+    @property
+    def pools(self) -> tuple[BlockPool, ...]:
+        """This pool and the one of windowed layers, in the order of a sequence's tables."""
+        return (self, self.windowed) if self.windowed is not None else (self,)
+
     def new_sequence(self) -> Sequence:
         """An empty sequence; it takes no block before its first token."""
-        return Sequence([_Table(pool) for pool in (self, self.windowed) if pool is not None])
+        return Sequence([_Table(pool) for pool in self.pools])
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
         """Blocks to copy, source (n,) -> target (n,), before the next step; they are handed out once.
@@ -67,6 +72,10 @@ class BlockPool:
         target = np.fromiter(self._copies, np.int32, len(self._copies))
         self._copies.clear()
         return source, target
+
+    def put_back(self, source: Int32s, target: Int32s) -> None:
+        """Hand out copies again that `take_copies` gave and that were not made."""
+        self._copies.update(zip(target.tolist(), source.tolist(), strict=True))
 
     def first_seen(self, length: int) -> int:
         """The first block that the token after `length` others sees."""
@@ -144,13 +153,13 @@ class _Table:
 
     def append(self, count: int) -> Int32s:
         """Cache slots (count,) of that many tokens more, for which there is room."""
-        pool, size, copy = self.pool, self.pool.block_size, count > 0 and self._must_copy()
+        pool, size = self.pool, self.pool.block_size
+        copy, more = count > 0 and self._must_copy(), self._more(count)
         self._newest = self.length
-        end = -(-(self.length + count) // size)
-        pool._make_free(end - self.start - len(self.blocks) + copy, self)
+        pool._make_free(more + copy, self)
         if copy:
             self.blocks[-1] = pool._copy(self.blocks[-1])
-        while self.start + len(self.blocks) < end:
+        for _ in range(more):
             self.blocks.append(pool._take())
         positions = range(self.length, self.length + count)
         self.length += count
@@ -185,6 +194,10 @@ class _Table:
         """Physical blocks (blocks,), in order of position; 0, which nobody reads, for those given up."""
         return np.array([0] * self.start + self.blocks, np.int32)
 
+    def _more(self, count: int) -> int:
+        """Blocks that so many tokens take besides those held, copies not counted."""
+        return -(-(self.length + count) // self.pool.block_size) - self.start - len(self.blocks)
+
     def _must_copy(self) -> bool:
         """Whether the next token goes into a block that another sequence reads too."""
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
@@ -212,6 +225,11 @@ class Sequence:
     def room(self) -> int:
         """How many more tokens fit as things stand; other sequences draw on the same blocks."""
         return min(table.room for table in self._tables)
+
+    @property
+    def pool(self) -> BlockPool:
+        """Where it was made."""
+        return self._tables[0].pool
 
     def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
         """Cache slots (n,) for the next n tokens, by table: physical block * block_size + offset.
@@ -277,3 +295,23 @@ class Sequence:
         """How many of the leading `tokens` are already in the cache, and what they see with them."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
+
+
+def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
+    """How many of these sequences, the first ones, can get their number of tokens together as things stand.
+
+    All come from one pool, and each stands there once.
+    """
+    fit = len(wanted)
+    for tables in zip(*(sequence._tables for sequence, _ in wanted), strict=True):
+        left, copied = tables[0].pool.takeable, Counter[int]()
+        for number, (table, (_, count)) in enumerate(zip(tables, wanted, strict=True)):
+            left -= table._more(count)
+            if count and table._must_copy():
+                shared = table.blocks[-1]
+                copied[shared] += 1
+                left -= copied[shared] < table.pool._users[shared]  # the last user has it for its own
+            if left < 0:
+                fit = min(fit, number)
+                break
+    return fit
