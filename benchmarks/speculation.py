@@ -66,7 +66,9 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
         model.speculation = None
     else:
         name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
-        model.speculation = Speculation(model, SpeculationOptions(mode, name), draft if name else None)
+        model.speculation = Speculation(
+            model.reader(), SpeculationOptions(mode, name), draft.reader() if name else None
+        )
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
     warm = model.session()  # what was loaded or timed before has left its traces in the processor's caches
     for _ in range(WARM if model.executable.memory.weights < SMALL else 0):

@@ -77,7 +77,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "speculation_tree.jsonl")
     arguments = parser.parse_args()
     with localllm.load(arguments.target, ctx=1024) as target, localllm.load(arguments.draft, ctx=1024) as draft:
-        costs, step = measure(target, VERIFYING), measure(draft, DRAFTING).seconds(1)
+        costs = measure(target.engine, target.vocabulary, VERIFYING)
+        step = measure(draft.engine, draft.vocabulary, DRAFTING).seconds(1)
         by_rank = shares(target, draft, arguments.tokens)
     chain, tree = (best(ranks, costs.seconds, step) for ranks in (by_rank[:1], by_rank))
     result = {

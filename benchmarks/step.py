@@ -26,7 +26,6 @@ sys.path.insert(0, str(ROOT))
 import localllm
 from backends.cpu.backend import CpuExecutable
 from backends.cpu.kernels.executor import Entry
-from localllm.session import Session
 
 STEPS = 64
 
@@ -47,7 +46,7 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
     with localllm.load(path, threads=threads, ctx=depth + 2 * STEPS) as model:
         executable = model.executable
         assert isinstance(executable, CpuExecutable)
-        session = Session(model)
+        session = model.session()
         for start in range(0, depth, model.batch_rows):
             session.evaluate([1] * min(model.batch_rows, depth - start), logits=False)
         session.evaluate([1], logits=False)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from localllm.errors import LocalLLMError
+    from localllm.generation.statistics import Piece, Statistics
     from localllm.model import Model, load
     from localllm.sampling.options import SamplerOptions
-    from localllm.session import Piece, Session, Statistics
+    from localllm.session import Session
 
 __all__ = ["LocalLLMError", "Model", "Piece", "SamplerOptions", "Session", "Statistics", "load"]
 __version__ = "0.1.0"
@@ -21,9 +22,9 @@ _HOMES = {
     "Model": "localllm.model",
     "load": "localllm.model",
     "SamplerOptions": "localllm.sampling.options",
-    "Piece": "localllm.session",
+    "Piece": "localllm.generation.statistics",
     "Session": "localllm.session",
-    "Statistics": "localllm.session",
+    "Statistics": "localllm.generation.statistics",
 }
 
 

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 from localllm.alignment import keep_held
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Piece, Statistics
 from localllm.prompt_cache import Kept, read, restore, save
 from localllm.sampling.options import SamplerOptions
-from localllm.session import Piece, Statistics
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 

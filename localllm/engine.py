@@ -12,6 +12,7 @@ conversations and speculation are its users.
 from __future__ import annotations
 
 from collections.abc import Sequence as Several
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -108,7 +109,9 @@ class Engine:
 
     def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
         """Whether these sequences can each get their number of tokens together, in one step or several."""
-        return self._too_long(wanted) is None and how_many_fit(wanted) == len(wanted)
+        if any(sequence.length + more > self.limits.positions for sequence, more in wanted):
+            return False
+        return how_many_fit(wanted) == len(wanted)
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -119,12 +122,11 @@ class Engine:
         ContextFull and CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, and
         BackendError for a token outside the vocabulary.
         """
-        self._check(rows)
-        starts = [part.sequence.length for part in rows]
+        starts, counts, wanted = self._checked(rows)
         try:
-            batch = self._batch(rows, starts)
+            batch = self._batch(rows, starts, counts, wanted)
             self.copy_shared()
-            return self._run(rows, batch)
+            return self._run(rows, batch, wanted)
         except BaseException:
             for part, start in zip(rows, starts, strict=True):
                 part.sequence.truncate(start)
@@ -133,86 +135,92 @@ class Engine:
     def copy_shared(self) -> None:
         """Make the copies of shared blocks that forks need before blocks are written; `step` does it by itself."""
         for pool in self.pool.pools:
-            source, target = pool.take_copies()
-            if source.size:
+            if pool.has_copies:
+                source, target = pool.take_copies()
                 try:
                     self.executable.copy_blocks(source, target, pool is not self.pool)
                 except BaseException:
                     pool.put_back(source, target)
                     raise
 
-    def _check(self, rows: Several[Rows]) -> None:
-        """Refuse a step before anything is changed."""
-        count = wanted = 0
-        for part in rows:
-            assert part.sequence.pool is self.pool, "a sequence of another engine"
-            if not len(part.tokens):
-                raise LocalLLMError("a sequence stands in a step without tokens; give it at least one, or leave it out")
-            count += len(part.tokens)
-            wanted += _wanted_rows(part)
-        if not count:
-            raise LocalLLMError("a step needs at least one token")
-        if count > self.limits.rows or wanted > self.limits.logit_rows:
+    def _checked(self, rows: Several[Rows]) -> tuple[list[int], list[int], list[int]]:
+        """Of each of `rows` its first position, its tokens and how many want logits; what does not fit is refused."""
+        limits = self.limits
+        starts: list[int] = []
+        counts: list[int] = []
+        wanted: list[int] = []
+        for sequence, tokens, which, _ in rows:
+            count = len(tokens)
+            assert sequence.pool is self.pool, "a sequence of another engine"
+            start = len(sequence.tokens)
+            if start + count > limits.positions:
+                raise ContextFull(
+                    f"the context of {limits.positions} tokens is full: {start} are held and {count} more "
+                    "do not fit; start with a larger context (-c)"
+                )
+            starts.append(start)
+            counts.append(count)
+            wanted.append(count if which == "all" else int(which == "last"))
+        total = sum(counts)
+        if not total or 0 in counts:
+            raise LocalLLMError("a step needs at least one token of each of its sequences; leave the others out")
+        if total > limits.rows or sum(wanted) > limits.logit_rows:
             raise StepTooLarge(
-                f"a step of {count} tokens, {wanted} of them with logits: this model takes up to {self.limits.rows} "
-                f"and {self.limits.logit_rows} at a time; evaluate the rest in another step"
-            )
-        lengths = [(part.sequence, len(part.tokens)) for part in rows]
-        if (long := self._too_long(lengths)) is not None:
-            sequence, more = long
-            raise ContextFull(
-                f"the context of {self.limits.positions} tokens is full: {sequence.length} are held and {more} more "
-                "do not fit; start with a larger context (-c)"
+                f"a step of {total} tokens, {sum(wanted)} of them with logits: this model takes up to {limits.rows} "
+                f"and {limits.logit_rows} at a time; evaluate the rest in another step"
             )
         if len(rows) > 1:  # one is looked at by `append`
-            assert len({id(part.sequence) for part in rows}) == len(rows), "a sequence stands twice in a step"
-            fit = how_many_fit(lengths)
+            sequences = [part.sequence for part in rows]
+            assert len(set(map(id, sequences))) == len(rows), "a sequence stands twice in a step"
+            fit = how_many_fit(list(zip(sequences, counts, strict=True)))
             if fit < len(rows):
-                tokens = sum(more for _, more in lengths[:fit])
-                raise CacheFull(count, tokens, self.pool.blocks, self.pool.block_size)
+                raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)
+        return starts, counts, wanted
 
-    def _too_long(self, wanted: Several[tuple[Sequence, int]]) -> tuple[Sequence, int] | None:
-        """The first of these whose sequence would exceed the context."""
-        return next((one for one in wanted if one[0].length + one[1] > self.limits.positions), None)
-
-    def _batch(self, rows: Several[Rows], starts: list[int]) -> Batch:
-        tokens = [np.array(part.tokens, np.int32) for part in rows]
-        slots = [part.sequence.append(part.tokens) for part in rows]
-        tables = [part.sequence.tables() for part in rows]
-        counts = [len(part.tokens) for part in rows]
-        ends = np.cumsum(counts).tolist()
+    def _batch(self, rows: Several[Rows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
+        """The batch of `rows`, which it appends to their sequences."""
+        tokens, positions, slots, logit_rows, tables = [], [], [], [], []
+        end = 0
+        for number, part in enumerate(rows):
+            start, count = starts[number], counts[number]
+            end += count
+            tokens.append(np.array(part.tokens, np.int32))
+            positions.append(np.arange(start, start + count, dtype=np.int32))
+            logit_rows.append(np.arange(end - wanted[number], end, dtype=np.int32))
+            slots.append(part.sequence.append(part.tokens))
+            tables.append(part.sequence.tables())
         windowed = len(tables[0]) > 1
         return Batch(
             tokens=_joined(tokens),
-            positions=_joined([np.arange(a, a + n, dtype=np.int32) for a, n in zip(starts, counts, strict=True)]),
+            positions=_joined(positions),
             slots=_joined([one[0] for one in slots]),
-            sequence=np.repeat(np.arange(len(rows), dtype=np.int32), counts),
+            sequence=np.repeat(np.arange(len(rows), dtype=np.int32), counts) if number else np.zeros(end, np.int32),
             tables=_stacked([one[0] for one in tables]),
-            logit_rows=_joined(
-                [np.arange(end - _wanted_rows(part), end, dtype=np.int32) for part, end in zip(rows, ends, strict=True)]
-            ),
+            logit_rows=_joined(logit_rows),
             window_slots=_joined([one[1] for one in slots]) if windowed else None,
             window_tables=_stacked([one[1] for one in tables]) if windowed else None,
         )
 
-    def _run(self, rows: Several[Rows], batch: Batch) -> list[Result]:
+    def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:
         """Evaluate the batch; only the largest logits leave the device if nobody asks for more."""
-        executable, most = self.executable, max(part.largest for part in rows)
-        stops = np.cumsum([_wanted_rows(part) for part in rows]).tolist()
-        spans = [(part, slice(stop - _wanted_rows(part), stop)) for part, stop in zip(rows, stops, strict=True)]
-        few = all(part.largest or part.wanted == "none" for part in rows)
-        if most and few and isinstance(executable, Picks) and most <= executable.most_picked:
+        executable = self.executable
+        if len(rows) == 1 and not rows[0].largest:  # decoding: a step between tokens is worth its microseconds
+            return [Result(executable.step(batch), _NO_LARGEST)]
+        most = max(part.largest for part in rows)
+        spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
+        if most and most <= self.most_largest and all(p.largest or not n for p, n in zip(rows, wanted, strict=True)):
+            assert isinstance(executable, Picks)
             ids, logits = executable.step_largest(batch, most)
             return [
                 Result(_NO_LOGITS, Largest(ids[span, : part.largest], logits[span, : part.largest]))
-                for part, span in spans
+                for part, span in zip(rows, spans, strict=True)
             ]
         found = executable.step(batch)
         return [
             Result(_NO_LOGITS, largest_of(found[span], part.largest))
             if part.largest
             else Result(found[span], _NO_LARGEST)
-            for part, span in spans
+            for part, span in zip(rows, spans, strict=True)
         ]
 
 
@@ -225,15 +233,11 @@ def largest_of(logits: F32, count: int) -> Largest:
     return Largest(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # a negative zero becomes zero
 
 
-def _wanted_rows(part: Rows) -> int:
-    return len(part.tokens) if part.wanted == "all" else int(part.wanted == "last")
-
-
-def _joined(arrays: list[Int32s]) -> Int32s:
+def _joined(arrays: Several[Int32s]) -> Int32s:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _stacked(tables: list[Int32s]) -> Int32s:
+def _stacked(tables: Several[Int32s]) -> Int32s:
     """Tables of different lengths as (sequences, blocks); 0, which nobody reads, behind the shorter ones."""
     if len(tables) == 1:
         return tables[0][None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,9 @@ from backends.base import CacheTypes, Card, Executable, Limits, Progress
 from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
 from localllm.closing import Closing
+from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.offload import AUTOMATIC, Offload, Planner, arrange
 from localllm.paging import SLACK, BlockPool
@@ -24,13 +27,13 @@ from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
-from localllm.session import ContextFull, Piece, Session
+from localllm.session import Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
 
 if TYPE_CHECKING:
-    from localllm.speculation.setup import Speculation
+    from localllm.speculation.setup import Reader, Speculation
 
 BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
@@ -74,7 +77,9 @@ class Model(Closing):
         self.placed = ""  # what runs where, where a card takes part or was asked for
         self.cache = Choice(CacheTypes(), "")
         self.speculation: Speculation | None = None
+        self.draft: Model | None = None  # guesses ahead; closed with this one
         self._executable: Executable | None = None
+        self._engine: Engine | None = None
         self._close = file.close
 
     def bind(
@@ -117,6 +122,7 @@ class Model(Closing):
         self.placed = arranged.line(self._executable)
         windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
         self.pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
+        self._engine = Engine(self._executable, self.pool, replace(limits, positions=self.context))
         self.device = opened.describe()
         self._close = lambda: (self.executable.close(), opened.close(), self.file.close())  # type: ignore[assignment, func-returns-value]
 
@@ -139,11 +145,19 @@ class Model(Closing):
             layers, device = 0 if offload.layers == 0 else "auto", offload.device
             draft = load(options.draft, backend, threads, self.context, progress=progress, layers=layers, device=device)
         try:
-            self.speculation = Speculation(self, options, draft)
+            self.speculation = Speculation(self.reader(), options, draft.reader() if draft is not None else None)
         except BaseException:
             if draft is not None:
                 draft.close()
             raise
+        self.draft = draft
+
+    def reader(self) -> Reader:
+        """This model as speculation sees it."""
+        from localllm.speculation.setup import Reader
+        from localllm.speculation.vocabulary import Vocabulary
+
+        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.tokenizer))
 
     @property
     def layers(self) -> tuple[CacheLayer, ...]:
@@ -155,6 +169,13 @@ class Model(Closing):
         if self._executable is None:
             raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
         return self._executable
+
+    @property
+    def engine(self) -> Engine:
+        """Runs many sequences of this model."""
+        _ = self.executable
+        assert self._engine is not None
+        return self._engine
 
     @property
     def vocabulary(self) -> int:
@@ -196,8 +217,8 @@ class Model(Closing):
 
     def session(self) -> Session:
         """A new, empty conversation."""
-        _ = self.executable
-        return Session(self)
+        speculator = self.speculation.speculator() if self.speculation is not None else None
+        return Session(self.engine, self.tokenizer, speculator)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """float32 (T, vocabulary): the logits after every token of one fresh pass."""
@@ -252,8 +273,8 @@ class Model(Closing):
             session.close()
 
     def close(self) -> None:
-        if self.speculation is not None:
-            self.speculation.close()
+        if self.draft is not None:
+            self.draft.close()
         self._close()
 
 

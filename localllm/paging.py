@@ -63,6 +63,11 @@ class BlockPool:
         """An empty sequence; it takes no block before its first token."""
         return Sequence([_Table(pool) for pool in self.pools])
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether `take_copies` would hand any out."""
+        return bool(self._copies)
+
     def take_copies(self) -> tuple[Int32s, Int32s]:
         """Blocks to copy, source (n,) -> target (n,), before the next step; they are handed out once.
 
@@ -95,6 +100,8 @@ class BlockPool:
 
     def _make_free(self, count: int, first: _Table) -> None:
         """Let sequences give up blocks, `first` before all others, until `count` are free."""
+        if len(self._free) >= count:
+            return
         for table in (first, *(table for table in self._tables if table is not first)):
             while len(self._free) < count and table.unneeded:
                 table.give_up()
@@ -224,7 +231,7 @@ class Sequence:
     @property
     def room(self) -> int:
         """How many more tokens fit as things stand; other sequences draw on the same blocks."""
-        return min(table.room for table in self._tables)
+        return min(map(_room, self._tables))
 
     @property
     def pool(self) -> BlockPool:
@@ -295,6 +302,10 @@ class Sequence:
         """How many of the leading `tokens` are already in the cache, and what they see with them."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
+
+
+def _room(table: _Table) -> int:
+    return table.room
 
 
 def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from backends.base import BackendError
 from backends.plan import BLOCK
@@ -88,7 +89,8 @@ def save(path: Path, model: Model, session: Session, messages: Messages, overwri
         write(text)
         write(np.array(tokens, "<i4").tobytes())
         for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
-            write(np.ascontiguousarray(session.read_blocks(layer, start, stop)).data)
+            blocks_of = _table(model, session, layer)[start:stop]
+            write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
         file.write(digest.digest())
         return file.size
 
@@ -122,7 +124,8 @@ def restore(kept: Kept, model: Model, session: Session) -> None:
                 for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
                     size = executable.block_bytes[layer]
                     content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
-                    session.write_blocks(layer, start, content.reshape(stop - start, size))
+                    blocks_of = _table(model, session, layer)[start:stop]
+                    executable.write_blocks(layer, blocks_of, content.reshape(stop - start, size))
     except OSError as error:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
@@ -229,6 +232,11 @@ def _first_blocks(model: Model, blocks: int) -> list[int]:
     """By layer the first of `blocks` full blocks that is kept: all that is seen from there, and a little more."""
     pool, windowed = model.pool, model.pool.windowed
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
+
+
+def _table(model: Model, session: Session, layer: int) -> NDArray[np.int32]:
+    """Physical blocks of a session in one layer, in order of position."""
+    return session.sequence.tables()[-1 if model.layers[layer].window else 0]
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:

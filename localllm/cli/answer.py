@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from localllm.cli.console import YELLOW, Guard, raw, say
 from localllm.cli.options import Answering
+from localllm.generation.statistics import Piece, Statistics
 from localllm.model import Model
 from localllm.sampling.options import SamplerOptions
-from localllm.session import Piece, Statistics
 
 if TYPE_CHECKING:
     from localllm.chat import Conversation

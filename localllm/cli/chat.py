@@ -18,10 +18,11 @@ from localllm.cli.keeping import PromptCache, put_down, take_up
 from localllm.cli.options import Answering, Chat, Keeping, Loading
 from localllm.cli.text import columns, size
 from localllm.confined import Confined
+from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Piece
 from localllm.model import Model
 from localllm.prompt_cache import check_replaceable
-from localllm.session import ContextFull, Piece
 from localllm.template import renderer
 
 FORCE = "--force "  # before the name of a file: it may be replaced

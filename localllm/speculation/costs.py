@@ -1,39 +1,36 @@
-"""Times passes of 1 to 16 rows on an open model, in some tens of milliseconds or one run through, if that is longer."""
+"""Times passes of 1 to 16 rows of one sequence, in some tens of milliseconds or one run through, if that is longer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from localllm.engine import Engine, Rows
 from localllm.speculation.policy import Costs
-
-if TYPE_CHECKING:
-    from localllm.model import Model
 
 VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # rows timed; between them costs are interpolated
 DRAFTING = (1, 16)
 ENOUGH = 0.04  # seconds
 
 
-def measure(model: Model, rows: Sequence[int]) -> Costs:
+def measure(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
     """The best time of each number of rows, at the beginning of a text of different tokens."""
-    most = min(model.context, model.executable.limits.logit_rows)
+    most = min(engine.limits.positions, engine.limits.logit_rows)
     counts = [n for n in rows if n <= most]
-    tokens = np.linspace(0, model.vocabulary - 1, max(counts)).astype(np.int32).tolist()
+    tokens = np.linspace(0, vocabulary - 1, max(counts)).astype(np.int32).tolist()
     best = dict.fromkeys(counts, float("inf"))
-    session = model.session()
+    sequence = engine.add()
     began = perf_counter()
     try:
-        session.evaluate(tokens[:1], logits=True)  # the first pass touches new memory
+        engine.step([Rows(sequence, tokens[:1], "all")])  # the first pass touches new memory
         while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
             for count in counts:
-                session.rewind(0)
+                engine.truncate(sequence, 0)
                 start = perf_counter()
-                session.evaluate(tokens[:count], logits=True)
+                engine.step([Rows(sequence, tokens[:count], "all")])
                 best[count] = min(best[count], perf_counter() - start)
     finally:
-        session.close()
+        engine.release(sequence)
     return Costs(best)

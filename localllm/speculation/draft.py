@@ -5,19 +5,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.engine import Engine, Rows
 from localllm.errors import LocalLLMError
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from localllm.speculation.vocabulary import Mapping
-
-if TYPE_CHECKING:
-    from localllm.model import Model
 
 EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # between classes of the draft's own probability
 PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
@@ -28,9 +25,9 @@ class ModelDrafter:
 
     name = "draft model"
 
-    def __init__(self, model: Model, mapping: Mapping, costs: Costs) -> None:
-        self._model, self._mapping, self._costs = model, mapping, costs
-        self._session = model.session()
+    def __init__(self, engine: Engine, mapping: Mapping, costs: Costs) -> None:
+        self._engine, self._mapping, self._costs = engine, mapping, costs
+        self._sequence = engine.add()
         self._text: list[int] = []  # the model's tokens
         self._seen: list[int] = []  # those the draft has evaluated, and guesses after them
         self._ends: list[int] = []  # draft tokens in its cache after each of `_seen`
@@ -81,7 +78,7 @@ class ModelDrafter:
             return
 
     def close(self) -> None:
-        self._session.close()
+        self._engine.release(self._sequence)
 
     def _guess(self, sampler: Sampler, logits: NDArray[np.float32]) -> Guess:
         if sampler.options.greedy:
@@ -105,7 +102,7 @@ class ModelDrafter:
     def _forget(self, keep: int) -> None:
         """Keep the first `keep` tokens; none where the draft's own windows have moved on too far."""
         del self._seen[keep:], self._ends[keep:]
-        if not self._session.rewind(self._ends[-1] if self._ends else 0):
+        if not self._engine.truncate(self._sequence, self._ends[-1] if self._ends else 0):
             self._seen, self._ends = [], []
         self._row = None
 
@@ -118,11 +115,15 @@ class ModelDrafter:
             new += self._mapping.to_draft(token)
             ends.append(length + len(new))
         try:
-            for start in range(0, len(new), self._model.batch_rows):
-                part = new[start : start + self._model.batch_rows]
-                self._row = self._session.evaluate(part, logits=False)[-1]
+            for start in range(0, len(new), self._engine.limits.rows):
+                self._row = self._evaluate(new[start : start + self._engine.limits.rows])
         except BaseException:
-            self._session.rewind(length)
+            self._engine.truncate(self._sequence, length)
             raise
         self._seen += tokens
         self._ends += ends
+
+    def _evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        """Append draft tokens; logits (V,) after the last."""
+        logits: NDArray[np.float32] = self._engine.step([Rows(self._sequence, tokens)])[0].logits[-1]
+        return logits

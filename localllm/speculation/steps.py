@@ -8,20 +8,18 @@ taken back from the cache.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.generation.prompt import Evaluates
+from localllm.generation.statistics import Speculated
 from localllm.sampling.sampler import Sampler
-from localllm.session import Speculated
-from localllm.speculation.policy import Judge, outlook, worth_checking
+from localllm.speculation.drafter import Drafting
+from localllm.speculation.policy import Costs, Judge, outlook, worth_checking
 from localllm.speculation.rule import Guess, choose
-
-if TYPE_CHECKING:
-    from localllm.session import Session
-    from localllm.speculation.setup import Drafting, Speculator
 
 _FRESH = 48  # rounds after which a pass of one row is timed again
 _HORIZON = 128  # tokens that an answer of unknown length is taken to have left
@@ -29,10 +27,27 @@ _HOPELESS = 0.1  # guesses that stand less often together are not worth a look
 _FADING = 0.95  # of the pace, with every round
 
 
+@dataclass(frozen=True, slots=True)
+class Speculator:
+    """What one session speculates with."""
+
+    draftings: tuple[Drafting, ...]
+    costs: Costs
+    longest: int
+
+    def steps(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> SpeculativeSteps:
+        """The tokens of one answer after `prompt`."""
+        return SpeculativeSteps(self, session, sampler, prompt)
+
+    def close(self) -> None:
+        for drafting in self.draftings:
+            drafting.drafter.close()
+
+
 class SpeculativeSteps:
     """`sample` says the next token, `feed` takes it, in turn; `close` leaves in the cache what was fed, no more."""
 
-    def __init__(self, speculator: Speculator, session: Session, sampler: Sampler, prompt: Sequence[int]) -> None:
+    def __init__(self, speculator: Speculator, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> None:
         self._costs, self._longest = speculator.costs, speculator.longest
         self._draftings = speculator.draftings
         self._session, self._sampler = session, sampler

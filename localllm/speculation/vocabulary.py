@@ -6,7 +6,8 @@ the model says is told to the draft as text; what else the draft says is never p
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +15,16 @@ from numpy.typing import NDArray
 from localllm.speculation.options import SpeculationError
 from localllm.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from localllm.model import Model
-
 LEAST_SHARED = 0.25  # of the draft's tokens; with fewer, hardly a guess would be a token of the model
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The tokens of a model."""
+
+    path: Path  # of the model's file, for messages
+    size: int  # logits of a row
+    tokenizer: Tokenizer | None
 
 
 class Mapping:
@@ -64,16 +71,16 @@ class Mapping:
         return self._spelled[token]
 
 
-def match(target: Model, draft: Model) -> Mapping:
+def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
     """How the two vocabularies meet. SpeculationError with the reason where they do not."""
-    size, drafted = target.vocabulary, draft.vocabulary
+    size, drafted = target.size, draft.size
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
         if size != drafted:
             missing = target if ours is None else draft
             raise SpeculationError(
-                f"{draft.file.path}: cannot draft for {target.file.path}: their vocabularies differ ({drafted} and "
-                f"{size} tokens) and {missing.file.path.name} has no tokenizer to compare them by; use another draft"
+                f"{draft.path}: cannot draft for {target.path}: their vocabularies differ ({drafted} and "
+                f"{size} tokens) and {missing.path.name} has no tokenizer to compare them by; use another draft"
             )
         return Mapping(np.arange(size, dtype=np.int32), size, None, None)
     target_of = np.full(drafted, -1, np.int32)
@@ -82,7 +89,7 @@ def match(target: Model, draft: Model) -> Mapping:
     target_of[target_of >= size] = -1
     if (target_of >= 0).sum() < LEAST_SHARED * theirs.vocab_size:
         raise SpeculationError(
-            f"{draft.file.path}: cannot draft for {target.file.path}: only {(target_of >= 0).sum()} of its "
+            f"{draft.path}: cannot draft for {target.path}: only {(target_of >= 0).sum()} of its "
             f"{theirs.vocab_size} tokens are tokens of the model; use a draft of the same family"
         )
     return Mapping(target_of, size, ours, theirs)

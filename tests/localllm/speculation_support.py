@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.drafter import Drafting
 from localllm.speculation.policy import Costs, Judge
 from localllm.speculation.rule import Guess
-from localllm.speculation.setup import Drafting, Speculator
-from localllm.speculation.steps import SpeculativeSteps
+from localllm.speculation.steps import SpeculativeSteps, Speculator
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 

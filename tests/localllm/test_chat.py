@@ -10,8 +10,8 @@ import pytest
 
 import localllm as api
 from localllm.chat import Conversation, template_of
+from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
-from localllm.session import ContextFull
 from localllm.template import ChatTemplate
 from tests.localllm.cli_support import write_model
 

@@ -14,7 +14,7 @@ import pytest
 import localllm as api
 from localllm.chat import Conversation, is_plain, template_of
 from localllm.cli.answer import write
-from localllm.session import ContextFull
+from localllm.engine import ContextFull
 from localllm.template import ChatTemplate
 from tests.localllm.cli_support import Terminal, localllm, write_model
 

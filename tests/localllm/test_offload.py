@@ -273,8 +273,8 @@ def test_guessing_ahead_changes_nothing() -> None:
     for how in ({"speculate": "ngram"}, {"draft": "draft", "speculate": "draft"}):
         with localllm.load("demo", backend="opencl", layers=3, **how) as model:  # type: ignore[arg-type]
             assert text_of(model) == truth
-            if model.speculation is not None and model.speculation.draft is not None:
-                assert "2 of 2 layers" in model.speculation.draft.placed
+            if model.draft is not None:
+                assert "2 of 2 layers" in model.draft.placed
 
 
 def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import localllm
 from backends.base import BackendError
 from backends.plan import BLOCK
+from localllm.engine import ContextFull
 from localllm.paging import CacheFull
-from localllm.session import ContextFull
 from tests.localllm.cli_support import SPECIAL, write_model
 
 SPACE = len(SPECIAL) + 256  # the tokens are: control tokens, all bytes, the space, printable ASCII from "!" on
@@ -177,7 +177,7 @@ def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(
             self.asked += 1
             return self.asked > 2
 
-    before, model.batch_rows = model.batch_rows, 16
+    before, session.batch_rows = session.batch_rows, 16
     try:
         pieces = say(session, [80], prompt=range(5, 105), cancel=After())
         assert [piece.token for piece in pieces] == [None]
@@ -186,7 +186,7 @@ def test_a_long_prompt_goes_in_batches_and_can_be_cancelled_between(
         again = say(session, [80], prompt=range(5, 105), max_tokens=1)
         assert again[-1].statistics.reused_tokens == 32
     finally:
-        model.batch_rows = before
+        session.batch_rows = before
 
 
 def test_several_conversations_share_the_cache_until_it_is_full(model: localllm.Model) -> None:

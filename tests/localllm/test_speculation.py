@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 
 import localllm
 from localllm.cli.answer import statistics_line
+from localllm.generation.statistics import Speculated
 from localllm.gguf import open_gguf, write_gguf
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.sampler import Sampler
-from localllm.session import Session, Speculated
+from localllm.session import Session
 from localllm.speculation.options import SpeculationError
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
-from localllm.speculation.setup import Speculator
+from localllm.speculation.steps import Speculator
 from tests.localllm.cli_support import SPECIAL, write_model
 from tests.localllm.cli_support import localllm as cli
 from tests.localllm.speculation_support import Clock, ToldDrafter, reckless
@@ -78,7 +80,7 @@ def believing(model: localllm.Model) -> Session:
     session = model.session()
     assert session._speculator is not None
     drafter = session._speculator.draftings[-1].drafter
-    session._speculator = reckless(drafter)  # type: ignore[arg-type]
+    session._speculator = reckless(drafter)
     return session
 
 
@@ -233,8 +235,8 @@ def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm
     session, plain = believing(drafted), demo.session()
     assert session._speculator is not None
     drafter: Any = session._speculator.draftings[0].drafter
-    evaluate = drafter._session.evaluate
-    drafter._session.evaluate = lambda tokens, logits: evaluate(tokens, logits) * np.float32("nan")
+    evaluate = drafter._evaluate
+    drafter._evaluate = lambda tokens: evaluate(tokens) * np.float32("nan")
     for options in (GREEDY, SamplerOptions(seed=1)):
         found = answer(session, drafted, options, PROMPT, max_tokens=20)
         assert seen(found) == seen(answer(plain, demo, options, PROMPT, max_tokens=20))
@@ -245,9 +247,8 @@ def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm
 
 def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> None:
     with localllm.load("demo", ctx=128, threads=1, draft="draft", speculate="draft") as model:
-        assert model.speculation is not None
-        assert model.speculation.draft is not None
-        model.speculation.draft.context = 24
+        assert model.draft is not None
+        model.draft.engine.limits = replace(model.draft.engine.limits, positions=24)
         session, plain = believing(model), demo.session()
         found = answer(session, model, GREEDY, PROMPT, max_tokens=40)
         assert seen(found) == seen(answer(plain, demo, GREEDY, PROMPT, max_tokens=40))
@@ -324,7 +325,7 @@ def test_statistics_of_two_parts_add_up() -> None:
 def test_a_draft_model_guesses_what_it_would_say(drafted: localllm.Model) -> None:
     """Against the draft asked alone; and again after a guess was taken back."""
     assert drafted.speculation is not None
-    draft = drafted.speculation.draft
+    draft = drafted.draft
     assert draft is not None
     ids = drafted.tokenize(PROMPT)
     expected = [piece.token for piece in draft.generate(ids, temperature=0, max_tokens=6)][:6]

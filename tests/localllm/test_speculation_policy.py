@@ -10,11 +10,11 @@ import pytest
 import localllm.speculation.steps as steps_module
 from localllm.sampling.sampler import Sampler
 from localllm.speculation import draft, ngram
+from localllm.speculation.drafter import Drafting
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs, Judge, outlook, worth_checking
 from localllm.speculation.rule import Guess
-from localllm.speculation.setup import Drafting, Speculator
-from localllm.speculation.steps import SpeculativeSteps
+from localllm.speculation.steps import SpeculativeSteps, Speculator
 from tests.localllm.speculation_support import GREEDY, MEASURED, Clock, TableSession, ToldDrafter, write
 
 V = 50

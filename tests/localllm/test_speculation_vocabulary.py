@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +11,7 @@ from localllm.sampling.options import SamplerOptions
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.ngram import LONGEST, SHORTEST, NgramDrafter
 from localllm.speculation.options import SpeculationError
-from localllm.speculation.vocabulary import match
+from localllm.speculation.vocabulary import Vocabulary, match
 from localllm.tokenizer import Tokenizer
 
 
@@ -33,10 +31,10 @@ def spm(*words: str, end: str = "</s>") -> Tokenizer:
     )
 
 
-def model(tokenizer: Tokenizer | None, size: int = 0, name: str = "m.gguf") -> Any:
-    """As much of a model as a vocabulary is."""
+def model(tokenizer: Tokenizer | None, size: int = 0, name: str = "m.gguf") -> Vocabulary:
+    """The vocabulary of a model."""
     width = size or (tokenizer.vocab_size if tokenizer else 0)
-    return SimpleNamespace(tokenizer=tokenizer, vocabulary=width, file=SimpleNamespace(path=Path(name)))
+    return Vocabulary(Path(name), width, tokenizer)
 
 
 def test_equal_vocabularies_are_equal() -> None:

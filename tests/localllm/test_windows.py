@@ -112,7 +112,7 @@ def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:
     """Two go on from the same tokens, each writing into its own copy of the last block, while a third takes blocks."""
     session, other, third = model.session(), model.session(), model.session()
     feed(session, 0, 290)
-    other._sequence = session._sequence.fork()
+    other.sequence = model.engine.fork(session.sequence)
     third.evaluate(IDS[:60], logits=False)
     other.evaluate(IDS[:20], logits=False)
     assert (feed(session, 290, 420) == truth[290:420]).all()
