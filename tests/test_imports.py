@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -98,3 +100,54 @@ def test_imports_are_found_wherever_they_stand(tmp_path: Path, code: str, found:
     (tmp_path / "m.py").write_text(code)
     assert imports(tmp_path / "m.py") == found
     assert imports(tmp_path / "m.py", only_at_import=True) == {m for m in found if m != "c"}
+
+
+# -- circles ---------------------------------------------------------------------------------------------------------
+
+
+def module(path: Path, root: Path = ROOT) -> str:
+    return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+def graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
+    """The modules among `files` that each imports: when it is called and for type checkers, too."""
+    found: dict[str, set[str]] = {}
+    for importer, path in files.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module is not None:
+                inside = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= (inside & files.keys()) or {node.module}
+        found[importer] = names & files.keys() - {importer}
+    return found
+
+
+def circle(files: Mapping[str, Path]) -> list[str]:
+    """Modules that import one another in a circle; none where there is no circle."""
+    try:
+        TopologicalSorter(graph(files)).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    files = {module(path): path for path in FILES}
+    edges = graph(files)
+    assert {"localllm.engine", "localllm.tokenizer"} <= edges["localllm.session"]  # names, and modules of packages
+    assert "localllm.speculation.setup" in edges["localllm.model"]  # for type checkers alone
+    assert circle(files) == []
+
+
+@pytest.mark.parametrize(
+    "late", ["import b", "from b import x", "def f():\n  import b", "if TYPE_CHECKING:\n  from b import x"]
+)
+def test_a_circle_is_found_however_it_hides(tmp_path: Path, late: str) -> None:
+    for name, text in (("a", late), ("b", "from c import y"), ("c", "import a"), ("d", "import a")):
+        (tmp_path / f"{name}.py").write_text(text)
+    files = {module(path, tmp_path): path for path in tmp_path.iterdir()}
+    assert set(circle(files)) == {"a", "b", "c"}
+    (tmp_path / "c.py").write_text("")
+    assert circle(files) == []

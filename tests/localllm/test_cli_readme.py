@@ -10,7 +10,7 @@ import pytest
 
 from localllm.cli.main import COMMANDS
 from localllm.cli.parser import parse
-from localllm.cli.tables import SECTIONS, brought_up_to_date
+from localllm.cli.readme import SECTIONS, brought_up_to_date
 from localllm.model import resolve
 from tests.localllm.cli_support import REPOSITORY
 
@@ -22,7 +22,7 @@ SHELL = re.findall(r"^    (\S.*)$", PYTHON.sub("", README), re.MULTILINE)
 def test_its_tables_are_those_of_the_program() -> None:
     for name in SECTIONS:
         assert f"<!-- {name} -->" in README
-    assert brought_up_to_date(README) == README, "run: python -m localllm.cli.tables README.md"
+    assert brought_up_to_date(README) == README, "run: python -m localllm.cli.readme README.md"
 
 
 def test_a_changed_table_would_be_noticed() -> None:

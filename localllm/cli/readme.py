@@ -1,0 +1,66 @@
+"""Sections of the README that the program prints itself: its commands and options, and the support matrix.
+
+`python -m localllm.cli.readme README.md` brings a document up to date: what stands between `<!-- NAME -->` and
+`<!-- /NAME -->` becomes the section of that name.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from localllm.cli.main import COMMANDS
+from localllm.cli.options import declared
+from localllm.cli.parser import title
+from localllm.cli.tables import architectures, formats
+from localllm.cli.text import markdown
+from localllm.outputs import new_file
+
+
+def commands() -> str:
+    """Every command and every option; what several commands share stands once, behind them."""
+    users: dict[type[Any], list[str]] = {}
+    for name, command in COMMANDS.items():
+        for group in command.groups:
+            users.setdefault(group, []).append(name)
+    parts = []
+    for name, command in COMMANDS.items():
+        own = [group for group in command.groups if users[group] == [name]]
+        parts.append(f"**`localllm {name} {command.arguments}`**: {command.line}\n\n{_options(own)}")
+    for group, names in users.items():
+        if len(names) > 1:
+            parts.append(f"**{title(group).capitalize()}** ({', '.join(names)})\n\n{_options([group])}")
+    return "\n\n".join(parts)
+
+
+def _options(groups: list[type[Any]]) -> str:
+    rows = [
+        (", ".join(f"`{flag}`" for flag in option.flags), option.help, f"`{option.shown}`" if option.shown else "")
+        for group in groups
+        for _, _, option in declared(group)
+        if option.flags
+    ]
+    return markdown(("option", "what it does", "default"), rows)
+
+
+SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": architectures, "commands": commands}
+
+
+def brought_up_to_date(document: str) -> str:
+    """`document` with every section printed anew."""
+    for name, section in SECTIONS.items():
+        start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+        for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):
+            document = document.replace(old, f"{start}{section()}\n{end}")
+    return document
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        path = Path(argument)
+        text = brought_up_to_date(path.read_text(encoding="utf-8"))
+        with new_file(path, overwrite=True) as file:
+            file.write(text.encode())
