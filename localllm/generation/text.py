@@ -22,9 +22,7 @@ class AnswerText:
         return self._watched(self._decoder.push(token) if self._decoder is not None else "")
 
     def finish(self) -> str:
-        """What was still held back when the tokens ended."""
-        if self.stopped:
-            return ""
+        """What was still held back when the tokens ended; nothing after a stop string."""
         tail = self._watched(self._decoder.finish() if self._decoder is not None else "")
         return tail if self.stopped or self._stops is None else tail + self._stops.finish()
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from localllm import paging
 from localllm.errors import LocalLLMError
-from localllm.paging import BlockPool, CacheFull, Sequence
+from localllm.paging import BlockPool, CacheFull, Sequence, how_many_fit
 
 WINDOW, SLACK = 6, 8
 
@@ -68,6 +68,21 @@ class PagedCache(RuleBasedStateMachine):
         assert [len(s) for s in slots] == [n] * 2
         who.values += values
         self.pending.append((who, slots, values))
+
+    @rule(one=conversations, other=conversations, n=st.integers(1, 9), m=st.integers(1, 9))
+    def append_together(self, one: Conversation, other: Conversation, n: int, m: int) -> None:
+        """Two in one step: what is said to fit beforehand does, and asking changes nothing."""
+        if one is other:
+            return
+        self.step()
+        before = self.state()
+        fit = how_many_fit([(one.sequence, n), (other.sequence, m)])
+        assert self.state() == before
+        assert (fit > 0) == (n <= one.sequence.room)
+        if fit == 2:
+            self.append(one, n)
+            assert m <= other.sequence.room
+            self.append(other, m)
 
     @rule(who=conversations)
     def abort(self, who: Conversation) -> None:
@@ -322,3 +337,21 @@ def test_guesses_can_be_taken_back_however_little_room_there_is(monkeypatch: pyt
     assert greedy.length == 16  # the other keeps 14 tokens, which are in four blocks
     assert sequence.reach(100 - SLACK) == 100 - SLACK
     assert sequence.reach(80) == 0
+
+
+def test_how_many_fit_together_is_told_by_the_smaller_pool() -> None:
+    for full, own in ((2, 3), (3, 2)):
+        pool = windowed(own, full)
+        assert how_many_fit([(pool.new_sequence(), 4) for _ in range(4)]) == 2
+
+
+def test_copies_that_were_not_made_are_handed_out_again() -> None:
+    pool = BlockPool(4, 4)
+    first = pool.new_sequence()
+    first.append(range(6))
+    second = first.fork()
+    second.append([9])
+    pool.put_back(*pool.take_copies())
+    assert pool.has_copies
+    assert [pairs.tolist() for pairs in pool.take_copies()] == [[1], [2]]
+    assert not pool.has_copies
