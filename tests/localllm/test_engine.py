@@ -16,6 +16,7 @@ from backends.plan import BLOCK, Plan
 from localllm.engine import ContextFull, Engine, Rows, StepTooLarge, largest_of
 from localllm.errors import LocalLLMError
 from localllm.paging import SLACK, BlockPool, CacheFull, Sequence
+from localllm.session import Session
 from tests.backends import support
 from tests.backends.gpu.conftest import pocl
 from tests.models.support import plan_of
@@ -361,3 +362,29 @@ def test_a_step_that_fails_takes_all_its_tokens_back(small: Engine, monkeypatch:
         small.release(sequence)
     for token, logits in zip((6, 7), together, strict=True):
         np.testing.assert_array_equal(alone(small, [1, 2, 3, token], 4)[3:], logits)
+
+
+def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
+    small: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a conversation is taken up from a file into blocks that another has just given back."""
+    tokens = [1, 2, 3, 4, 5] * 14
+    truth = alone(small, [*tokens, 6], 16)[-1:]
+    one = small.add()
+    small.step([Rows(one, tokens)])
+    two = small.fork(one)
+
+    def fails(*_: Any) -> None:
+        raise BackendError("no copies today")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(small.executable, "copy_blocks", fails)
+        with pytest.raises(BackendError, match="today"):
+            small.step([Rows(two, [6])])
+    last = one.blocks[-1]
+    small.release(one)
+    session = Session(small)
+    with session.taking([0] * BLOCK):
+        assert session.sequence.blocks == [last]
+        small.executable.write_blocks(0, np.array([last]), small.executable.read_blocks(0, np.array([last])) * 0)
+    np.testing.assert_array_equal(small.step([Rows(two, [6])])[0].logits, truth)
