@@ -52,7 +52,7 @@ class Rows(NamedTuple):
 class Result(NamedTuple):
     """What a step returns for one `Rows` with n wanted rows; views that the next step overwrites."""
 
-    logits: F32  # (n, vocabulary); (0, 0) if only the largest were asked for, or none
+    logits: F32  # (n, vocabulary); (0, 0) if only the largest were asked for
     largest: Largest  # (n, largest) each, largest first, equal ones by id, NaN before all; (0, 0) if not asked for
 
 
@@ -108,7 +108,10 @@ class Engine:
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
     def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
-        """Whether these sequences can each get their number of tokens together, in one step or several."""
+        """Whether these sequences can each get their number of tokens in one step, its limits aside.
+
+        Layers with a window give blocks up between steps, so tokens in several steps may fit when in one they do not.
+        """
         if any(sequence.length + more > self.limits.positions for sequence, more in wanted):
             return False
         return how_many_fit(wanted) == len(wanted)
@@ -194,7 +197,9 @@ class Engine:
             tokens=_joined(tokens),
             positions=_joined(positions),
             slots=_joined([one[0] for one in slots]),
-            sequence=np.repeat(np.arange(len(rows), dtype=np.int32), counts) if number else np.zeros(end, np.int32),
+            sequence=np.repeat(np.arange(len(rows), dtype=np.int32), counts)
+            if len(rows) > 1
+            else np.zeros(end, np.int32),
             tables=_stacked([one[0] for one in tables]),
             logit_rows=_joined(logit_rows),
             window_slots=_joined([one[1] for one in slots]) if windowed else None,
