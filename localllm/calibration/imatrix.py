@@ -67,8 +67,8 @@ class Imatrix:
             found = found.reshape(experts, columns)
         if found.shape != (experts, columns):
             raise LocalLLMError(
-                f"the importance matrix has {found.shape[0]} x {found.shape[1]} numbers for {printable(name)}, which needs "
-                f"{experts} x {columns}; it was made for another model"
+                f"the importance matrix has {found.shape[0]} x {found.shape[1]} numbers for {printable(name)}, which "
+                f"needs {experts} x {columns}; it was made for another model"
             )
         return found
 

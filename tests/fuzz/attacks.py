@@ -1,4 +1,4 @@
-"""Attacks on template engines: expressions and blocks that a mutated template gets, each ruinous where nothing stops it."""
+"""Attacks on template engines: expressions and blocks for mutated templates, each ruinous where nothing stops it."""
 
 from __future__ import annotations
 
@@ -32,12 +32,15 @@ BLOCKS = (
     "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}",
     "{% set s = namespace(v='x') %}{% for i in range(60) %}{% set s.v = s.v + s.v %}{% endfor %}{{ s.v | length }}",
     "{% set s = namespace(v=['x']) %}{% for i in range(60) %}{% set s.v = [s.v, s.v] %}{% endfor %}{{ s.v }}",
-    "{% set s = namespace(v={}) %}{% for i in range(60) %}{% set s.v = {'a': s.v, 'b': s.v} %}{% endfor %}{{ s.v == s.v }}",
+    "{% set s = namespace(v={}) %}{% for i in range(60) %}{% set s.v = {'a': s.v, 'b': s.v} %}{% endfor %}"
+    "{{ s.v == s.v }}",
     "{% set s = namespace(v=()) %}{% for i in range(99999) %}{% set s.v = (s.v,) %}{% endfor %}{% set d = {s.v: 1} %}",
-    "{% set s = namespace(v=[]) %}{% for i in range(99999) %}{% set s.v = [s.v] %}{% endfor %}{{ s.v | tojson | length }}",
-    "{% set s = namespace(v=[], w=[]) %}{% for i in range(99999) %}{% set s.v = [s.v] %}{% set s.w = [s.w] %}{% endfor %}"
-    "{{ s.v == s.w }}",
-    "{% set s = namespace(l=[]) %}{% for i in range(400) %}{% set s.l = s.l + ['a'.encode().center(9999999)] %}{% endfor %}",
+    "{% set s = namespace(v=[]) %}{% for i in range(99999) %}{% set s.v = [s.v] %}{% endfor %}"
+    "{{ s.v | tojson | length }}",
+    "{% set s = namespace(v=[], w=[]) %}{% for i in range(99999) %}{% set s.v = [s.v] %}"
+    "{% set s.w = [s.w] %}{% endfor %}{{ s.v == s.w }}",
+    "{% set s = namespace(l=[]) %}{% for i in range(400) %}"
+    "{% set s.l = s.l + ['a'.encode().center(9999999)] %}{% endfor %}",
     "{% for i in range(100000) %}{% set y = 'a'.encode().center(99999) %}{% endfor %}",
     "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
     "{% set a %}{% for i in range(1000) %}{{ 'x' * 99999 }}{% endfor %}{% endset %}{{ a | length }}",

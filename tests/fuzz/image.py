@@ -128,6 +128,6 @@ def _value(kind: int, value: Any) -> bytes:
             return struct.pack("<" + FLOAT_TYPES[kind], value)
         except OverflowError:
             return struct.pack("<" + FLOAT_TYPES[kind], float("inf"))
-    letter, bits = INTEGER_TYPES[kind]
+    bits = INTEGER_TYPES[kind][1]
     number = (int(value) if value == value and abs(value) < 1e300 else 0) % 2**bits
     return number.to_bytes(bits // 8, "little")

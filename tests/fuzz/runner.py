@@ -159,12 +159,12 @@ class Runner:
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
             signal.setitimer(signal.ITIMER_REAL, self._kind.seconds)
             _forget_peak()
-            before, began = _status("VmRSS"), monotonic()
+            before, children, began = _status("VmRSS"), _children(), monotonic()
             _write(log, {"number": number, "changes": []})
             case = self._made(number)
             _write(log, {"number": number, "changes": case.changes})
             right, what = outcome(case)
-            used = max(_status("VmHWM") - before + base, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10)
+            used = max(_status("VmHWM") - before + base, _children() if _children() > children else 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             line = {"number": number, "changes": case.changes, "right": right, "what": what[:600]}
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
@@ -214,6 +214,11 @@ def _status(name: str) -> int:
     """A line of /proc/self/status in bytes."""
     found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
     return int(found[1]) << 10 if found else 0
+
+
+def _children() -> int:
+    """Bytes that the largest child used which has ended so far."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
 def _forget_peak() -> None:

@@ -9,13 +9,15 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.convert import open_checkpoint
+from localllm.confined import Limits, folder_tokenizer
+from localllm.convert import open_checkpoint, vocabulary
 from localllm.gguf import open_gguf, write_gguf
 from localllm.quantize.conversion import How, conversion
 from localllm.quantize.plan import copy_plan, metadata
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
+from tests.fuzz.children import PerProcess
 from tests.localllm.convert_support import HF
 from tests.localllm.hf_synthetic import read_specs, write_folder
 
@@ -56,6 +58,8 @@ class Kind:
     seconds: ClassVar[float] = 30.0
 
     def __init__(self, home: Path) -> None:
+        child = PerProcess(folder_tokenizer.__name__, Limits(seconds=1.0, wall=10.0))
+        vocabulary.Confined = lambda *_: child  # type: ignore[assignment,misc]
         specs = read_specs()
         for name in _MADE:
             (home / name).mkdir()

@@ -11,14 +11,19 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.template import FAMILIES, ChatTemplate, sandbox
+from localllm.confined import Confined, Limits
+from localllm.template import FAMILIES, ChatTemplate, TemplateError
 from tests.conftest import SHARED_DATA
 from tests.fuzz import attacks
 from tests.fuzz.case import OURS, Case, Wrong
+from tests.fuzz.children import PerProcess
 from tests.localllm.cli_support import CHATML
 
 _MOST = 64 << 20  # characters of a text that was rendered
 _PARTS = re.compile(r"(\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})", re.DOTALL)
+_OPENED = re.compile(r"\{%[-+]?\s*(?:(?:for|if|macro|call|filter|block|generation)\b|set\s+\w+\s*[-+]?%\})")
+_CLOSED = re.compile(r"\{%[-+]?\s*end")
+_INSIDE = re.compile(r"\{%[-+]?\s*(?:end|else|elif)")
 _NUMBER, _TEXT = re.compile(r"\b\d+\b"), re.compile(r"'[^'\n]*'|\"[^\"\n]*\"")
 _FILTER, _METHOD = re.compile(r"\|\s*[a-z]+(?:\([^()]*\))?"), re.compile(r"\.[a-z_]+\(")
 
@@ -29,7 +34,8 @@ _OWN = (
     "{% endfor %}",
     "{%- macro part(x, n=1) -%}{{ x | tojson(indent=2) if x is mapping else x }}{%- endmacro -%}"
     "{%- set ns = namespace(last=-1, text='') -%}{%- for m in messages[::-1] -%}{%- set ns.last = loop.index0 -%}"
-    "{%- set ns.text = ns.text ~ part(m) -%}{%- endfor -%}{{- ns.text -}}{%- if tools -%}{{ tools | length }}{%- endif -%}"
+    "{%- set ns.text = ns.text ~ part(m) -%}{%- endfor -%}{{- ns.text -}}"
+    "{%- if tools -%}{{ tools | length }}{%- endif -%}"
     "{{ strftime_now('%d %b %Y') }}{% for m in messages %}{{ m.content.split('x')[-1].strip() }}{% endfor %}",
 )
 
@@ -51,22 +57,25 @@ _CONVERSATIONS: tuple[Messages, ...] = (
 )
 
 
-def render(source: str, messages: Messages) -> str:
-    """The text of a conversation by a template, which may be of any kind."""
-    return ChatTemplate(source, "<s>", "</s>").render(messages).text
+def render(source: str, messages: Messages, confined: Confined) -> str:
+    """The text of a conversation by any template."""
+    try:
+        return ChatTemplate(source, "<s>", "</s>", confined=confined).render(messages).text
+    except TemplateError as error:
+        if "without an answer" in str(error):
+            raise Wrong(f"the confined child ended by an error of ours: {error}") from None
+        raise
 
 
 class Kind:
-    together: ClassVar[int] = 100
+    together: ClassVar[int] = 200
     seconds: ClassVar[float] = 20.0
 
     def __init__(self, home: Path) -> None:
-        sandbox.BUDGET = 1 << 20  # units, a sixteenth: what takes a second here takes the user's sixteen
         folder = SHARED_DATA / "templates"
         found = [path.read_text() for path in sorted(folder.glob("*.jinja"))] if folder.exists() else []
         self._sources = [*found, *_OWN, *(family.source for family in FAMILIES)]
-        for source in _OWN:
-            render(source, _CONVERSATIONS[0])
+        self._child = PerProcess("localllm.template.render", Limits(seconds=0.3))  # a part of what is usual
 
     def make(self, random: Random, folder: Path) -> Case:
         at = random.randrange(len(self._sources))
@@ -77,19 +86,19 @@ class Kind:
             change(random, parts, self._sources)
         source, messages = "".join(parts), random.choice(_CONVERSATIONS)
         (folder / "template.jinja").write_text(source, errors="surrogatepass")
-        return Case(tuple(changes), lambda: use(source, messages, random.random() < 0.1))
+        return Case(tuple(changes), lambda: use(self._child.get(), source, messages, random.random() < 0.1))
 
 
-def use(source: str, messages: Messages, twice: bool) -> str:
+def use(confined: Confined, source: str, messages: Messages, twice: bool) -> str:
     before = repr(messages)
-    text = render(source, messages)
+    text = render(source, messages, confined)
     if not isinstance(text, str) or len(text) > _MOST:
         raise Wrong(f"{len(text)} characters were rendered")
     if repr(messages) != before:
         raise Wrong("the template changed the conversation")
     if twice:
         try:
-            again = render(source, messages)
+            again = render(source, messages, confined)
         except OURS as error:
             raise Wrong(f"rendered once and then refused: {error}") from None
         if again != text and "strftime_now" not in source and " at 0x" not in text:
@@ -100,6 +109,22 @@ def use(source: str, messages: Messages, twice: bool) -> str:
 # -- changes -------------------------------------------------------------------------------------------------------
 
 _Change = Callable[[Random, list[str], list[str]], None]
+
+
+def _unit(random: Random, parts: list[str]) -> slice:
+    """A part, with all up to its end where it opens a block; now and then any few parts, which breaks blocks."""
+    start = _place(random, parts)
+    if random.random() < 0.1:
+        return slice(start, start + random.choice((1, 3, 10)))
+    while start < len(parts) and _INSIDE.match(parts[start]):
+        start += 1
+    depth, stop = 0, start
+    while stop < len(parts):
+        depth += bool(_OPENED.match(parts[stop])) - bool(_CLOSED.match(parts[stop]))
+        stop += 1
+        if depth <= 0:
+            break
+    return slice(start, stop)
 
 
 def _place(random: Random, parts: list[str]) -> int:
@@ -113,26 +138,27 @@ def _code(random: Random, parts: list[str]) -> int | None:
 
 
 def _repeat(random: Random, parts: list[str], sources: list[str]) -> None:
-    start = _place(random, parts)
-    some = parts[start : start + random.choice((1, 2, 10))]
-    parts[start:start] = some * random.choice((1, 2, 50))
+    some = _unit(random, parts)
+    parts[some.start : some.start] = parts[some] * random.choice((1, 2, 50))
 
 
 def _splice(random: Random, parts: list[str], sources: list[str]) -> None:
     other = _PARTS.split(random.choice(sources))
-    start, at = random.randrange(len(other)), _place(random, parts)
-    parts[at : at + random.choice((0, 0, 1, 5))] = other[start : start + random.choice((1, 3, 10, 50))]
+    at = _place(random, parts)
+    parts[at:at] = other[_unit(random, other)] + other[_unit(random, other)]
 
 
 def _remove(random: Random, parts: list[str], sources: list[str]) -> None:
-    start = _place(random, parts)
-    del parts[start : start + random.choice((1, 1, 2, 5))]
+    del parts[_unit(random, parts)]
 
 
 def _swap(random: Random, parts: list[str], sources: list[str]) -> None:
-    if parts:
-        i, j = random.randrange(len(parts)), random.randrange(len(parts))
-        parts[i], parts[j] = parts[j], parts[i]
+    """Move one unit elsewhere."""
+    some = _unit(random, parts)
+    moved = parts[some]
+    del parts[some]
+    at = _place(random, parts)
+    parts[at:at] = moved
 
 
 def _replaced(random: Random, parts: list[str], pattern: re.Pattern[str], new: Callable[[], str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 from collections.abc import Callable
@@ -12,10 +13,11 @@ from time import monotonic, sleep
 from typing import ClassVar
 
 import numpy as np
+from llvmlite import ir
 
 import localllm
-from backends.cpu.isa import host
-from backends.cpu.jit import Library
+from backends.cpu.isa import Isa, host
+from backends.cpu.jit import Kernel, Library
 from localllm import prompt_cache
 from localllm.calibration import imatrix
 from localllm.calibration.imatrix import Entry, Imatrix
@@ -27,7 +29,6 @@ from tests.localllm.cli_support import write_model
 
 WRITERS = 3
 _DONE, _REFUSED, _BROKEN = 0, 1, 2  # exit codes of a writer
-_KERNEL = "a kernel"
 
 Writer = Callable[[Path, int], None]  # (path, number of the writer)
 
@@ -77,8 +78,7 @@ class Kind:
             prompt_cache.save(path, self._model, self._sessions[number], said)
 
         def kernel(path: Path, number: int) -> None:
-            path.mkdir(exist_ok=True)
-            Library(host(), path)._to_disk(_KERNEL, bytes([number]) * size)
+            Library(host(), path).load([Kernel("answer", _answer)])
 
         return {"imatrix": matrix, "base logits": base, "prompt cache": cache, "kernel": kernel}.get(name, gguf)
 
@@ -131,9 +131,12 @@ def _judge(target: Path, name: str, known: list[bytes], killed: list[bool]) -> s
         raise Wrong(f"{done} writers say they made a file that was not to be written over")
     if name != "new gguf" and _REFUSED in codes:
         raise Wrong("a writer refused")
+    if name == "kernel" and done and _called(target)[1]:
+        raise Wrong("a kernel that was compiled is compiled again")
     place = target if name == "kernel" else target.parent
-    rest = [path.name for path in place.iterdir() if not path.name.startswith(("code-", "alone-")) and path != target]
-    if not any(killed) and len(rest) > (name == "kernel"):
+    mine = ("code-", "alone-", target.name)
+    rest = [path.name for path in place.iterdir() if not path.name.startswith(mine) and path.suffix != ".o"]
+    if rest and not any(killed):
         raise Wrong(f"left behind: {', '.join(rest)}")
     return f"{name}, {done} wrote"
 
@@ -147,9 +150,28 @@ def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
 
 
 def _content(path: Path, name: str) -> bytes | None:
-    with suppress(FileNotFoundError, IsADirectoryError):
-        return Library(host(), path)._from_disk(_KERNEL) if name == "kernel" else path.read_bytes()
+    """What a reader finds; None where there is nothing."""
+    if name == "kernel":
+        return _called(path)[0]
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
     return None
+
+
+def _called(folder: Path) -> tuple[bytes, int]:
+    """What the kernel returns, and how many were compiled because the cache did not have them."""
+    library = Library(host(), folder)
+    library.load([Kernel("answer", _answer)])
+    function = ctypes.CFUNCTYPE(ctypes.c_int64)(library.address("answer"))
+    return str(function()).encode(), library.compiled
+
+
+def _answer(isa: Isa) -> ir.Module:
+    """A kernel that returns 42."""
+    module, word = ir.Module("answer"), ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(word, []), "answer")
+    ir.IRBuilder(function.append_basic_block()).ret(word(42))
+    return module
 
 
 def _start(write: Writer, target: Path, number: int, at: float) -> int:
