@@ -115,6 +115,8 @@ def use(path: Path, model: localllm.Model) -> str:
     try:
         session.evaluate([1, 2, 3], logits=False)
         kept = prompt_cache.read(path, model)
+        if any(not 0 <= token < model.vocabulary for token in kept.tokens):
+            raise Wrong("tokens outside of the vocabulary were taken")
         try:
             prompt_cache.restore(kept, model, session)
         except OURS:

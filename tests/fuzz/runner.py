@@ -41,6 +41,7 @@ class Report:
 
     cases: int = 0
     seconds: float = 0.0
+    processor: float = 0.0  # seconds of processor time, of all children
     tally: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     peak: int = 0  # bytes of the case that used most
@@ -67,10 +68,11 @@ class Runner:
     def run(self, first: int, count: int, seconds: float, tell: Callable[[Finding], None]) -> Report:
         """Cases first, first + 1, ...: `count` of them, or as many as `seconds` allow."""
         report, began, number = Report(), monotonic(), first
+        before = _processor()
         while number < first + count and monotonic() - began < seconds:
             stop = min(number + self._kind.together, first + count)
             number = self._group(range(number, stop), report, tell)
-        report.seconds = monotonic() - began
+        report.seconds, report.processor = monotonic() - began, _processor() - before
         return report
 
     def keep(self, number: int, target: Path) -> None:
@@ -116,7 +118,7 @@ class Runner:
         right, what = line["right"], str(line["what"])
         if int(str(line["bytes"])) > LIMIT:
             right, what = False, f"{int(str(line['bytes'])) >> 20} MiB of memory; it ended with: {what}"
-        report.tally[_pattern(what)] += 1
+        report.tally[pattern(what)] += 1
         if not right:
             found = Finding(int(str(line["number"])), _changes(line), what)
             report.findings.append(found)
@@ -216,6 +218,12 @@ def _status(name: str) -> int:
     return int(found[1]) << 10 if found else 0
 
 
+def _processor() -> float:
+    """Seconds that the children used which have ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _children() -> int:
     """Bytes that the largest child used which has ended so far."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
@@ -227,7 +235,7 @@ def _forget_peak() -> None:
         Path("/proc/self/clear_refs").write_text("5")
 
 
-def _pattern(text: str) -> str:
+def pattern(text: str) -> str:
     """A message without what differs from case to case."""
     return re.sub(r"'[^']*'|\d+", "#", re.sub(r"/\S+/", "", text))[:100]
 

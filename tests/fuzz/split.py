@@ -75,8 +75,11 @@ def _change(random: Random, parts: dict[str, Image]) -> str:
         return f"{name} missing"
     if how < 0.6:
         other = random.choice(list(parts))
-        parts[other] = part.copy()
-        return f"{other} is a copy of {name}"
+        if random.random() < 0.5:
+            parts[other] = part.copy()
+            return f"{other} is a copy of {name}"
+        parts[other].entries, parts[other].data = list(part.entries), part.data
+        return f"{other} has the tensors of {name}"
     if how < 0.7:
         other = _name(random.randrange(5), random.choice((1, 2, 3, 4, 65535, 99999)))
         parts[other] = parts.pop(name)

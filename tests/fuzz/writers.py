@@ -49,12 +49,15 @@ class Kind:
         size = random.choice((1, 100, 10_000, 300_000))
         name = random.choice(("gguf", "new gguf", "imatrix", "base logits", "prompt cache", "kernel"))
         write = self._writer(name, size)
-        target, fresh = folder / "target", name != "new gguf" and random.random() < 0.5
-        if fresh:
+        target, before = (
+            folder / ("target.dat" if name == "imatrix" else "target"),
+            name != "new gguf" and random.random() < 0.5,
+        )
+        if before:
             write(target, random.randrange(WRITERS))
         killed = [random.random() < 0.25 for _ in range(WRITERS)]
         delays = [random.choice((0.0, 0.0, 0.0002, 0.001)) for _ in range(WRITERS)]
-        changes = (name, f"{size} values", "there before" if fresh else "not there before", f"killed: {killed}")
+        changes = (name, f"{size} values", "there before" if before else "not there before", f"killed: {killed}")
         return Case(changes, lambda: _race(write, target, name, killed, delays, random))
 
     def _writer(self, name: str, size: int) -> Writer:
@@ -64,9 +67,7 @@ class Kind:
 
         def matrix(path: Path, number: int) -> None:
             entry = Entry(np.full((1, size), 1 + number, np.float32), np.array([1], np.int64))
-            imatrix.write(path.with_suffix(".dat") if number % 2 else path, Imatrix({"x": entry}, 1, 1, ("a",)))
-            if number % 2:
-                path.with_suffix(".dat").replace(path)
+            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)))
 
         def base(path: Path, number: int) -> None:
             windows = Windows(np.full((1, 16), number, np.int32))
@@ -142,7 +143,7 @@ def _judge(target: Path, name: str, known: list[bytes], killed: list[bool]) -> s
 
 
 def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
-    path = target.parent / f"alone-{number}"
+    path = target.with_name(f"alone-{number}{target.suffix}")
     write(path, number)
     found = _content(path, name)
     assert found is not None

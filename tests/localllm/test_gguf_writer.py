@@ -195,35 +195,6 @@ def test_overwrites_only_when_asked(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.gguf", "n.gguf"]
 
 
-def test_of_two_who_saw_no_file_one_makes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looking first is not enough: another process can be faster between the look and the new name."""
-    path = tmp_path / "m.gguf"
-    write_gguf(path, {"a": 1}, [])
-    monkeypatch.setattr(os.path, "lexists", lambda path: False)
-    with pytest.raises(GGUFError, match="exists already"):
-        write_gguf(path, {"a": 2}, [])
-    with open_gguf(path) as file:
-        assert file.metadata["a"] == 1
-    assert [other.name for other in tmp_path.iterdir()] == ["m.gguf"]
-
-
-def test_a_file_system_without_links_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def link(source: Path, target: Path) -> None:
-        raise PermissionError(1, "Operation not permitted")
-
-    def meanwhile() -> bytes:
-        (tmp_path / "n.gguf").write_bytes(b"theirs")
-        return b"x"
-
-    monkeypatch.setattr(os, "link", link)
-    write_gguf(tmp_path / "m.gguf", {"a": 1}, [])
-    with open_gguf(tmp_path / "m.gguf") as file:
-        assert file.metadata["a"] == 1
-    with pytest.raises(GGUFError, match="exists already"):
-        write_gguf(tmp_path / "n.gguf", {}, [("w", "I8", (1,), meanwhile)])
-    assert (tmp_path / "n.gguf").read_bytes() == b"theirs"
-
-
 def test_a_file_can_replace_the_one_it_is_made_from(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, {}, [("w", "I8", (2, 3), b"abcdef")])
