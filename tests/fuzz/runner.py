@@ -89,13 +89,13 @@ class Runner:
         if not ran.death:
             return numbers.stop
         number = int(str(ran.begun["number"])) if ran.begun else numbers.start + len(ran.finished)
-        report.cases += 1
         alone = self._attempt(range(number, number + 1))
+        if not alone.death and ran.death == "hang":  # the machine was busy
+            self._count(alone.finished[0], report, tell)
+            return number + 1
+        report.cases += 1
         if alone.death:
             found = Finding(number, _changes(alone.begun), alone.death)
-        elif ran.death == "hang":
-            report.tally["slow once"] += 1  # the machine was busy
-            return number + 1
         else:
             needed = self._first_needed(numbers.start, number)
             found = Finding(number, _changes(ran.begun), f"{ran.death}, only after the cases from {needed} on")

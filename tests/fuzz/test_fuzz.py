@@ -25,7 +25,7 @@ from tests.fuzz.runner import Finding, Report, Runner
 from tests.localllm.cli_support import REPOSITORY
 
 CASES = {
-    "gguf": 120, "split": 1500, "safetensors": 200, "draft": 60, "cache": 600, "imatrix": 1500, "kld": 3000,
+    "gguf": 60, "split": 2000, "safetensors": 200, "draft": 60, "cache": 1000, "imatrix": 3000, "kld": 4000,
     "template": 100, "writers": 100,
 }  # fmt: skip
 
