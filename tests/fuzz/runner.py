@@ -21,7 +21,7 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-LIMIT = 1 << 30  # bytes of memory a case may use
+MEMORY = 1 << 30  # bytes of memory a case may use
 _ADDRESSES = 6 << 30  # bytes of address space above what the child begins with: reserving is no use
 _STATUS = Path("/proc/self/status")
 
@@ -60,8 +60,8 @@ class _Run:
 class Runner:
     """Cases of one kind and seed, in `scratch`."""
 
-    def __init__(self, name: str, kind: Kind, seed: int, scratch: Path) -> None:
-        self._name, self._kind, self._seed = name, kind, seed
+    def __init__(self, name: str, kind: Kind, seed: int, scratch: Path, memory: int = MEMORY) -> None:
+        self._name, self._kind, self._seed, self._memory = name, kind, seed, memory
         self._folder, self._log = scratch / "case", scratch / "log"
         self._folder.mkdir(exist_ok=True)
 
@@ -116,7 +116,7 @@ class Runner:
         report.peak = max(report.peak, int(str(line["bytes"])))
         report.longest = max(report.longest, float(str(line["seconds"])))
         right, what = line["right"], str(line["what"])
-        if int(str(line["bytes"])) > LIMIT:
+        if int(str(line["bytes"])) > self._memory:
             right, what = False, f"{int(str(line['bytes'])) >> 20} MiB of memory; it ended with: {what}"
         report.tally[pattern(what)] += 1
         if not right:

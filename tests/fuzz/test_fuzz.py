@@ -44,7 +44,7 @@ def _fail(what: BaseException) -> str:
 
 
 def _deep() -> str:
-    return str(np.ones(270 << 20, np.uint32).sum())
+    return str(np.ones(150 << 20, np.uint8).sum())
 
 
 DEEDS = {
@@ -93,7 +93,7 @@ class _Deeds:
 
 def _run(kind: _Deeds, folder: Path, cases: int) -> tuple[Report, list[Finding]]:
     told: list[Finding] = []
-    return Runner("deeds", kind, SEED, folder).run(0, cases, float("inf"), told.append), told
+    return Runner("deeds", kind, SEED, folder, memory=128 << 20).run(0, cases, float("inf"), told.append), told
 
 
 def test_the_runner_sees_and_attributes_everything(tmp_path: Path) -> None:
