@@ -19,10 +19,10 @@ from localllm.calibration.observe import Inputs, steps
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Windows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from localllm.gguf.layout import printable
 from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
+from localllm.printable import printable
 
 F64 = NDArray[np.float64]
 

@@ -102,9 +102,9 @@ def use(path: Path) -> str:
     """Open a set and read all of it."""
     with open_gguf(path) as file:
         for tensor in file.tensors.values():
-            rows = tensor.read(0, tensor.rows)
-            if rows.tobytes() != tensor.view().tobytes():
-                raise Wrong(f"{tensor.name}: read and mapped bytes differ")
+            rows = tensor.read(0, min(tensor.rows, 100))
+            if rows.tobytes() != b"".join(tensor.read(i, i + 1).tobytes() for i in range(min(tensor.rows, 100))):
+                raise Wrong(f"{tensor.name}: its rows differ when read one by one")
         if sum(p.stat().st_size for p in file.paths) != file.size or len(identity(file)) != 32:
             raise Wrong("its size is not that of its files")
         list(file.metadata.get("tokenizer.ggml.tokens", ()))  # type: ignore[call-overload]

@@ -47,8 +47,9 @@ class Kind:
 
     def make(self, random: Random, folder: Path) -> Case:
         size = random.choice((1, 100, 10_000, 300_000))
-        name = random.choice(("gguf", "new gguf", "imatrix", "base logits", "prompt cache", "kernel"))
-        write = self._writer(name, size)
+        name = random.choice(("gguf", "imatrix", "base logits", "prompt cache", "kernel"))
+        new = name != "kernel" and random.random() < 0.4  # only one may make the file
+        write = self._writer(name, size, not new)
         target, before = (
             folder / ("target.dat" if name == "imatrix" else "target"),
             name != "new gguf" and random.random() < 0.5,
@@ -57,26 +58,31 @@ class Kind:
             write(target, random.randrange(WRITERS))
         killed = [random.random() < 0.25 for _ in range(WRITERS)]
         delays = [random.choice((0.0, 0.0, 0.0002, 0.001)) for _ in range(WRITERS)]
-        changes = (name, f"{size} values", "there before" if before else "not there before", f"killed: {killed}")
-        return Case(changes, lambda: _race(write, target, name, killed, delays, random))
+        changes = (
+            f"new {name}" if new else name,
+            f"{size} values",
+            "there before" if before else "not there before",
+            f"killed: {killed}",
+        )
+        return Case(changes, lambda: _race(write, target, name, new, killed, delays, random))
 
-    def _writer(self, name: str, size: int) -> Writer:
+    def _writer(self, name: str, size: int, overwrite: bool) -> Writer:
         def gguf(path: Path, number: int) -> None:
             data = bytes([number]) * size
-            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], overwrite=name == "gguf")
+            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], overwrite=overwrite)
 
         def matrix(path: Path, number: int) -> None:
             entry = Entry(np.full((1, size), 1 + number, np.float32), np.array([1], np.int64))
-            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)))
+            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)), overwrite)
 
         def base(path: Path, number: int) -> None:
             windows = Windows(np.full((1, 16), number, np.int32))
-            with save_base(path, windows, 10 + size // 100) as keep:
+            with save_base(path, windows, 10 + size // 100, overwrite) as keep:
                 keep(np.full((windows.scored, 10 + size // 100), -1.0 - number, np.float32))
 
         def cache(path: Path, number: int) -> None:
             said = [{"role": "user", "content": "x" * number}]
-            prompt_cache.save(path, self._model, self._sessions[number], said)
+            prompt_cache.save(path, self._model, self._sessions[number], said, overwrite)
 
         def kernel(path: Path, number: int) -> None:
             Library(host(), path).load([Kernel("answer", _answer)])
@@ -84,7 +90,9 @@ class Kind:
         return {"imatrix": matrix, "base logits": base, "prompt cache": cache, "kernel": kernel}.get(name, gguf)
 
 
-def _race(write: Writer, target: Path, name: str, killed: list[bool], delays: list[float], random: Random) -> str:
+def _race(
+    write: Writer, target: Path, name: str, new: bool, killed: list[bool], delays: list[float], random: Random
+) -> str:
     """Let the writers run, read all the while, and look at what is left."""
     known = [_alone(write, target, number, name) for number in range(WRITERS)]
     began = monotonic() + 0.003  # so that all begin together
@@ -96,7 +104,7 @@ def _race(write: Writer, target: Path, name: str, killed: list[bool], delays: li
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-    return _judge(target, name, known, killed)
+    return _judge(target, name, new, known, killed)
 
 
 def _watch(
@@ -121,16 +129,16 @@ def _watch(
         running -= {child for child in running if os.waitpid(child, os.WNOHANG) != (0, 0)}
 
 
-def _judge(target: Path, name: str, known: list[bytes], killed: list[bool]) -> str:
+def _judge(target: Path, name: str, new: bool, known: list[bytes], killed: list[bool]) -> str:
     codes = [int(path.read_text() or "9") for path in sorted(target.parent.glob("code-*"))]
     if _BROKEN in codes:
         raise Wrong("a writer failed with an error that is not ours")
     found, done = _content(target, name), codes.count(_DONE)
     if done and found not in known:
         raise Wrong("a writer said it was done, and the file is not one of theirs")
-    if name == "new gguf" and done > 1:
+    if new and done > 1:
         raise Wrong(f"{done} writers say they made a file that was not to be written over")
-    if name != "new gguf" and _REFUSED in codes:
+    if not new and _REFUSED in codes:
         raise Wrong("a writer refused")
     if name == "kernel" and done and _called(target)[1]:
         raise Wrong("a kernel that was compiled is compiled again")
@@ -139,7 +147,7 @@ def _judge(target: Path, name: str, known: list[bytes], killed: list[bool]) -> s
     rest = [path.name for path in place.iterdir() if not path.name.startswith(mine) and path.suffix != ".o"]
     if rest and not any(killed):
         raise Wrong(f"left behind: {', '.join(rest)}")
-    return f"{name}, {done} wrote"
+    return f"{name}{' anew' if new else ''}, {done} wrote"
 
 
 def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
