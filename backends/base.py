@@ -10,12 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.plan import BLOCK, F32, Batch, CacheLayer, Plan, Value, Weight
+from quant.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
 
 class BackendError(Exception):
     """The hardware, the driver or the plan does not allow what was asked; the message says what to do next."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from models.keys import Keys, found
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
-_MAX_LAYERS = 1024
+MAX_LAYERS = 1024
 _MAX_WIDTH = 1 << 20  # of a row of activations
 # Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
 # experts of which 32 are used.
@@ -93,7 +93,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
-    blocks = keys.integer("block_count", 1, _MAX_LAYERS)
+    blocks = keys.integer("block_count", 1, MAX_LAYERS)
     layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last guess further tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)

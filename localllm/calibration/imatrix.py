@@ -22,7 +22,7 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
-from localllm.printable import printable
+from quant.printable import printable
 
 F64 = NDArray[np.float64]
 

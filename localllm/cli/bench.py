@@ -27,9 +27,9 @@ from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.printable import printable
 from localllm.session import Session
 from models import Summary, architecture_of, summarize
+from quant.printable import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,9 +23,10 @@ from localllm.convert.shelf import Shelf
 from localllm.convert.tensor import Tensor
 from localllm.convert.vocabulary import vocabulary_keys
 from localllm.errors import LocalLLMError
-from localllm.printable import printable
 from models import ARCHITECTURES, ModelError, summarize
 from models import read_config as read_gguf_config
+from models.config import MAX_LAYERS
+from quant.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
@@ -43,6 +44,8 @@ class Checkpoint(Closing):
         recipe = _recipe(config)
         config = Config(config.path, config.values, recipe.defaults)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
+        if layers > MAX_LAYERS:
+            raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads)
         self._shards = open_shards(folder)
         try:
