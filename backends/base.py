@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import BLOCK, F32, Batch, CacheLayer, Plan, Value, Weight
+from plan import BLOCK, F32, Batch, CacheLayer, Plan, Value, Weight
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError, CacheTypes, Limits
-from backends.plan import BLOCK, Batch, Weight
+from plan import BLOCK, Batch, Weight
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:

@@ -26,8 +26,8 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Value, Weight
 from backends.reference_operations import OPERATIONS, State
+from plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Value, Weight
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 

@@ -19,7 +19,7 @@ from backends.base import Limits
 from backends.gpu import formats
 from backends.gpu.budget import copy_bandwidth
 from backends.gpu.executable import GpuExecutable
-from backends.plan import BLOCK, Batch, Linear, Plan, Recorder
+from plan import BLOCK, Batch, Linear, Plan, Recorder
 from quant import row_bytes
 
 KEPT = 40  # largest logits that sampling looks at

@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from make_model import GEOMETRIES, metadata, tensors
 
 from backends.gpu.formats import PIECE
-from backends.plan import Plan, Recorder
 from models import architecture_of, read_config, record
+from plan import Plan, Recorder
 from quant import FORMATS, quantize, row_bytes
 
 SCALES = {  # where the halves of a block are that scale it: numbers that keep activations of a usual size

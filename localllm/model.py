@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from backends import open_backend
 from backends.base import CacheTypes, Card, Executable, Limits, Progress
-from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
@@ -28,6 +27,7 @@ from localllm.session import Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
+from plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation

@@ -19,7 +19,7 @@ Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the experts of a token are weighted; `backends.plan.Experts` says what the gatings are."""
+    """How the experts of a token are weighted; `plan.Experts` says what the gatings are."""
 
     gating: Gating
     normalize: bool  # the chosen weights are divided by their sum

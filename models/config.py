@@ -45,7 +45,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """How the feed-forward of a token is chosen; `backends.plan.Experts` says what the words mean."""
+    """How the feed-forward of a token is chosen; `plan.Experts` says what the words mean."""
 
     count: int
     used: int

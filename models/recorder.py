@@ -1,4 +1,4 @@
-"""What the forward needs of a recorder, as a protocol: `backends.plan.Recorder` is one, `models.summary` has another.
+"""What the forward needs of a recorder, as a protocol: `plan.Recorder` is one, `models.summary` has another.
 
 A backend reaches `models` only through this object; values, rotations, stacks and the plan stay opaque here.
 """

@@ -36,8 +36,8 @@ from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import F32, Batch, Experts, Plan, Rope, Value, Weight
 from backends.usage import embedded_rows
+from plan import F32, Batch, Experts, Plan, Rope, Value, Weight
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow

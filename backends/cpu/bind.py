@@ -24,7 +24,8 @@ from backends.cpu.program import (
 )  # fmt: skip
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS, activations_of
-from backends.plan import (
+from backends.usage import additions_into_linears, products_of, uses_of
+from plan import (
     Activate,
     Add,
     Append,
@@ -45,7 +46,6 @@ from backends.plan import (
     Value,
     Weight,
 )  # fmt: skip
-from backends.usage import additions_into_linears, products_of, uses_of
 
 
 def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) -> dict[int, Slot]:

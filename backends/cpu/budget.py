@@ -14,7 +14,7 @@ from backends.cpu.panels import panel_count
 from backends.cpu.program import Program
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import Attention, Embed, Experts, Linear, Norm, Plan, Rotate, Weight
+from plan import Attention, Embed, Experts, Linear, Norm, Plan, Rotate, Weight
 
 Uses = set[tuple[attention.Shape, int]]  # kernels of attention, with the window
 

@@ -20,7 +20,7 @@ from backends.cpu.memory import Arena, address, aligned, int_block
 from backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import FORMATS, panel_of
-from backends.plan import Weight
+from plan import Weight
 from quant import dequantize, row_bytes
 
 PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes

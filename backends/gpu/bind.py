@@ -23,7 +23,8 @@ from backends.gpu.program import (
     Program,
     has_own_blocks,
 )
-from backends.plan import (
+from backends.usage import Heads, additions_into_linears, heads_into_appends, linears_together
+from plan import (
     Activate,
     Add,
     Append,
@@ -41,7 +42,6 @@ from backends.plan import (
     Softcap,
     Value,
 )  # fmt: skip
-from backends.usage import Heads, additions_into_linears, heads_into_appends, linears_together
 
 QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # what preparing queries is told
 

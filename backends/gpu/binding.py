@@ -10,8 +10,8 @@ from backends.gpu import formats
 from backends.gpu.kernels import delivered
 from backends.gpu.products import block_words
 from backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
-from backends.plan import Plan, Rows, Value, Weight
 from backends.usage import inputs_of, products_of, uses_of
+from plan import Plan, Rows, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)

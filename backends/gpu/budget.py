@@ -11,7 +11,7 @@ from backends.gpu import formats
 from backends.gpu.cachetypes import block_bytes
 from backends.gpu.device import Device
 from backends.gpu.program import Program
-from backends.plan import Embed, Experts, Plan
+from plan import Embed, Experts, Plan
 
 
 def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:

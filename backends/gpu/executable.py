@@ -22,8 +22,8 @@ from backends.gpu.paged import PARTS, PagedCache
 from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
-from backends.plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
 from backends.usage import embedded_rows
+from plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
 from quant import dequantize
 
 ROPE_STEP = 1024  # positions by which the rope tables grow

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError
-from backends.plan import Weight
+from plan import Weight
 from quant import FORMATS as FILE_FORMATS
 from quant.formats import fp4, iq4
 from quant.formats.grids import grid

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from backends.plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
 from backends.usage import inputs_of
+from plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
 
 Side = Literal["host", "card"]
 

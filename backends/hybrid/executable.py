@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends.base import BackendError, Executable, Largest, Limits, Memory, Parts, PicksOfParts
 from backends.hybrid.cut import Cut, Side
-from backends.plan import F32, Batch, Value, Weight
+from plan import F32, Batch, Value, Weight
 
 ONE_PLACE = (
     "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "

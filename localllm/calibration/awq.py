@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.plan import F32, Weight
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.smooth import Group, groups
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import F32, Weight
 from quant.awq import Part, search
 
 F64 = NDArray[np.float64]

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import Weight
 from localllm.calibration.observe import steps
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import Weight
 
 F64 = NDArray[np.float64]
 

@@ -15,13 +15,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32
 from localllm.calibration.observe import Inputs, steps
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Windows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.gguf.strings import StringArray
 from localllm.model import Model
+from plan import F32
 
 F64 = NDArray[np.float64]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32, Experts, Linear
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import F32, Experts, Linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 import quant
 from backends.base import CacheTypes
-from backends.plan import Embed, Experts, Linear, Weight
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
@@ -32,6 +31,7 @@ from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.model import Model, resolve
+from plan import Embed, Experts, Linear, Weight
 from quant.gptq import output_error
 
 F32 = NDArray[np.float32]

@@ -11,7 +11,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from backends.plan import (
+from localllm.calibration.observe import tensor_name
+from plan import (
     F32,
     Append,
     Attention,
@@ -26,7 +27,6 @@ from backends.plan import (
     Value,
     Weight,
 )
-from localllm.calibration.observe import tensor_name
 
 LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional to `up`
 

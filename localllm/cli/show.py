@@ -16,7 +16,6 @@ from backends import BackendError
 from backends.base import F16_CACHE, CacheTypes
 from backends.cache import CACHE_TYPES
 from backends.checks import check_cache
-from backends.plan import Plan, Recorder
 from localllm.cache_types import choose, harm
 from localllm.cli.console import printable
 from localllm.cli.options import Show
@@ -27,6 +26,7 @@ from localllm.model import context_of, limits_of, resolve
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, ModelError, Summary, architecture_of, read_config, record, summarize
+from plan import Plan, Recorder
 
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # of a long array, of a long text
 

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.plan import F32, Weight
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.method import Method
 from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor
 from localllm.quantize.plan import QuantizeError, Step
+from plan import F32, Weight
 from quant import FORMATS, QuantError
 
 U8 = NDArray[np.uint8]

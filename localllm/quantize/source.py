@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from backends.plan import Weight
 from localllm.convert import open_checkpoint
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.gguf.header import Stored
 from localllm.model import resolve
+from plan import Weight
 from quant.mixes import ALIASES, MIXES, Geometry
 
 _TYPE_SUFFIX = re.compile(rf"[-._]({'|'.join([*MIXES, *ALIASES])})$", re.IGNORECASE)

@@ -19,8 +19,8 @@ from backends.base import F16_CACHE, CacheTypes
 from backends.cache import CACHE_TYPES
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import FORMATS
-from backends.plan import BLOCK, Experts, Operation, Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import BLOCK, Experts, Operation, Recorder, Value
 from tests.backends.support import UNIT, Build, bind, feed, record, stored
 from tests.models.support import Driver, MemoryWeight
 

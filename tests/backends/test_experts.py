@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from backends.cpu.backend import CpuBackend
-from backends.plan import Gating, GluActivation, Recorder, Stack, Value
 from backends.reference import ReferenceBackend
+from plan import Gating, GluActivation, Recorder, Stack, Value
 from tests.backends.support import Build, bind, feed, record
 from tests.models.support import MemoryWeight
 

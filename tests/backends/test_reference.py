@@ -13,9 +13,9 @@ import pytest
 import quant
 from backends.base import Backend, BackendError, CacheTypes, Executable, Limits
 from backends.checks import check_batch
-from backends.plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from backends.reference_operations import OPERATIONS
+from plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
 from tests.models.support import Driver, MemoryWeight, bind_reference
 
 random = np.random.RandomState(3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from backends.plan import Recorder, Value
+from plan import Recorder, Value
 from tests.backends.test_reference import X, bind, close, random, run, weight
 
 EXPERTS, USED, INNER = 6, 2, 3

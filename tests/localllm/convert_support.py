@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 import quant
-from backends.plan import Recorder
 from localllm.convert import Checkpoint, Tensor
 from localllm.gguf.writer import NewTensor, write_gguf
 from models import architecture_of, read_config, record
+from plan import Recorder
 from tests.models.support import Driver, bind_reference
 
 HF = Path(__file__).parent / "data" / "hf"

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.plan import Experts, Linear
 from localllm import LocalLLMError, load
 from localllm.calibration.imatrix import Entry, Imatrix, measure, read, write
 from localllm.calibration.observe import steps
 from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
+from plan import Experts, Linear
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY
 

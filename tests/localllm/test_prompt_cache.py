@@ -14,12 +14,12 @@ import pytest
 
 import localllm as api
 from backends.base import BackendError
-from backends.plan import BLOCK
 from localllm import prompt_cache
 from localllm.chat import Conversation, template_of
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.prompt_cache import CacheFileError, read, restore, save
+from plan import BLOCK
 from tests.localllm.cli_support import localllm, write_model
 
 GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)

@@ -11,9 +11,9 @@ import numpy as np
 
 import quant
 from backends.base import CacheTypes, Executable, Limits
-from backends.plan import BLOCK, Batch, Plan, Recorder
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from models import architecture_of, read_config, record
+from plan import BLOCK, Batch, Plan, Recorder
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.plan import Linear, Norm, Recorder, Rotate, SelectRows
 from models import ModelError, record, summarize
 from models.architectures import architecture_of
 from models.config import read_config
+from plan import Linear, Norm, Recorder, Rotate, SelectRows
 from tests.models import tiny
 from tests.models.straight_line import forward
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of

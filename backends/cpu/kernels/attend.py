@@ -17,7 +17,7 @@ from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x1
 from backends.cpu.memory import LINE, aligned
 from backends.cpu.panels import u8x64
 from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
-from backends.plan import BLOCK
+from plan import BLOCK
 
 LOWEST = -1.0e30  # below any score, and finite: the first maximum
 Seen = Callable[[Value, Value, int], Value]  # (scores of a panel, number of the panel, query row) -> what counts

@@ -14,8 +14,8 @@ import quant
 from backends.base import F16_CACHE, Backend, CacheTypes
 from backends.gpu import formats
 from backends.gpu.executable import GpuExecutable
-from backends.plan import Batch, Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import Batch, Recorder, Value
 from tests.backends.support import Build, bind, record, stored
 from tests.backends.test_conformance import VOCABULARY, Heads
 from tests.models.support import Driver, MemoryWeight

@@ -11,8 +11,8 @@ import pytest
 from backends.base import F16_CACHE, Backend, CacheTypes
 from backends.gpu import products
 from backends.gpu.kernels import FEW_ROWS
-from backends.plan import BLOCK, Experts, Linear, Operation, Plan
 from backends.reference import ReferenceBackend
+from plan import BLOCK, Experts, Linear, Operation, Plan
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_conformance import (
     CACHES,

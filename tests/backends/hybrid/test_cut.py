@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from backends.hybrid.cut import Placement, cut, most_layers, sides
-from backends.plan import Add, Append, Attention, Embed, Experts, Linear, Plan
 from backends.usage import inputs_of
+from plan import Add, Append, Attention, Embed, Experts, Linear, Plan
 from tests.backends.support import Shape, plan
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES
