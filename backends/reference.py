@@ -27,7 +27,7 @@ from backends.checks import (
     not_finite,
 )
 from backends.reference_operations import OPERATIONS, State
-from plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Value, Weight
+from plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Tensor, Value, Weight
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
@@ -106,7 +106,7 @@ class ReferenceExecutable:
         assert self._last is not None, "no step has been made"
         return self._last.routings[out.index]
 
-    def replace(self, weight: Weight) -> None:
+    def replace(self, weight: Tensor) -> None:
         bound = {w.name: w for operation in self._plan.operations for w, _ in _weights_of(operation)}
         check_replacement(weight, bound)
         self._weights[weight.name] = _values(weight)
@@ -200,7 +200,7 @@ def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     return weights
 
 
-def _values(weight: Weight) -> F32:
+def _values(weight: Tensor) -> F32:
     try:
         rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
     except quant.QuantError as error:

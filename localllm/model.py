@@ -27,7 +27,7 @@ from localllm.session import Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
-from plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
+from plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Tensor, Value
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
@@ -85,7 +85,7 @@ class Model(Closing):
         cache: CacheTypes,
         progress: Progress | None,
         observe: bool = False,
-        weights: Mapping[str, Weight] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
         force: bool = False,
         offload: Offload = AUTOMATIC,
     ) -> None:

@@ -13,7 +13,6 @@ from models.errors import ModelError
 from models.forward import record
 from models.recorder import Recorder
 from models.summary import Summary, summarize
-from models.tensors import Weight
 
 __all__ = [
     "ARCHITECTURES",
@@ -24,7 +23,6 @@ __all__ = [
     "Recorder",
     "RopeConfig",
     "Summary",
-    "Weight",
     "architecture_of",
     "read_config",
     "record",

@@ -15,7 +15,8 @@ from models.config import Config, RopeConfig
 from models.errors import ModelError
 from models.recorder import R, Recorder, S, V
 from models.rope import inverse_frequencies, magnitude
-from models.tensors import Tensors, Weight
+from models.tensors import Tensors
+from plan import Tensor
 
 P = TypeVar("P")  # what recording ends in: the plan
 
@@ -23,7 +24,7 @@ P = TypeVar("P")  # what recording ends in: the plan
 def record(
     config: Config,
     architecture: Architecture,
-    tensors: Mapping[str, Weight],
+    tensors: Mapping[str, Tensor],
     recorder: Recorder[V, R, S, P],
     context: int | None = None,
 ) -> P:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal, Protocol, TypeVar
 
 from models.architectures import Activation, ExpertActivation, Gating
-from models.tensors import Weight
+from plan import Weight
 
 V = TypeVar("V")  # a recorded value
 R = TypeVar("R")  # a rotation

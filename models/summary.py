@@ -14,7 +14,8 @@ import quant
 from models.architectures import Activation, Architecture, ExpertActivation, Gating
 from models.config import Config
 from models.forward import walk
-from models.tensors import Tensors, Weight
+from models.tensors import Tensors
+from plan import Tensor, Weight
 
 Stack = tuple[Weight, ...]
 
@@ -32,7 +33,7 @@ class Summary:
     unused: tuple[str, ...]  # tensors of the file that the forward does not read
 
 
-def summarize(config: Config, architecture: Architecture, tensors: Mapping[str, Weight]) -> Summary:
+def summarize(config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> Summary:
     """The counts of a model; ModelError where its forward cannot be recorded."""
     checked = Tensors(tensors)
     tally = walk(config, architecture, checked, _Tally())

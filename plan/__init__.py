@@ -33,7 +33,7 @@ from plan.operations import (
 from plan.plan import CacheLayer, Part, Plan
 from plan.recorder import Recorder
 from plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
-from plan.weights import Weight
+from plan.weights import Tensor, Weight
 
 __all__ = [
     "BLOCK",
@@ -64,6 +64,7 @@ __all__ = [
     "SelectRows",
     "Softcap",
     "Stack",
+    "Tensor",
     "Value",
     "Weight",
     "rope_table",

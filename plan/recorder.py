@@ -26,11 +26,14 @@ from plan.operations import (
 )  # fmt: skip
 from plan.plan import CacheLayer, Part, Plan
 from plan.values import Rope, RopeStyle, Rows, Value
-from plan.weights import Weight
+from plan.weights import Tensor, Weight
 
 
 class Recorder:
-    """Writes a plan down. Every method that returns a value appends the one operation that makes it."""
+    """Writes a plan down. A method that returns a value appends the one operation that makes it.
+
+    A tensor stands for all of it; a `Weight` names a part.
+    """
 
     def __init__(self) -> None:
         self._operations: list[Operation] = []
@@ -47,24 +50,24 @@ class Recorder:
         self._values.append(value)
         return value
 
-    def embed(self, table: Weight) -> Value:
+    def embed(self, table: Tensor) -> Value:
         out = self._value(table.shape[1], "batch", "embedding")
-        self._operations.append(Embed(out, table))
+        self._operations.append(Embed(out, Weight.of(table)))
         return out
 
-    def rms_norm(self, x: Value, weight: Weight, eps: float, groups: int = 1) -> Value:
+    def rms_norm(self, x: Value, weight: Tensor, eps: float, groups: int = 1) -> Value:
         out = self._value(x.width, x.rows, weight.name)
-        self._operations.append(Norm(out, x, weight, None, eps, groups, "rms"))
+        self._operations.append(Norm(out, x, Weight.of(weight), None, eps, groups, "rms"))
         return out
 
-    def layer_norm(self, x: Value, weight: Weight, bias: Weight | None, eps: float, groups: int = 1) -> Value:
+    def layer_norm(self, x: Value, weight: Tensor, bias: Tensor | None, eps: float, groups: int = 1) -> Value:
         out = self._value(x.width, x.rows, weight.name)
-        self._operations.append(Norm(out, x, weight, bias, eps, groups, "layer"))
+        self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
         return out
 
-    def linear(self, x: Value, weight: Weight, bias: Weight | None = None, scale: float = 1.0) -> Value:
+    def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:
         out = self._value(weight.shape[0], x.rows, weight.name)
-        self._operations.append(Linear(out, x, weight, bias, scale))
+        self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
         return out
 
     def rope(
@@ -90,11 +93,11 @@ class Recorder:
 
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
-        sinks: Weight | None = None,
+        sinks: Tensor | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
         self._layers[layer] = replace(self._layers[layer], window=window)
-        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, sinks))
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, _given(sinks)))
         return out
 
     def glu(self, gate: Value, up: Value, activation: GluActivation) -> Value:
@@ -102,16 +105,17 @@ class Recorder:
         self._operations.append(Glu(out, gate, up, activation))
         return out
 
-    def stack(self, weight: Weight, scale: Weight | None = None, bias: Weight | None = None) -> Stack:
+    def stack(self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Stack:
         """The matrices of all experts, for `experts`."""
-        return Stack(weight, scale, bias)
+        return Stack(Weight.of(weight), _given(scale), _given(bias))
 
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
-        scale: float, activation: GluActivation, choice_bias: Weight | None = None,
+        scale: float, activation: GluActivation, choice_bias: Tensor | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
-        operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, choice_bias)
+        bias = _given(choice_bias)
+        operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, bias)
         self._operations.append(operation)
         return out
 
@@ -145,3 +149,7 @@ class Recorder:
         operations = tuple(self._operations)
         whole = Part(0, len(operations))
         return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts))
+
+
+def _given(tensor: Tensor | None) -> Weight | None:
+    return None if tensor is None else Weight.of(tensor)

@@ -37,7 +37,7 @@ from backends.cpu.program import Program, Slot
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
 from backends.usage import embedded_rows
-from plan import F32, Batch, Experts, Plan, Rope, Value, Weight
+from plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -267,7 +267,7 @@ class CpuExecutable:
     def _count(self, value: Value) -> int:
         return int(self._inputs.step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
 
-    def replace(self, weight: Weight) -> None:
+    def replace(self, weight: Tensor) -> None:
         """Other numbers for a bound matrix of the same name, format and shape."""
         self._must_be_open()
         check_replacement(weight, {matrix.name: matrix for matrix in budget.matrices(self._plan)})

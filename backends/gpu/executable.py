@@ -23,7 +23,7 @@ from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimens
 from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
 from backends.usage import embedded_rows
-from plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
+from plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from quant import dequantize
 
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -130,7 +130,7 @@ class GpuExecutable:
                 report("loading weights", min(done, total), total)
         report("loading weights", total, total)
 
-    def _fill(self, weight: Weight) -> list[int]:
+    def _fill(self, weight: Tensor) -> list[int]:
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[f"weights:{weight.name}"], offset, data)
@@ -344,7 +344,7 @@ class GpuExecutable:
         found, count = self._routings[out.index], self._counts[out.rows]
         return Routing(found.choices[:count], found.hidden[:count])
 
-    def replace(self, weight: Weight) -> None:
+    def replace(self, weight: Tensor) -> None:
         self._must_be_open()
         check_replacement(weight, self._program.matrices)
         self._fill(weight)

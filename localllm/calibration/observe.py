@@ -22,11 +22,6 @@ class Inputs:
     choices: NDArray[np.int32] | None = None  # (rows, used): the expert each went to
 
 
-def tensor_name(weight: str) -> str:
-    """The tensor of the file that a weight of the plan is, or is some rows of."""
-    return weight.split("[")[0]
-
-
 def steps(
     model: Model, windows: Windows, progress: Callable[[str, int, int], None] | None = None
 ) -> Iterator[list[Inputs]]:
@@ -57,7 +52,7 @@ def _inputs(model: Model) -> list[Inputs]:
     for op in model.plan.operations:
         if isinstance(op, Linear):
             values[op.x.index] = op.x
-            readers.setdefault(op.x.index, {})[tensor_name(op.weight.name)] = None
+            readers.setdefault(op.x.index, {})[op.weight.tensor] = None
         elif isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))

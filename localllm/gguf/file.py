@@ -1,6 +1,6 @@
 """An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all parts of a split one.
 
-Tensors satisfy `plan.Weight`. `read` and `read_into` copy from the file and leave the mapping alone, so that
+A tensor is a `plan.Tensor`. `read` and `read_into` copy from the file and leave the mapping alone, so that
 memory does not grow with what was read; `view` maps, and pages it touches count as resident.
 """
 
