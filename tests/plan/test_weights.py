@@ -23,7 +23,7 @@ def values(weight: Tensor) -> np.ndarray:
     return quant.dequantize(np.ascontiguousarray(np.concatenate(parts)), weight.format).reshape(weight.shape)
 
 
-@pytest.mark.parametrize("shape", [(96,), (8, 64), (5, 4, 32)], ids=["values", "rows", "experts"])
+@pytest.mark.parametrize("shape", [(128,), (8, 64), (5, 4, 32)], ids=["values", "rows", "experts"])
 def test_a_part_holds_the_numbers_of_the_whole_from_its_first_on(shape: tuple[int, ...]) -> None:
     source = tensor(*shape)
     whole = Weight.of(source)
