@@ -10,60 +10,20 @@ from plan import (
     Add,
     Append,
     Attention,
-    Embed,
-    Experts,
     Glu,
     Linear,
     Norm,
-    Operation,
     Plan,
     Rotate,
     Value,
-    Weight,
 )  # fmt: skip
-
-
-def inputs_of(op: Operation) -> tuple[Value, ...]:
-    match op:
-        case Embed():
-            return ()
-        case Append(k=k, v=v):
-            return (k, v)
-        case Attention(q=q):
-            return (q,)
-        case Glu(gate=gate, up=up):
-            return (gate, up)
-        case Add(a=a, b=b):
-            return (a, b)
-        case Experts(x=x, router=router):
-            return (x, router)
-    return (op.x,)
-
-
-def products_of(op: Operation) -> list[tuple[Value, Weight]]:
-    """Values of the plan that an operation multiplies by matrices."""
-    if isinstance(op, Linear):
-        return [(op.x, op.weight)]
-    return [(op.x, op.gate.weight), (op.x, op.up.weight)] if isinstance(op, Experts) else []
-
-
-def embedded_rows(plan: Plan) -> int:
-    """Tokens that the plan knows: rows of the smallest table of embeddings, any number where it looks up none."""
-    return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1 << 31)
-
-
-def uses_of(plan: Plan) -> Counter[int]:
-    uses = Counter(value.index for op in plan.operations for value in inputs_of(op))
-    uses[plan.logits.index] += 1  # the caller's
-    uses.update(value.index for part in plan.parts for value in part.leaves)
-    return uses
 
 
 def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
     """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
     operations = plan.operations
     made = {value.index: part.start - 1 for part in plan.parts for value in part.enters}
-    made |= {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
+    made |= {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     fused: dict[int, int] = {}
     for number, op in enumerate(operations):
         if isinstance(op, Add) and op.a is not op.b:

@@ -27,7 +27,7 @@ from localllm.session import Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
-from plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Tensor, Value
+from plan import BLOCK, CacheLayer, Experts, Plan, Recorder, Tensor, Value
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
@@ -292,7 +292,7 @@ def load(
 
 def observed(plan: Plan) -> list[Value]:
     """What goes into matrices, and what comes out of experts, whose routing then can be read too."""
-    found = {op.x.index: op.x for op in plan.operations if isinstance(op, Linear | Experts)}
+    found = {value.index: value for op in plan.operations for value, _ in op.products}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
 

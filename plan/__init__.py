@@ -10,6 +10,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 from __future__ import annotations
 
 from plan.batch import BLOCK, Batch
+from plan.operation import Operation, Read
 from plan.operations import (
     Activate,
     Activation,
@@ -23,7 +24,7 @@ from plan.operations import (
     GluActivation,
     Linear,
     Norm,
-    Operation,
+    NormKind,
     Rotate,
     Scale,
     SelectRows,
@@ -52,9 +53,11 @@ __all__ = [
     "GluActivation",
     "Linear",
     "Norm",
+    "NormKind",
     "Operation",
     "Part",
     "Plan",
+    "Read",
     "Recorder",
     "Rope",
     "RopeStyle",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from plan.operation import Operation
 from plan.operations import (
     Activate,
     Activation,
@@ -17,7 +18,6 @@ from plan.operations import (
     GluActivation,
     Linear,
     Norm,
-    Operation,
     Rotate,
     Scale,
     SelectRows,

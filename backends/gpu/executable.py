@@ -22,7 +22,6 @@ from backends.gpu.paged import PARTS, PagedCache
 from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
-from backends.usage import embedded_rows
 from plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from quant import dequantize
 
@@ -78,7 +77,7 @@ class GpuExecutable:
             )
             for out, (_, hidden, used) in program.routings.items()
         }
-        self._vocabulary_in = embedded_rows(plan)
+        self._vocabulary_in = plan.input_vocabulary
         self._piece_counts: dict[str, int] = {}
 
     # -- binding ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from localllm.evaluation import Windows
 from localllm.model import Model
-from plan import F32, Experts, Linear
+from plan import F32, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,14 @@ def _inputs(model: Model) -> list[Inputs]:
     readers: dict[int, dict[str, None]] = {}  # names in order, each once
     values = {}
     for op in model.plan.operations:
-        if isinstance(op, Linear):
-            values[op.x.index] = op.x
-            readers.setdefault(op.x.index, {})[op.weight.tensor] = None
-        elif isinstance(op, Experts):
+        if isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
-            found.append(Inputs((op.gate.weight.name, op.up.weight.name), x, routing.choices))
-            found.append(Inputs((op.down.weight.name,), routing.hidden, routing.choices))
+            found.append(Inputs((op.gate.weight.tensor, op.up.weight.tensor), x, routing.choices))
+            found.append(Inputs((op.down.weight.tensor,), routing.hidden, routing.choices))
+            continue
+        for value, weight in op.products:
+            values[value.index] = value
+            readers.setdefault(value.index, {})[weight.tensor] = None
     found += [Inputs(tuple(names), executable.value(values[index])) for index, names in readers.items()]
     return found

@@ -30,7 +30,7 @@ from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.model import Model, resolve
-from plan import Embed, Experts, Linear, Tensor, Weight
+from plan import Tensor
 from quant.gptq import output_error
 
 F32 = NDArray[np.float32]
@@ -171,14 +171,7 @@ class Trial(Closing):
             self._swapped[name].other = (
                 quant.quantize(values.reshape(-1, values.shape[-1]), RUNS_AS) if values is not None else None
             )
-        bound: dict[str, Weight] = {}
-        for op in self._model.plan.operations:
-            match op:
-                case Embed(table=weight) | Linear(weight=weight):
-                    bound[weight.name] = weight
-                case Experts(gate=gate, up=up, down=down):
-                    bound |= {stack.weight.name: stack.weight for stack in (gate, up, down)}
-        for weight in bound.values():
+        for weight in self._model.plan.matrices.values():
             if weight.tensor in others:
                 self._model.executable.replace(weight)
 

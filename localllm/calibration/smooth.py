@@ -6,7 +6,7 @@ matrix of values before attention, the rows of the up matrix of a gated feed-for
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from plan import (
     Operation,
     Plan,
     SelectRows,
-    Value,
     Weight,
 )
 
@@ -69,11 +68,11 @@ class Group:
 
 def groups(plan: Plan) -> list[Group]:
     """Every place of a plan where factors can be folded exactly."""
-    made: dict[int, Operation] = {op.out.index: op for op in plan.operations if not isinstance(op, Append)}
+    made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
     uses: dict[str, set[int]] = {}  # tensor -> values it multiplies; -1 for a table of embeddings
     for op in plan.operations:
-        for value in _inputs(op):
+        for value in op.inputs:
             readers.setdefault(value.index, []).append(op)
         for name, at in _multiplied(op):
             uses.setdefault(name, set()).add(at)
@@ -112,20 +111,10 @@ def _after(
     return [Group(read, tuple(makers), 0, heads_per_kv, head_dim)]
 
 
-def _inputs(op: Operation) -> tuple[Value, ...]:
-    values = (getattr(op, each.name) for each in fields(op) if each.name != "out")
-    return tuple(value for value in values if isinstance(value, Value))
-
-
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
-    """Tensors that an operation multiplies by, and the index of the value it does that to."""
-    if isinstance(op, Embed):
-        return [(op.table.tensor, -1)]
-    if isinstance(op, Linear):
-        return [(op.weight.tensor, op.x.index)]
-    if isinstance(op, Experts):
-        return [(op.gate.weight.tensor, op.x.index), (op.up.weight.tensor, op.x.index)]
-    return []
+    """Tensors that an operation multiplies by, each with the index of the value; -1 for a table that it looks up in."""
+    lookups = [(op.table.tensor, -1)] if isinstance(op, Embed) else []
+    return [*lookups, *((weight.tensor, x.index) for x, weight in op.products)]
 
 
 def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:

@@ -20,9 +20,9 @@ from backends.cache import CACHE_TYPES
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import FORMATS
 from backends.reference import ReferenceBackend
-from plan import BLOCK, Experts, Operation, Recorder, Value
+from plan import BLOCK, Experts, Recorder, Value
 from tests.backends.support import UNIT, Build, bind, feed, record, stored
-from tests.models.support import Driver, MemoryWeight
+from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
 Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
 
@@ -375,4 +375,4 @@ def test_every_operation_is_in_the_table() -> None:
     plans = [record(table(case.width), case.build) for case in CASES.values()]
     plans.append(record(table(24), attend(Heads(1, 1, 8))))
     plans.append(record(table(24), lambda r, x: r.select_rows(x)))
-    assert {type(op) for plan in plans for op in plan.operations} == set(Operation.__args__) - {Experts}
+    assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION - {Experts}

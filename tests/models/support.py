@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+import plan
 import quant
 from backends.base import CacheTypes, Executable, Limits
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from models import architecture_of, read_config, record
-from plan import BLOCK, Batch, Plan, Recorder
+from plan import BLOCK, Batch, Operation, Plan, Recorder
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class Driver:
         wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
         batch = Batch(np.array(tokens, np.int32), p, slots, s_, self.tables, wanted.astype(np.int32))
         return self.executable.step(batch).copy()
+
+
+EVERY_OPERATION = {
+    kind for kind in vars(plan).values() if isinstance(kind, type) and issubclass(kind, Operation) and kind != Operation
+}
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
