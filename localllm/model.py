@@ -27,7 +27,7 @@ from localllm.session import Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
-from plan import BLOCK, CacheLayer, Experts, Plan, Recorder, Tensor, Value
+from plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
@@ -93,8 +93,7 @@ class Model(Closing):
         architecture = architecture_of(self.file.metadata)
         self.config = config = read_config(self.file.metadata, architecture.name)
         self.context = context_of(ctx, config)
-        recorder = Recorder()
-        self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
+        self.plan = plan = record(config, architecture, weights or self.file.tensors, self.context)
         held = sum(tensor.nbytes for tensor in self.file.tensors.values())
         offload.check(backend)
 

@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from models.architectures import ARCHITECTURES, Architecture, ExpertActivation, Gating, Routing
+from models.architectures import ARCHITECTURES, Architecture, Routing
 from models.errors import ModelError
 from models.keys import Keys, found
+from plan import Gating, GluActivation
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
@@ -52,7 +53,7 @@ class ExpertConfig:
     gating: Gating
     normalize: bool
     scale: float
-    activation: ExpertActivation
+    activation: GluActivation
     matrix_scales: bool  # `.scale` tensors count
 
 

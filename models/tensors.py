@@ -1,6 +1,6 @@
 """The tensors of a model file, handed out as weights after a check: present, of the expected shape, of a known format.
 
-The names handed out are remembered, so that `show` can list the tensors of a file that the forward does not use.
+The plan keeps the names handed out, so that `show` can list the tensors of a file that the forward does not use.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class Tensors:
             raise ModelError(f"{name}: holds NaN or infinity")
         return values
 
-    def unused(self) -> tuple[str, ...]:
-        """Names that were not asked for, in the order of the file."""
-        return tuple(name for name in self._tensors if name not in self._used)
+    def used(self) -> frozenset[str]:
+        """Names that were handed out."""
+        return frozenset(self._used)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors

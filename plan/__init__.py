@@ -1,7 +1,7 @@
 """The plan: what a forward pass is, written down once as a flat list of operations over named values.
 
-`models` calls the methods of `Recorder` while it walks an architecture; `Recorder.finish` returns a `Plan`. A backend
-binds the plan once and replays it for every `Batch`. Nothing here computes.
+`models` walks an architecture and records it with a `Recorder`, which ends in a `Plan`. A backend binds the plan once
+and replays it for every `Batch`. Nothing here computes.
 
 A value is a float32 matrix of one row per batch row ("batch", T rows) or per row whose logits are wanted ("logits",
 L rows). Values are single-assignment: an operation never changes a value that another operation made.
@@ -33,6 +33,7 @@ from plan.operations import (
 )
 from plan.plan import CacheLayer, Part, Plan
 from plan.recorder import Recorder
+from plan.summary import Summary, summarize
 from plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
 from plan.weights import Tensor, Weight
 
@@ -67,8 +68,10 @@ __all__ = [
     "SelectRows",
     "Softcap",
     "Stack",
+    "Summary",
     "Tensor",
     "Value",
     "Weight",
     "rope_table",
+    "summarize",
 ]

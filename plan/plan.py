@@ -46,6 +46,7 @@ class Plan:
     logits: Value
     parts: tuple[Part, ...]
     starts: tuple[int, ...] = ()  # the operation that each layer begins with, and the output after the last
+    tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
 
     @property
     def window(self) -> int:

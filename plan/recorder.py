@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from plan.operation import Operation
@@ -25,7 +26,7 @@ from plan.operations import (
     Stack,
 )  # fmt: skip
 from plan.plan import CacheLayer, Part, Plan
-from plan.values import Rope, RopeStyle, Rows, Value
+from plan.values import Rope, Rows, Value
 from plan.weights import Tensor, Weight
 
 
@@ -42,7 +43,7 @@ class Recorder:
         self._starts: list[int] = []
 
     def begin_layer(self) -> None:
-        """What follows is of the next layer, or of the output after the last one."""
+        """Operations from here on belong to the next layer, or to the output after the last one."""
         self._starts.append(len(self._operations))
 
     def _value(self, width: int, rows: Rows, name: str) -> Value:
@@ -70,18 +71,6 @@ class Recorder:
         self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
         return out
 
-    def rope(
-        self,
-        style: RopeStyle,
-        n_rot: int,
-        inverse_frequency: tuple[float, ...],
-        magnitude: float = 1.0,
-        temperature: float = 0.0,
-        temperature_length: int = 1,
-    ) -> Rope:
-        """A rotation for `rotate`: models make it here because they know backends only through this object."""
-        return Rope(style, n_rot, inverse_frequency, magnitude, temperature, temperature_length)
-
     def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:
         out = self._value(x.width, x.rows, x.name + ".rope")
         self._operations.append(Rotate(out, x, head_dim, rope))
@@ -104,10 +93,6 @@ class Recorder:
         out = self._value(up.width, up.rows, gate.name + ".glu")
         self._operations.append(Glu(out, gate, up, activation))
         return out
-
-    def stack(self, weight: Tensor, scale: Tensor | None = None, bias: Tensor | None = None) -> Stack:
-        """The matrices of all experts, for `experts`."""
-        return Stack(Weight.of(weight), _given(scale), _given(bias))
 
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
@@ -144,11 +129,12 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
-    def finish(self, logits: Value) -> Plan:
+    def finish(self, logits: Value, tensors: Collection[str] = ()) -> Plan:
+        """The plan that ends in `logits`; `tensors` names what was read of the file."""
         layers = tuple(self._layers[i] for i in range(len(self._layers)))
         operations = tuple(self._operations)
         whole = Part(0, len(operations))
-        return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts))
+        return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts), frozenset(tensors))
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

@@ -25,7 +25,7 @@ ALLOWED: dict[str, set[str]] = {
     "localllm": {"localllm", "models", "backends", "plan", "quant", "numpy"},
     "localllm/tokenizer": {"localllm", "numpy", "tokenizers"},
     "localllm/template": {"localllm", "jinja2"},
-    "localllm/convert": {"localllm", "models", "quant", "numpy", "tokenizers"},
+    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy", "tokenizers"},
     "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich"},
 }
 FILES = sorted(

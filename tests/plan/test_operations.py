@@ -10,8 +10,8 @@ import pytest
 from backends.cache import EXACT
 from backends.reference import _dequantize
 from backends.reference_operations import OPERATIONS, State
-from plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Stack, Value, Weight
-from tests.models.support import EVERY_OPERATION, MemoryWeight
+from plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
+from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, tiny_plan
 
 ROWS = 3
@@ -83,11 +83,6 @@ def weight(*shape: int) -> MemoryWeight:
     return MemoryWeight.of(f"w{shape}", np.ones(shape))
 
 
-def stack(experts: int, rows: int, columns: int) -> Stack:
-    shapes = (experts, rows, columns), (experts,), (experts, rows)
-    return Stack(*(Weight.of(weight(*shape)) for shape in shapes))
-
-
 def recorded() -> tuple[Recorder, Value]:
     r = Recorder()
     return r, r.embed(weight(100, 16))
@@ -103,9 +98,7 @@ def test_a_row_reads_a_row_of_the_table_and_all_of_a_matrix() -> None:
 
 def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
     r, x = recorded()
-    up, down = (
-        Stack(*(Weight.of(weight(*s)) for s in ((8, *shape), (8,), (8, shape[0])))) for shape in ((24, 16), (16, 24))
-    )
+    up, down = (stack(weight(8, *shape), weight(8), weight(8, shape[0])) for shape in ((24, 16), (16, 24)))
     out = r.experts(x, r.linear(x, weight(8, 16)), up, up, down, 2, "softmax", True, 1.0, "silu", weight(8))
     op = r.finish(out).operations[-1]
     assert [read.share(1000) for read in op.reads] == [250] * 9 + [1000]
