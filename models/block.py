@@ -20,7 +20,7 @@ class Ropes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """T rows in, T rows out; the last layer goes on with the rows whose logits are wanted."""
+    """A layer maps T rows to T rows; the last one goes on with only the rows whose logits are wanted."""
 
     config: Config
     architecture: Architecture
@@ -51,7 +51,7 @@ class Block:
         return self.residual(x, y, name + "post_attention_norm")
 
     def projections(self, name: str, x: Value, layer: int) -> tuple[Value, Value, Value]:
-        """Queries, keys and values, from three matrices or from one whose rows are theirs in turn."""
+        """Queries, keys and values: from three matrices, or from one that holds the rows of all three in turn."""
         config = self.config
         q = config.heads[layer] * config.head_dim
         kv = config.kv_heads[layer] * config.head_dim
@@ -79,7 +79,7 @@ class Block:
         return self.residual(x, y, name + "post_ffw_norm")
 
     def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
-        """Down of the activated middle (T, inner): gate and up in two matrices or in one, or no gate at all."""
+        """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
         width, activation, up_name = self.config.width, self.architecture.activation, f"{name}ffn_up{suffix}"
         match self.architecture.ffn:
             case "gated":
@@ -94,7 +94,7 @@ class Block:
         return self.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
     def experts(self, name: str, x: Value, experts: ExpertConfig) -> Value:
-        """The chosen experts, and beside them the one that every token passes, where the file holds one."""
+        """The chosen experts, plus the shared expert if the file has one."""
         config, recorder = self.config, self.recorder
         inner = self.tensors.height(name + "ffn_up_exps.weight")
         up = self.stack(name + "ffn_up_exps", experts, inner, config.width)
@@ -127,7 +127,7 @@ class Block:
         return Stack(weight, scale, self.tensors.optional(name + ".bias", experts.count, rows))
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """x + y, y normed or scaled first where the architecture does so."""
+        """x + y; the architecture may norm or scale y first."""
         if self.architecture.post_norms:
             y = self.norm(norm, y)
         if self.config.residual_scale != 1.0:
@@ -145,7 +145,7 @@ class Block:
         return self.recorder.layer_norm(x, weight, bias, self.config.eps)
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
-        """Heads normed each by itself, with the same weights or its own, or all as one row: the shape says which."""
+        """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""
         name, head_dim, eps = name + ".weight", self.config.head_dim, self.config.eps
         if not self.architecture.qk_norm and name not in self.tensors:
             return x
@@ -156,7 +156,7 @@ class Block:
         return self.recorder.layer_norm(x, weight, None, eps, groups)
 
     def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
-        """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as NVFP4 files mean it."""
+        """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as in NVFP4 files."""
         weight = self.tensors.matrix(name + ".weight", rows, columns)
         return self.recorder.linear(x, weight, self.tensors.optional(name + ".bias", rows), self.scale(name))
 

@@ -23,8 +23,8 @@ def record(
 ) -> Plan:
     """The plan of this model's forward; ModelError for a missing or unfit tensor.
 
-    `context` is how many positions the plan will serve (the model's own by default). Models with two sets of frequency
-    factors choose by it.
+    `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
+    sets of frequency factors if a model has two.
     """
     checked, recorder = Tensors(tensors), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
@@ -54,7 +54,7 @@ def record(
 
 
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
-    """What the frequencies are divided by: one set, or one up to the context trained on and one beyond."""
+    """Divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
     beyond = "long" if context > config.rope.original_context else "short"
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
         factors = tensors.optional_numbers(name, config.rope.n_rot // 2)

@@ -14,11 +14,11 @@ BLOCK = 64  # tokens in a cache block
 class Batch:
     """One step's input: T rows of any number of sequences, and which rows want logits.
 
-    `slots[t]` is the cache slot row t is written to: physical block * BLOCK + offset. `tables[s]` lists the physical
-    blocks of sequence s in order of position; row t belongs to `sequence[t]` and sees positions 0..positions[t].
-    Rows of one sequence stand together, in order of position. Layers with a window go by `window_slots` and
-    `window_tables` where they have blocks of their own (`Limits.window_blocks`); what a table says of blocks that have
-    fallen out of the window is not looked at.
+    `slots[t]` is the cache slot that row t is written to: physical block * BLOCK + offset. `tables[s]` lists the
+    physical blocks of sequence s in order of position. Row t belongs to `sequence[t]` and sees positions
+    0..positions[t]. Rows of one sequence stand together, in order of position. If layers with a window have blocks of
+    their own (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have
+    left the window are not read.
     """
 
     tokens: NDArray[np.int32]  # (T,)

@@ -1,4 +1,4 @@
-"""Values, which operations make and read, and the angles by which some of them are rotated."""
+"""Values, which operations make and read, and the rotation of queries and keys to their positions."""
 
 from __future__ import annotations
 

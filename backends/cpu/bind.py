@@ -24,7 +24,7 @@ from backends.cpu.program import (
 )  # fmt: skip
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS, activations_of
-from backends.usage import additions_into_linears
+from backends.fusion import additions_into_linears
 from plan import (
     Activate,
     Add,
