@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from models.architectures import ARCHITECTURES, Architecture, ExpertActivation, Gating, Routing
+from models.architectures import ARCHITECTURES, Architecture, Routing
 from models.errors import ModelError
 from models.keys import Keys, found
+from plan import Gating, GluActivation
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
@@ -50,14 +51,14 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """How the feed-forward of a token is chosen; `backends.plan.Experts` says what the words mean."""
+    """How the feed-forward of a token is chosen; `plan.Experts` says what the words mean."""
 
     count: int
     used: int
     gating: Gating
     normalize: bool
     scale: float
-    activation: ExpertActivation
+    activation: GluActivation
     matrix_scales: bool  # `.scale` tensors count
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32
 from localllm.calibration.observe import Inputs, steps
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Windows
@@ -22,6 +21,7 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
+from plan import F32
 from quant.printable import printable
 
 F64 = NDArray[np.float64]

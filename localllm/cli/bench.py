@@ -28,7 +28,7 @@ from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.session import Session
-from models import Summary, architecture_of, summarize
+from plan import Summary, summarize
 from quant.printable import printable
 
 
@@ -153,8 +153,8 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
 
 
 def _summary(model: Model) -> Summary:
-    assert model.config is not None
-    return summarize(model.config, architecture_of(model.file.metadata), model.file.tensors)
+    assert model.plan is not None
+    return summarize(model.plan)
 
 
 def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:

@@ -23,9 +23,10 @@ from localllm.convert.shelf import Shelf
 from localllm.convert.tensor import Tensor
 from localllm.convert.vocabulary import vocabulary_keys
 from localllm.errors import LocalLLMError
-from models import ARCHITECTURES, ModelError, summarize
+from models import ARCHITECTURES, ModelError, record
 from models import read_config as read_gguf_config
 from models.config import MAX_LAYERS
+from plan import summarize
 from quant.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
@@ -167,14 +168,13 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor]) -> int:
-    """How many parameters the model has, after its forward was walked over these tensors: every one is there, of the
-    right shape, and used."""
+    """The number of parameters; ConvertError if the forward lacks a tensor, or finds one of another shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:
-        summary = summarize(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
+        plan = record(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
     except ModelError as error:
         raise ConvertError(f"{folder}: {error}{_origin(str(error), recipe)}") from None
-    return summary.parameters
+    return summarize(plan).parameters
 
 
 def _origin(error: str, recipe: Recipe) -> str:

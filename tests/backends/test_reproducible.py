@@ -10,7 +10,7 @@ import pytest
 
 from backends.base import CacheTypes, Executable
 from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK, Plan
+from plan import BLOCK, Plan
 from tests.backends import support
 from tests.backends.support import Shape, bind, feed, plan, tokens
 from tests.models.support import Driver, MemoryWeight, plan_of

@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import localllm
-from backends.plan import BLOCK
 from localllm import prompt_cache
+from plan import BLOCK
 from tests.fuzz import fence, values
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.localllm.cli_support import write_model

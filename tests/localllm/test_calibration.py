@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.plan import Experts, Linear
 from localllm import LocalLLMError, load
 from localllm.calibration.imatrix import Entry, Imatrix, measure, read, write
 from localllm.calibration.observe import steps
@@ -16,6 +15,7 @@ from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
 from localllm.gguf import NewTensor, write_gguf
 from localllm.quantize.plan import metadata
+from plan import Experts, Linear
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY
 

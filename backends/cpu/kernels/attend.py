@@ -17,7 +17,7 @@ from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x1
 from backends.cpu.memory import LINE, aligned
 from backends.cpu.panels import u8x64
 from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
-from backends.plan import BLOCK
+from plan import BLOCK
 
 LOWEST = -3.0e38  # of a position that a row must not look at, and finite: the first maximum
 FLOOR = -1.0e38  # of all others: where every score is as low, those that count weigh all the same

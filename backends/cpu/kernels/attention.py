@@ -24,7 +24,7 @@ from backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, t
 from backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value
-from backends.plan import BLOCK
+from plan import BLOCK
 
 
 class AttentionArg(IntEnum):
@@ -260,7 +260,7 @@ class _Rows:
 
 
 def attention(shape: Shape) -> Kernel:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `backends.plan.Attention` that the shape names;
+    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names;
     where the work is split, the states of the partitions, which `merge` makes y of."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
