@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError
-from backends.plan import BLOCK
 from localllm import __version__
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.model import Model
 from localllm.outputs import new_file
 from localllm.session import Session
+from plan import BLOCK
 
 MAGIC = b"LOCALLLM"
 VERSION = 1
