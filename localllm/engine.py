@@ -18,10 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Executable, Largest, Limits, Picks
-from backends.plan import Batch
+from localllm.backends.base import Executable, Largest, Limits, Picks
 from localllm.errors import LocalLLMError
 from localllm.paging import BlockPool, CacheFull, Sequence, how_many_fit
+from localllm.plan import Batch
 from localllm.sampling.select import largest
 
 F32 = NDArray[np.float32]

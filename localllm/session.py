@@ -14,7 +14,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Largest
+from localllm.backends.base import Largest
 from localllm.engine import ContextFull, Engine, Rows
 from localllm.errors import LocalLLMError
 from localllm.generation.prompt import prefill

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Largest
+from localllm.backends.base import Largest
 from localllm.generation.prompt import Evaluates
 from localllm.generation.statistics import Speculated
 from localllm.sampling.sampler import Sampler

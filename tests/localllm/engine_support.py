@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
+from localllm.backends.plan import BLOCK, Plan
 
-from backends.base import Backend, CacheTypes, Largest, Limits
-from backends.plan import BLOCK, Plan
+from localllm.backends.base import Backend, CacheTypes, Largest, Limits
 from localllm.engine import Engine, Rows
 from localllm.paging import SLACK, BlockPool, CacheFull, Sequence
 from tests.backends import support

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Backend, BackendError, Limits
-from backends.cache import CACHE_TYPES
-from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK
+from localllm.backends.base import Backend, BackendError, Limits
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.cpu.backend import CpuBackend
 from localllm.engine import ContextFull, Engine, Rows, StepTooLarge, largest_of
 from localllm.errors import LocalLLMError
 from localllm.paging import CacheFull
+from localllm.plan import BLOCK
 from localllm.session import Session
 from tests.backends.gpu.conftest import pocl
 from tests.localllm.engine_support import ALONE, FEW, LIMITS, PLANS, Live, Schedule, alone, engine_of, state

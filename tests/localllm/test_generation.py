@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import localllm
-from backends.base import Largest
+from localllm.backends.base import Largest
 from localllm.engine import largest_of
 from localllm.generation import statistics
 from localllm.generation.prompt import prefill
