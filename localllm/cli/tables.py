@@ -1,7 +1,7 @@
 """The support matrix as text, from the tables that the program itself goes by; `localllm show` prints it.
 
-`python -m localllm.cli.tables README.md` brings a document up to date: what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` becomes the section of that name.
+`python -m localllm.cli.tables docs/*.md` updates documents: the text between `<!-- NAME -->` and `<!-- /NAME -->`
+becomes the section of that name.
 """
 
 from __future__ import annotations
@@ -109,6 +109,9 @@ def brought_up_to_date(document: str) -> str:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         path = Path(argument)
-        text = brought_up_to_date(path.read_text(encoding="utf-8"))
+        old = path.read_text(encoding="utf-8")
+        text = brought_up_to_date(old)
+        if text == old:
+            continue
         with new_file(path, overwrite=True) as file:
             file.write(text.encode())
