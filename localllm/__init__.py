@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from localllm.session import Piece, Session, Statistics
 
 __all__ = ["LocalLLMError", "Model", "Piece", "SamplerOptions", "Session", "Statistics", "load"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "LocalLLMError": "localllm.errors",

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from localllm import __version__
 from localllm.cli import options
 from localllm.cli.console import YELLOW, fail, guarded, say
 from localllm.cli.parser import UsageError, parse
 from localllm.cli.signals import unwinding
+from localllm.cli.version import version
 from localllm.sampling.options import SamplerOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -240,7 +240,7 @@ def _dispatch(words: list[str]) -> None:
         print(HELP.format(commands="\n".join(lines)), end="")
         return
     if words[0] == "--version":
-        print(f"localllm {__version__}")
+        print(f"localllm {version()}")
         return
     command = COMMANDS.get(words[0])
     if command is None:
