@@ -1,4 +1,4 @@
-"""`localllm devices`: what models can run on here, and how fast each copies within its memory."""
+"""`localllm devices`: the devices that can run models, and the copy speed of each within its memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from localllm.cli.console import say
 from localllm.cli.options import Devices
 from localllm.cli.text import columns, size
 
-MEASURED = 256 << 20  # bytes copied: several times what any cache holds
+MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 
 
 def devices(own: Devices) -> None:
-    """List them; why a kind of device cannot be used is said, not hidden."""
+    """List the devices. If a kind of device cannot be used, print the reason."""
     found, reasons = _found()
     if own.json:
         print(json.dumps({"devices": found, "missing": reasons}, indent=2))
@@ -34,7 +34,7 @@ def devices(own: Devices) -> None:
 
 
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Facts of every device, and the reason of every backend that has none."""
+    """Facts of every device, and for every backend without a device the reason."""
     from backends.base import BackendError
 
     found: list[dict[str, Any]] = [_processor()]
@@ -48,7 +48,7 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """What a device says of itself, and how fast it copies, or why that could not be measured."""
+    """What a device reports, and its copy speed or why it could not be measured."""
     from backends.base import BackendError
     from backends.gpu.budget import copy_bandwidth
 
@@ -72,7 +72,7 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 
 def _cuda() -> list[Callable[[], Any]]:
-    """What opens each device."""
+    """Functions that open each device."""
     from backends.cuda.backend import CudaDevice, devices
 
     return [partial(CudaDevice, device) for device in devices()]

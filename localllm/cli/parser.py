@@ -1,4 +1,4 @@
-"""From the words of a command line to the option groups of a command, by argparse; and the help page of a command."""
+"""Parses the words of a command line into the option groups of a command, by argparse; prints its help page."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.sampling.options import SamplerOptions
 
 
 class UsageError(Exception):
-    """A command line that cannot be understood, in one line that names the option."""
+    """A wrong command line; one line that names the option."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -35,13 +35,13 @@ def parser(usage: str, help: str, groups: Sequence[type[Any]]) -> argparse.Argum
         section = made.add_argument_group(title(group))
         for dest, default, option in declared(group):
             _add(section, dest, default, option)
-        if group.__name__ not in _TITLES:  # the command's own
+        if group.__name__ not in _TITLES:  # the group of the command itself
             section.add_argument("-h", "--help", action="help", help="this page")
     return made
 
 
 def parse(usage: str, help: str, groups: Sequence[type[Any]], words: Sequence[str]) -> list[Any]:
-    """The groups as the words fill them; of the samplers a dict of what was given, for the file has defaults too.
+    """The groups, filled from the words. Samplers become a dict of the given values, because a file has defaults too.
 
     UsageError; SystemExit after --help.
     """
@@ -53,7 +53,7 @@ def parse(usage: str, help: str, groups: Sequence[type[Any]], words: Sequence[st
 
 
 def _values(group: type[Any], given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, by field."""
+    """The given values by field."""
     values = {}
     for dest, _, option in declared(group):
         if (value := given[dest]) is not None:
@@ -62,7 +62,7 @@ def _values(group: type[Any], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def title(group: type[Any]) -> str:
-    """What a group of options is about."""
+    """The heading of an option group."""
     return _TITLES.get(group.__name__, "options")
 
 

@@ -1,4 +1,4 @@
-"""The support matrix as text, from the tables that the program itself goes by; `localllm show` prints it.
+"""The support matrix as text, made from the program's own tables; `localllm show` prints it.
 
 `python -m localllm.cli.tables docs/*.md` updates documents: the text between `<!-- NAME -->` and `<!-- /NAME -->`
 becomes the section of that name.
@@ -15,11 +15,11 @@ from typing import Any
 from localllm.cli.text import markdown
 from localllm.outputs import new_file
 
-INTEGERS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
+INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 
 
 def formats() -> str:
-    """Weight formats: how many bits a weight takes, and what can be done with each."""
+    """Weight formats: bits per weight, and what each supports."""
     import quant
     from backends.cpu.unpack import FORMATS as kernels
 
@@ -40,7 +40,7 @@ def formats() -> str:
 
 
 def architectures() -> str:
-    """Architectures by the name in `general.architecture`, and what each is but for its file's own numbers."""
+    """Architectures by the name in `general.architecture`, and what the file's own numbers do not say about each."""
     from models import ARCHITECTURES
 
     rows = []
@@ -64,7 +64,7 @@ def architectures() -> str:
 
 
 def commands() -> str:
-    """Every command and every option; what several commands share stands once, behind them."""
+    """Every command and every option. Options that several commands share follow at the end, once."""
     from localllm.cli.main import COMMANDS
     from localllm.cli.parser import title
 
@@ -98,7 +98,7 @@ SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": a
 
 
 def brought_up_to_date(document: str) -> str:
-    """`document` with every section printed anew."""
+    """`document` with every section regenerated."""
     for name, section in SECTIONS.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from localllm import __version__
 
-_CHECKOUT = Path(__file__).resolve().parents[2]  # of an installed package: site-packages, which is no checkout
+_CHECKOUT = Path(__file__).resolve().parents[2]  # site-packages if installed, which is not a checkout
 _SECONDS = 10.0
 
 

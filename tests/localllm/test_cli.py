@@ -58,11 +58,11 @@ def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None
 # -- wrong usage and errors ----------------------------------------------------------------------------------------
 
 WRONG = [
-    (["frobnicate"], "no command 'frobnicate'"),
-    (["run"], "MODEL: which one?"),
-    (["show"], "MODEL: which one?"),
-    (["chat", "a", "b"], "MODEL: one is expected"),
-    (["chat", "a", "-m", "b"], "MODEL: one is expected"),
+    (["frobnicate"], "unknown command 'frobnicate'"),
+    (["run"], "MODEL is required"),
+    (["show"], "MODEL is required"),
+    (["chat", "a", "b"], "expected one MODEL, got 2"),
+    (["chat", "a", "-m", "b"], "expected one MODEL, got 2"),
     (["run", "m", "hi", "--nonsense"], "--nonsense"),
     (["run", "m", "hi", "-n"], "-n/--predict/--n-predict: expected one argument"),
     (["run", "m", "hi", "--temp", "warm"], "--temp/--temperature: 'warm' is not a number"),
@@ -71,8 +71,8 @@ WRONG = [
     (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
     (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
-    (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number from 1 up"),
-    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number from 0 up"),
+    (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
+    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
     (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, csv"),
 ]
@@ -140,7 +140,7 @@ def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=broken))
     assert main(["show", "m"]) == 1
     err = capsys.readouterr().err
-    assert "a bug of localllm: KeyError: 'lost'" in err
+    assert "bug in localllm: KeyError: 'lost'" in err
     assert "test_cli.py" in err
     assert err.count("\n") == 1
 
