@@ -215,7 +215,7 @@ def find(name: str) -> Mix:
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
-        raise QuantError(f"there is no type {name!r}; known: {', '.join([*MIXES, *ALIASES])}, COPY, and their numbers")
+        raise QuantError(f"unknown type {name!r}; known: {', '.join([*MIXES, *ALIASES])}, COPY, and their numbers")
     return mix
 
 
@@ -364,7 +364,7 @@ def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str,
         i = _layer(name)
         if not 0 <= i < geometry.layers:
             raise QuantError(
-                f"{name!r}: its name tells no layer from 0 to {geometry.layers - 1}, which {mix.name} needs"
+                f"{name!r}: its name has no layer number from 0 to {geometry.layers - 1}, which {mix.name} needs"
             )
     at = _Place(i, state.values if what == "attn_v" else geometry.layers, geometry, imatrix)
     holds = partial(_holds, at)

@@ -1,4 +1,4 @@
-"""From config.json to the keys of a GGUF file that describe the model's shape."""
+"""Turns config.json into the GGUF keys that describe the model's shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.convert.recipes import Recipe
 from localllm.convert.rope import Rope
 from models import ARCHITECTURES
 
-# GGUF key below the architecture's prefix: the names that config.json has for it. What is not there is not written.
+# GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
     "attention.head_count": ("num_attention_heads",),
     "attention.key_length": ("head_dim",),
@@ -44,7 +44,8 @@ _ACTIVATIONS = {
 
 
 def shape_keys(config: Config, recipe: Recipe, rope: Rope, vocabulary: int) -> dict[str, Any]:
-    """Keys with their prefix, as `write_gguf` takes them; ConvertError where config.json lacks or contradicts."""
+    """Keys with their prefix, as `write_gguf` takes them; ConvertError if config.json is incomplete or
+    contradictory."""
     _check(config, recipe)
     keys: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -77,7 +78,7 @@ def _check(config: Config, recipe: Recipe) -> None:
 
 
 def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
-    """The window and which layers have it, for architectures that slide."""
+    """The window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None:
         return {}
@@ -96,7 +97,7 @@ def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
 
 
 def shape_notes(config: Config, recipe: Recipe) -> tuple[str, ...]:
-    """What config.json asks for and the GGUF architecture leaves out."""
+    """What config.json requests and the GGUF architecture ignores."""
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
     if unused and window and window < config.needed("max_position_embeddings"):

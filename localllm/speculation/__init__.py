@@ -1,6 +1,6 @@
-"""Several tokens out of one pass: cheap guesses at what comes next are checked by the model in one batch.
+"""Speculative decoding: cheap drafts of the next tokens, verified by the model in one batch.
 
-options.py says what is asked for; ngram.py and draft.py guess; rule.py decides what of a guess stands, so that the
-answer is the model's own; policy.py decides how much guessing pays, by the costs that costs.py measures; steps.py is
-an answer's loop and setup.py puts it all together for a model. Nothing is imported here.
+options.py holds the settings; ngram.py and draft.py draft; rule.py accepts or rejects, so that the answer is the
+model's own; policy.py decides how much to draft, by the costs that costs.py measures; steps.py is the loop of an
+answer; setup.py puts everything together for a model. Nothing is imported here.
 """

@@ -1,4 +1,4 @@
-"""Times passes of 1 to 16 rows on an open model, in some tens of milliseconds or one run through, if that is longer."""
+"""Times passes of 1 to 16 rows on an open model: for some tens of milliseconds, or one round if that takes longer."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from localllm.speculation.policy import Costs
 if TYPE_CHECKING:
     from localllm.model import Model
 
-VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # rows timed; between them costs are interpolated
+VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # row counts to time; costs in between are interpolated
 DRAFTING = (1, 16)
 ENOUGH = 0.04  # seconds
 
 
 def measure(model: Model, rows: Sequence[int]) -> Costs:
-    """The best time of each number of rows, at the beginning of a text of different tokens."""
+    """The best time for each row count, at the beginning of a text of distinct tokens."""
     most = min(model.context, model.executable.limits.logit_rows)
     counts = [n for n in rows if n <= most]
     tokens = np.linspace(0, model.vocabulary - 1, max(counts)).astype(np.int32).tolist()

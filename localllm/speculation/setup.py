@@ -1,4 +1,4 @@
-"""What a model needs to speculate, put together once when it is opened, and for every session."""
+"""What a model needs to speculate: built once when it is opened, and for every session."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from localllm.speculation.rule import Guess
 
 
-SHORTEST_PASS = 2e-3  # seconds; guessing takes 30 to 50 microseconds a pass in Python, 2 % of this
+SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
 
 
 class Drafter(Protocol):
-    """Follows one text and guesses how it goes on."""
+    """Follows one text and drafts its continuation."""
 
     name: str
 
     @property
     def step_seconds(self) -> float:
-        """What a guess costs."""
+        """Seconds per drafted token."""
         ...
 
     def begin(self, text: Sequence[int]) -> None: ...
@@ -39,7 +39,7 @@ class Drafter(Protocol):
     def accept(self, token: int) -> None: ...
 
     def delay(self) -> float:
-        """Seconds it needs before the first guess."""
+        """Seconds before the first drafted token."""
         ...
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]: ...
@@ -49,7 +49,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A drafter of one session and the judge over all of its kind."""
+    """A drafter of one session, and the judge shared by all of its kind."""
 
     drafter: Drafter
     judge: Judge
@@ -57,7 +57,7 @@ class Drafting:
 
 @dataclass(frozen=True, slots=True)
 class Speculator:
-    """What one session speculates with."""
+    """The drafters of one session."""
 
     draftings: tuple[Drafting, ...]
     costs: Costs
@@ -69,10 +69,11 @@ class Speculator:
 
 
 class Speculation:
-    """Of one model: its draft model, the costs of both, and what was learned about their guesses. Closes the draft."""
+    """Speculation of one model: its draft model, the costs of both, and their acceptance rates. Closes the draft
+    model."""
 
     def __init__(self, target: Model, options: SpeculationOptions, drafting: Model | None) -> None:
-        """SpeculationError where the draft model knows other tokens."""
+        """SpeculationError if the vocabularies do not match."""
         self.options, self.draft = options, drafting
         self._mapping = match(target, drafting) if drafting is not None else None
         self.costs = measure(target, VERIFYING)
@@ -80,7 +81,7 @@ class Speculation:
         self._ngram_judge, self._draft_judge = Judge(ngram.PRIORS), Judge(draft.PRIORS)
 
     def speculator(self) -> Speculator | None:
-        """For a new session; none where what pays is to be done, and passes are too short for guessing to pay."""
+        """For a new session; none if `auto` is set and passes are too short for drafting to pay."""
         if self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS:
             return None
         draftings: list[Drafting] = []
