@@ -22,9 +22,7 @@ ALIGNMENT_KEY = "general.alignment"
 
 # Limits on what one file may claim, besides its own size. Each is far above any real file. Together they limit the time
 # for a hostile file of any size to seconds.
-MAX_HEAD_BYTES = (
-    1 << 28
-)  # everything before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
+MAX_HEAD_BYTES = 1 << 28  # before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
 MAX_STRINGS = 1 << 22  # total of all arrays
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18

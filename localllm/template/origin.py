@@ -12,11 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-GIVEN, MODEL, OWN = (
-    0,
-    1,
-    2,
-)  # from a user, tool or schema; from the model in an earlier turn; from the template. Least trusted first
+GIVEN, MODEL, OWN = 0, 1, 2  # by a user, tool or schema; by the model earlier; by the template. Least trusted first
 
 _T = TypeVar("_T")
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)
