@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from backends.plan import Plan, Value
+from plan import Plan, Value
 
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
 

@@ -9,13 +9,17 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import BLOCK, F32, Batch, CacheLayer, Plan, Value, Weight
+from plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from quant.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 
 
 class BackendError(Exception):
     """The hardware, the driver or the plan does not allow what was asked; the message says what to do next."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +158,7 @@ class Executable(Protocol):
         """How the last step came to `out`, the result of experts, which was to be kept; views as of `value`."""
         ...
 
-    def replace(self, weight: Weight) -> None:
+    def replace(self, weight: Tensor) -> None:
         """Other numbers for a bound matrix of the same name, format and shape."""
         ...
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError, CacheTypes, Limits
-from backends.plan import BLOCK, Batch, Weight
+from plan import BLOCK, Batch, Tensor
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:
@@ -58,7 +58,7 @@ def check_cache(cache: CacheTypes, supported: Collection[str]) -> None:
             raise BackendError(f"cache type {name!r} is not supported; there are: {', '.join(supported)}")
 
 
-def check_replacement(weight: Weight, bound: Mapping[str, Weight]) -> None:
+def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
     """BackendError unless a matrix of this name, format and shape is bound."""
     old = bound.get(weight.name)
     if old is None or (old.format, tuple(old.shape)) != (weight.format, tuple(weight.shape)):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from time import perf_counter
 from typing import Any
 
@@ -26,8 +26,8 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.plan import BLOCK, F32, Batch, CacheLayer, Embed, Experts, Operation, Plan, Value, Weight
 from backends.reference_operations import OPERATIONS, State
+from plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
@@ -91,7 +91,7 @@ class ReferenceExecutable:
         """Logits float32 (L, vocabulary) of the batch."""
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
-        check_batch(batch, self.limits, self._weights[_embedding(self._plan).name].shape[0], self._plan.window)
+        check_batch(batch, self.limits, self._plan.input_vocabulary, self._plan.window)
         state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
             for operation in self._plan.operations:
@@ -106,9 +106,8 @@ class ReferenceExecutable:
         assert self._last is not None, "no step has been made"
         return self._last.routings[out.index]
 
-    def replace(self, weight: Weight) -> None:
-        bound = {w.name: w for operation in self._plan.operations for w, _ in _weights_of(operation)}
-        check_replacement(weight, bound)
+    def replace(self, weight: Tensor) -> None:
+        check_replacement(weight, self._plan.weights)
         self._weights[weight.name] = _values(weight)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
@@ -150,17 +149,13 @@ class ReferenceExecutable:
         self._last = None
 
     def _memory(self) -> Memory:
-        table = _embedding(self._plan)
-        operations = [op for op in self._plan.operations if not isinstance(op, Embed)]
-        reads = {weight.name: share for op in operations for weight, share in _weights_of(op)}
-        per_token = 4 * table.shape[1] + sum(int(self._weights[name].nbytes * share) for name, share in reads.items())
         cache = sum(layer.nbytes for layer in (*self._keys, *self._values))
         rows = {"batch": self.limits.rows, "logits": self.limits.logit_rows}
         return Memory(
             weights=sum(w.nbytes for w in self._weights.values()),
             cache=cache,
             scratch=sum(4 * v.width * rows[v.rows] for v in self._plan.values),
-            weights_per_token=per_token,
+            weights_per_token=sum(read.share(self._weights[read.weight.name].nbytes) for read in self._plan.reads),
             **cache_reads(self._plan.layers, self.block_bytes),
         )
 
@@ -170,37 +165,20 @@ def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
     return layer.reshape(-1, BLOCK, *layer.shape[1:])
 
 
-def _weights_of(operation: Operation) -> Iterator[tuple[Weight, float]]:
-    """Every weight of an operation, and the share of it that one row reads."""
-    for field in ("table", "weight", "bias", "sinks", "choice_bias"):
-        weight = getattr(operation, field, None)
-        if weight is not None:
-            yield weight, 1.0
-    if isinstance(operation, Experts):
-        for stack in (operation.gate, operation.up, operation.down):
-            for weight in (stack.weight, stack.scale, stack.bias):
-                if weight is not None:
-                    yield weight, operation.used / operation.router.width
-
-
-def _embedding(plan: Plan) -> Weight:
-    return next(op.table for op in plan.operations if isinstance(op, Embed))
-
-
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     """float32 values of every weight by name."""
     for operation in plan.operations:
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")
-    found = {weight.name: weight for operation in plan.operations for weight, _ in _weights_of(operation)}
+    found = plan.weights
     weights: dict[str, F32] = {}
-    for done, weight in enumerate(found.values(), 1):
-        weights[weight.name] = _values(weight)
+    for done, (name, weight) in enumerate(found.items(), 1):
+        weights[name] = _values(weight)
         progress("loading weights", done, len(found))
     return weights
 
 
-def _values(weight: Weight) -> F32:
+def _values(weight: Tensor) -> F32:
     try:
         rows = quant.dequantize(weight.read(0, math.prod(weight.shape[:-1])), weight.format)
     except quant.QuantError as error:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from backends import cache
 from backends.base import Routing
-from backends.plan import (
+from plan import (
     BLOCK,
     F32,
     Activate,

@@ -28,7 +28,7 @@ from kernels import Random, best
 
 from backends.base import CacheTypes, Limits
 from backends.cpu.backend import CpuBackend, CpuExecutable
-from backends.plan import BLOCK, Batch, Recorder
+from plan import BLOCK, Batch, Recorder
 
 TOKENS = 512
 LEAST_BYTES = 256 << 20  # of an F16 cache, over all layers

@@ -19,7 +19,7 @@ from backends.base import BackendError, CacheTypes, Limits
 from backends.cuda.nvrtc import Nvrtc
 from backends.gpu import cachetypes, formats, kernels, products
 from backends.gpu.kernels import Kernel
-from backends.plan import CacheLayer
+from plan import CacheLayer
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded

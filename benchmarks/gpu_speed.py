@@ -19,7 +19,7 @@ from backends.base import Limits
 from backends.gpu import formats
 from backends.gpu.budget import copy_bandwidth
 from backends.gpu.executable import GpuExecutable
-from backends.plan import BLOCK, Batch, Linear, Plan, Recorder
+from plan import BLOCK, Batch, Linear, Plan, Recorder
 from quant import row_bytes
 
 KEPT = 40  # largest logits that sampling looks at
@@ -197,9 +197,7 @@ def prefill(
         walls.append(perf_counter() - start)
     wall = median(walls[1:])
     products = [op for op in plan.operations if isinstance(op, Linear)]
-    rate = (
-        sum(2 * int(np.prod(op.weight.shape)) * (1 if op.x.rows == "logits" else size.prompt) for op in products) / wall
-    )
+    rate = sum(op.flops * (1 if op.x.rows == "logits" else size.prompt) for op in products) / wall
     report.row(
         "prefill", **of, depth=depth, rows=size.prompt, tokens_per_s=size.prompt / wall, step_ms=1e3 * wall,
         device_ms=1e3 * device_seconds(device, executable, 1), matrices_top_per_s=rate / 1e12,

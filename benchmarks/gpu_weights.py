@@ -16,8 +16,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from make_model import GEOMETRIES, metadata, tensors
 
 from backends.gpu.formats import PIECE
-from backends.plan import Plan, Recorder
 from models import architecture_of, read_config, record
+from plan import Plan
 from quant import FORMATS, quantize, row_bytes
 
 SCALES = {  # where the halves of a block are that scale it: numbers that keep activations of a usual size
@@ -78,4 +78,4 @@ def plan_of(geometry: str, type_name: str, weights: Weights, context: int) -> Pl
             found[tensor.name] = weights.of(tensor.name, tensor.format, tensor.shape)
     keys = metadata(geometry, g, None)
     architecture = architecture_of(keys)
-    return record(read_config(keys, architecture.name), architecture, found, Recorder(), context=context)
+    return record(read_config(keys, architecture.name), architecture, found, context)

@@ -33,7 +33,7 @@ from backends.cpu.memory import address
 from backends.cpu.panels import u8x64
 from backends.cpu.simd import Function, Value
 from backends.cpu.unpack import FORMATS as KERNELS
-from backends.plan import BLOCK, Batch, Recorder
+from plan import BLOCK, Batch, Recorder
 from quant import FORMATS, quantize, row_bytes
 
 COLUMNS, ROWS, BATCH = 2048, 1 << 16, 512

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.printable import printable
+from quant.printable import printable
 
 
 class LocalLLMError(Exception):

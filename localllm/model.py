@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from backends import open_backend
 from backends.base import CacheTypes, Card, Executable, Limits, Progress
-from backends.plan import BLOCK, CacheLayer, Experts, Linear, Plan, Recorder, Value, Weight
 from localllm.cache_types import Choice, choose
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
@@ -28,6 +27,7 @@ from localllm.session import ContextFull, Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from models import Config, architecture_of, read_config, record
+from plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
@@ -85,7 +85,7 @@ class Model(Closing):
         cache: CacheTypes,
         progress: Progress | None,
         observe: bool = False,
-        weights: Mapping[str, Weight] | None = None,
+        weights: Mapping[str, Tensor] | None = None,
         force: bool = False,
         offload: Offload = AUTOMATIC,
     ) -> None:
@@ -93,8 +93,7 @@ class Model(Closing):
         architecture = architecture_of(self.file.metadata)
         self.config = config = read_config(self.file.metadata, architecture.name)
         self.context = context_of(ctx, config)
-        recorder = Recorder()
-        self.plan = plan = record(config, architecture, weights or self.file.tensors, recorder, context=self.context)
+        self.plan = plan = record(config, architecture, weights or self.file.tensors, self.context)
         held = sum(tensor.nbytes for tensor in self.file.tensors.values())
         offload.check(backend)
 
@@ -306,7 +305,7 @@ def load(
 
 def observed(plan: Plan) -> list[Value]:
     """What goes into matrices, and what comes out of experts, whose routing then can be read too."""
-    found = {op.x.index: op.x for op in plan.operations if isinstance(op, Linear | Experts)}
+    found = {value.index: value for op in plan.operations for value, _ in op.products}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
 

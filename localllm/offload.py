@@ -14,8 +14,8 @@ from backends.base import Backend, BackendError, CacheTypes, Card, Executable, L
 from backends.hybrid.backend import HybridBackend
 from backends.hybrid.cut import Placement, cut, most_layers
 from backends.hybrid.executable import HybridExecutable
-from backends.plan import Plan
 from localllm.errors import LocalLLMError
+from plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
 SMALLEST_CONTEXT = 256  # tokens; the smallest context worth proposing

@@ -16,6 +16,8 @@ from typing import Any, BinaryIO
 from localllm.errors import LocalLLMError
 from quant.atomic import NewFile, hidden_path, sweep
 
+_EXISTS = "exists; give another name, or --force"
+
 
 class OutputError(LocalLLMError):
     """A file was not written; the old one is unchanged."""
@@ -52,7 +54,7 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file to write")
     if not overwrite:
-        raise OutputError(f"{path}: exists; give another name, or --force")
+        raise OutputError(f"{path}: {_EXISTS}")
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
         raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
 
@@ -71,7 +73,10 @@ def new_file(path: Path, overwrite: bool = False) -> Iterator[Output]:
         check_target(path, overwrite)  # it may have appeared in the meantime
         with _system_errors(path):
             _keep_mode(path, new.file.fileno())
-            new.commit()
+            try:
+                new.commit(replace=overwrite)
+            except FileExistsError:
+                raise OutputError(f"{path}: {_EXISTS}") from None
 
 
 @contextmanager

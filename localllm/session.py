@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import Largest, Picks
-from backends.plan import Batch
 from localllm.errors import LocalLLMError
 from localllm.sampling.sampler import Sampler
 from localllm.stopping import StopStrings
+from plan import Batch
 
 if TYPE_CHECKING:
     from localllm.model import Model

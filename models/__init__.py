@@ -2,7 +2,7 @@
 
 architecture = architecture_of(metadata)
 config = read_config(metadata, architecture.name)
-plan = record(config, architecture, tensors, recorder)
+plan = record(config, architecture, tensors)
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from models.architectures import ARCHITECTURES, Architecture, architecture_of
 from models.config import Config, ExpertConfig, RopeConfig, read_config
 from models.errors import ModelError
 from models.forward import record
-from models.recorder import Recorder
-from models.summary import Summary, summarize
-from models.tensors import Weight
 
 __all__ = [
     "ARCHITECTURES",
@@ -21,12 +18,8 @@ __all__ = [
     "Config",
     "ExpertConfig",
     "ModelError",
-    "Recorder",
     "RopeConfig",
-    "Summary",
-    "Weight",
     "architecture_of",
     "read_config",
     "record",
-    "summarize",
 ]

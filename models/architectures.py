@@ -11,21 +11,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from models.errors import ModelError
-
-Activation = Literal["silu", "gelu"]
-ExpertActivation = Literal["silu", "gelu", "swiglu_oai"]
-Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+from plan import Activation, Gating, GluActivation, NormKind, RopeStyle
 
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """How the experts of a token are weighted; `backends.plan.Experts` says what the gatings are."""
+    """How the experts of a token are weighted; `plan.Experts` says what the gatings are."""
 
     gating: Gating
     normalize: bool  # the chosen weights are divided by their sum
     from_file: bool = False  # keys of the file go before the two above, and may scale the weights
     scales: bool = False  # `.scale` tensors of the experts' matrices count
-    activation: ExpertActivation = "silu"
+    activation: GluActivation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +40,13 @@ class Architecture:
     """`norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
 
     name: str  # general.architecture, and the prefix of the keys
-    rope_style: Literal["norm", "neox"]
+    rope_style: RopeStyle
     activation: Activation = "silu"
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
     qk_norm: bool = False  # the file must hold q/k norms (they are applied wherever it does)
     ffn_scales: bool = True  # `.scale` tensors of the feed-forward matrices count (llama.cpp reads them for some only)
     ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: there is no gate
-    norm: Literal["rms", "layer"] = "rms"
+    norm: NormKind = "rms"
     attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
     ffn_norm: str = "ffn_norm"  # and of the feed-forward
     post_norms: bool = False  # what attention and feed-forward give is normed before it is added

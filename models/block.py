@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Generic
 
 from models.architectures import Architecture
 from models.config import Config, ExpertConfig
-from models.recorder import R, Recorder, S, V
 from models.tensors import Tensors
+from plan import Recorder, Rope, Stack, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Ropes(Generic[R]):
+class Ropes:
     """The rotations of queries and of keys."""
 
-    query: R
-    key: R
+    query: Rope
+    key: Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Block(Generic[V, R, S]):
-    """T rows in, T rows out; the last layer goes on with the rows whose logits are wanted."""
+class Block:
+    """A layer maps T rows to T rows; the last one goes on with only the rows whose logits are wanted."""
 
     config: Config
     architecture: Architecture
     tensors: Tensors
-    recorder: Recorder[V, R, S, Any]
-    full: Ropes[R]
-    sliding: Ropes[R]  # of the layers with a window
+    recorder: Recorder
+    full: Ropes
+    sliding: Ropes  # of the layers with a window
 
-    def attention(self, x: V, layer: int) -> V:
+    def attention(self, x: Value, layer: int) -> Value:
         config, recorder, name = self.config, self.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
         width = heads * config.head_dim
@@ -51,8 +50,8 @@ class Block(Generic[V, R, S]):
         y = self.linear(name + "attn_output", mixed, config.width, width)
         return self.residual(x, y, name + "post_attention_norm")
 
-    def projections(self, name: str, x: V, layer: int) -> tuple[V, V, V]:
-        """Queries, keys and values, from three matrices or from one whose rows are theirs in turn."""
+    def projections(self, name: str, x: Value, layer: int) -> tuple[Value, Value, Value]:
+        """Queries, keys and values: from three matrices, or from one that holds the rows of all three in turn."""
         config = self.config
         q = config.heads[layer] * config.head_dim
         kv = config.kv_heads[layer] * config.head_dim
@@ -69,7 +68,7 @@ class Block(Generic[V, R, S]):
             self.rows(name, x, q + kv, of, of, scale),
         )
 
-    def feed_forward(self, x: V, layer: int) -> V:
+    def feed_forward(self, x: Value, layer: int) -> Value:
         name = f"blk.{layer}."
         normed = self.input_norm(name, self.architecture.ffn_norm, x)
         experts = self.config.experts
@@ -79,8 +78,8 @@ class Block(Generic[V, R, S]):
             y = self.dense(name, normed, self.config.ffn_width[layer])
         return self.residual(x, y, name + "post_ffw_norm")
 
-    def dense(self, name: str, x: V, inner: int, suffix: str = "") -> V:
-        """Down of the activated middle (T, inner): gate and up in two matrices or in one, or no gate at all."""
+    def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
+        """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
         width, activation, up_name = self.config.width, self.architecture.activation, f"{name}ffn_up{suffix}"
         match self.architecture.ffn:
             case "gated":
@@ -94,8 +93,8 @@ class Block(Generic[V, R, S]):
                 hidden = self.recorder.activate(self.ffn_linear(up_name, x, inner, width), activation)
         return self.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
-    def experts(self, name: str, x: V, experts: ExpertConfig) -> V:
-        """The chosen experts, and beside them the one that every token passes, where the file holds one."""
+    def experts(self, name: str, x: Value, experts: ExpertConfig) -> Value:
+        """The chosen experts, plus the shared expert if the file has one."""
         config, recorder = self.config, self.recorder
         inner = self.tensors.height(name + "ffn_up_exps.weight")
         up = self.stack(name + "ffn_up_exps", experts, inner, config.width)
@@ -122,31 +121,31 @@ class Block(Generic[V, R, S]):
             z = recorder.glu(recorder.linear(x, gate), z, "sigmoid")
         return recorder.add(y, z)
 
-    def stack(self, name: str, experts: ExpertConfig, rows: int, columns: int) -> S:
+    def stack(self, name: str, experts: ExpertConfig, rows: int, columns: int) -> Stack:
         weight = self.tensors.stack(name + ".weight", experts.count, rows, columns)
         scale = self.tensors.optional(name + ".scale", experts.count) if experts.matrix_scales else None
-        return self.recorder.stack(weight, scale, self.tensors.optional(name + ".bias", experts.count, rows))
+        return Stack(weight, scale, self.tensors.optional(name + ".bias", experts.count, rows))
 
-    def residual(self, x: V, y: V, norm: str) -> V:
-        """x + y, y normed or scaled first where the architecture does so."""
+    def residual(self, x: Value, y: Value, norm: str) -> Value:
+        """x + y; the architecture may norm or scale y first."""
         if self.architecture.post_norms:
             y = self.norm(norm, y)
         if self.config.residual_scale != 1.0:
             y = self.recorder.scale(y, self.config.residual_scale)
         return self.recorder.add(x, y)
 
-    def input_norm(self, layer: str, name: str, x: V) -> V:
+    def input_norm(self, layer: str, name: str, x: Value) -> Value:
         return self.norm(layer + name, x) if name else x
 
-    def norm(self, name: str, x: V) -> V:
+    def norm(self, name: str, x: Value) -> Value:
         weight = self.tensors.vector(name + ".weight", self.config.width)
         if self.architecture.norm == "rms":
             return self.recorder.rms_norm(x, weight, self.config.eps)
         bias = self.tensors.optional(name + ".bias", self.config.width)
         return self.recorder.layer_norm(x, weight, bias, self.config.eps)
 
-    def head_norm(self, name: str, x: V, heads: int) -> V:
-        """Heads normed each by itself, with the same weights or its own, or all as one row: the shape says which."""
+    def head_norm(self, name: str, x: Value, heads: int) -> Value:
+        """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""
         name, head_dim, eps = name + ".weight", self.config.head_dim, self.config.eps
         if not self.architecture.qk_norm and name not in self.tensors:
             return x
@@ -156,18 +155,18 @@ class Block(Generic[V, R, S]):
             return self.recorder.rms_norm(x, weight, eps, groups)
         return self.recorder.layer_norm(x, weight, None, eps, groups)
 
-    def linear(self, name: str, x: V, rows: int, columns: int) -> V:
-        """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as NVFP4 files mean it."""
+    def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
+        """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as in NVFP4 files."""
         weight = self.tensors.matrix(name + ".weight", rows, columns)
         return self.recorder.linear(x, weight, self.tensors.optional(name + ".bias", rows), self.scale(name))
 
-    def rows(self, name: str, x: V, start: int, stop: int, of: int, scale: float = 1.0) -> V:
+    def rows(self, name: str, x: Value, start: int, stop: int, of: int, scale: float = 1.0) -> Value:
         """`linear` of rows start..stop of a matrix (of, width)."""
         weight = self.tensors.rows(name + ".weight", start, stop, of, self.config.width)
         bias = self.tensors.optional_part(name + ".bias", start, stop, of)
         return self.recorder.linear(x, weight, bias, scale)
 
-    def ffn_linear(self, name: str, x: V, rows: int, columns: int) -> V:
+    def ffn_linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
         """(x @ weight.T + bias) * scale: llama.cpp's feed-forward scales after the bias."""
         weight = self.tensors.matrix(name + ".weight", rows, columns)
         bias = self.tensors.optional(name + ".bias", rows)

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from models.architectures import ARCHITECTURES, Architecture, ExpertActivation, Gating, Routing
+from models.architectures import ARCHITECTURES, Architecture, Routing
 from models.errors import ModelError
 from models.keys import Keys, found
+from plan import Gating, GluActivation
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
-_MAX_LAYERS = 1024
+MAX_LAYERS = 1024
 _MAX_WIDTH = 1 << 20  # of a row of activations
 # Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
 # experts of which 32 are used.
@@ -50,14 +51,14 @@ class RopeConfig:
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """How the feed-forward of a token is chosen; `backends.plan.Experts` says what the words mean."""
+    """How the feed-forward of a token is chosen; `plan.Experts` says what the words mean."""
 
     count: int
     used: int
     gating: Gating
     normalize: bool
     scale: float
-    activation: ExpertActivation
+    activation: GluActivation
     matrix_scales: bool  # `.scale` tensors count
 
 
@@ -93,7 +94,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
-    blocks = keys.integer("block_count", 1, _MAX_LAYERS)
+    blocks = keys.integer("block_count", 1, MAX_LAYERS)
     layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last guess further tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)

@@ -7,50 +7,34 @@ What the file holds (biases, q/k norms, experts, output matrix, frequency factor
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TypeVar
+from dataclasses import replace
 
 from models.architectures import Architecture
 from models.block import Block, Ropes
 from models.config import Config, RopeConfig
 from models.errors import ModelError
-from models.recorder import R, Recorder, S, V
 from models.rope import inverse_frequencies, magnitude
-from models.tensors import Tensors, Weight
-
-P = TypeVar("P")  # what recording ends in: the plan
+from models.tensors import Tensors
+from plan import Plan, Recorder, Rope, Tensor
 
 
 def record(
-    config: Config,
-    architecture: Architecture,
-    tensors: Mapping[str, Weight],
-    recorder: Recorder[V, R, S, P],
-    context: int | None = None,
-) -> P:
-    """What `recorder.finish` returns for this model's forward; ModelError for a missing or unfit tensor.
+    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+) -> Plan:
+    """The plan of this model's forward; ModelError for a missing or unfit tensor.
 
-    `context` is how many positions the plan will serve (the model's own by default): models with two sets of frequency
-    factors choose by it.
+    `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
+    sets of frequency factors if a model has two.
     """
-    return walk(config, architecture, Tensors(tensors), recorder, context)
-
-
-def walk(
-    config: Config,
-    architecture: Architecture,
-    tensors: Tensors,
-    recorder: Recorder[V, R, S, P],
-    context: int | None = None,
-) -> P:
-    """`record` over tensors whose use is remembered."""
-    table = tensors.matrix("token_embd.weight", config.vocabulary, config.width)
+    checked, recorder = Tensors(tensors), Recorder()
+    table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
-    factors = _factors(config, tensors, context or config.context_length)
-    full = _ropes(config, architecture, config.rope, factors, recorder)
-    sliding = _ropes(config, architecture, config.window_rope, factors, recorder)
-    block = Block(config, architecture, tensors, recorder, full, sliding)
+    factors = _factors(config, checked, context or config.context_length)
+    full = _ropes(config, architecture, config.rope, factors)
+    sliding = _ropes(config, architecture, config.window_rope, factors)
+    block = Block(config, architecture, checked, recorder, full, sliding)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = block.attention(x, layer)
@@ -58,19 +42,19 @@ def walk(
     recorder.begin_layer()
     x = block.norm("output_norm", x)
     scale = config.logit_scale
-    if "output.weight" in tensors:
-        weight = tensors.matrix("output.weight", config.vocabulary, config.width)
+    if "output.weight" in checked:
+        weight = checked.matrix("output.weight", config.vocabulary, config.width)
         scale *= block.scale("output")
     else:
         weight = table
-    logits = recorder.linear(x, weight, tensors.optional("output.bias", config.vocabulary), scale)
+    logits = recorder.linear(x, weight, checked.optional("output.bias", config.vocabulary), scale)
     if config.logit_softcap:
         logits = recorder.softcap(logits, config.logit_softcap)
-    return recorder.finish(logits)
+    return recorder.finish(logits, checked.used())
 
 
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
-    """What the frequencies are divided by: one set, or one up to the context trained on and one beyond."""
+    """Divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
     beyond = "long" if context > config.rope.original_context else "short"
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
         factors = tensors.optional_numbers(name, config.rope.n_rot // 2)
@@ -81,22 +65,15 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
     return None
 
 
-def _ropes(
-    config: Config,
-    architecture: Architecture,
-    rope: RopeConfig,
-    factors: list[float] | None,
-    recorder: Recorder[V, R, S, P],
-) -> Ropes[R]:
-    """The rotations of queries and of keys: the same, but for a temperature that belongs to queries."""
+def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
+    """The rotations of queries and of keys; they differ by a temperature at most, which is for queries only."""
     if rope.temperature and rope.n_rot != config.head_dim:
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
             f"{config.head_dim}, found {rope.n_rot}"
         )
-    frequencies = inverse_frequencies(rope, factors)
-    style, scale = "neox" if rope.sections else architecture.rope_style, magnitude(rope)
-    keys = recorder.rope(style, rope.n_rot, frequencies, scale)
+    style = "neox" if rope.sections else architecture.rope_style
+    keys = Rope(style, rope.n_rot, inverse_frequencies(rope, factors), magnitude(rope))
     if not rope.temperature:
         return Ropes(keys, keys)
-    return Ropes(recorder.rope(style, rope.n_rot, frequencies, scale, rope.temperature, rope.original_context), keys)
+    return Ropes(replace(keys, temperature=rope.temperature, temperature_length=rope.original_context), keys)

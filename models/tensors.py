@@ -1,74 +1,27 @@
-"""The tensors of a model file, handed out one by one and checked: present, of the expected shape, of a readable format.
+"""The tensors of a model file, handed out as weights after a check: present, of the expected shape, of a known format.
 
-What was handed out is remembered, so that `show` can list what a file holds and the forward does not use.
+The plan keeps the names handed out, so that `show` can list the tensors of a file that the forward does not use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 import quant
 from models.errors import ModelError
+from plan import Tensor, Weight
 
 _NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
 
 
-class Weight(Protocol):
-    """A tensor of the model file, still in its file format."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def format(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...  # row-major: (experts, rows, columns), (rows, columns) or (columns,)
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]: ...  # rows as (stop - start, bytes per row)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A matrix made of rows start, start + 1, ... of a tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    tensor: Weight
-    start: int
-
-    @property
-    def format(self) -> str:
-        return self.tensor.format
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return self.tensor.read(self.start + start, self.start + stop)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Values start, start + 1, ... of a vector; both ends lie between blocks of its format."""
-
-    name: str
-    shape: tuple[int, ...]
-    tensor: Weight
-    start: int
-
-    @property
-    def format(self) -> str:
-        return self.tensor.format
-
-    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        first, size = (quant.row_bytes(self.format, n) for n in (self.start, self.shape[0]))
-        return self.tensor.read(start, stop)[:, first : first + size]
-
-
 class Tensors:
-    """Checked access by name; every method raises ModelError naming the tensor, what was found and what is expected."""
+    """Checked access by name. ModelError names the tensor, what was found and what is expected."""
 
-    def __init__(self, tensors: Mapping[str, Weight]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors
         self._used: set[str] = set()
 
@@ -92,11 +45,11 @@ class Tensors:
 
     def row(self, name: str, width: int) -> Weight:
         """A vector as a matrix of one row."""
-        return _Rows(name, (1, width), self.vector(name, width), 0)
+        return replace(self.vector(name, width), shape=(1, width))
 
     def rows(self, name: str, start: int, stop: int, of: int, columns: int) -> Weight:
         """Rows start..stop of a matrix (of, columns)."""
-        return _Rows(f"{name}[{start}:{stop}]", (stop - start, columns), self.matrix(name, of, columns), start)
+        return self.matrix(name, of, columns).part(start, stop)
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
         """Values start..stop of a vector (of,)."""
@@ -108,14 +61,14 @@ class Tensors:
             quant.row_bytes(vector.format, stop)
         except quant.QuantError as error:
             raise ModelError(f"{name}: {error}") from None
-        return _Part(f"{name}[{start}:{stop}]", (stop - start,), vector, start)
+        return vector.part(start, stop)
 
     def height(self, name: str) -> int:
-        """Rows of the matrix, or of each matrix of a stack; 0 where the file does not hold it."""
+        """Rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
         return int(self._tensors[name].shape[-2]) if name in self and len(self._tensors[name].shape) > 1 else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
-        """The values float32 (width,) of a small vector that becomes part of the plan; they must be finite."""
+        """The values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
         if name not in self:
             return None
         weight = self.vector(name, width)
@@ -124,9 +77,9 @@ class Tensors:
             raise ModelError(f"{name}: holds NaN or infinity")
         return values
 
-    def unused(self) -> tuple[str, ...]:
-        """Names that nothing asked for, in the file's order."""
-        return tuple(name for name in self._tensors if name not in self._used)
+    def used(self) -> frozenset[str]:
+        """Names that were handed out."""
+        return frozenset(self._used)
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -145,7 +98,7 @@ class Tensors:
         except quant.QuantError as error:
             raise ModelError(f"{name}: {error}") from None
         self._used.add(name)
-        return weight
+        return Weight.of(weight)
 
 
 def _text(shape: tuple[int, ...]) -> str:

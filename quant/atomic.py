@@ -6,6 +6,7 @@ leaves its hidden file; a day later, the next one that writes to the folder remo
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -35,15 +36,19 @@ class NewFile:
         self._hidden: Path | None = hidden_path(path.parent)
         self.file = open(self._hidden, "xb", opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
 
-    def commit(self, durable: bool = True) -> None:
-        """Rename the file to its final name; with `durable` it survives a power cut."""
+    def commit(self, durable: bool = True, replace: bool = True) -> None:
+        """Give the file its name; with `durable` it survives a power cut.
+
+        FileExistsError without `replace` where there is a file of that name, however late another process made it.
+        """
         assert self._hidden is not None, "a file is committed once"
         self.file.flush()
         if durable:
             os.fsync(self.file.fileno())
         self.file.close()
-        os.replace(self._hidden, self.path)
-        self._hidden = None
+        if replace or not _link(self._hidden, self.path):
+            os.replace(self._hidden, self.path)
+            self._hidden = None
         if durable:
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
@@ -63,6 +68,19 @@ class NewFile:
         finally:
             if self._hidden is not None:
                 self._hidden.unlink(missing_ok=True)
+
+
+def _link(hidden: Path, path: Path) -> bool:
+    """Give a file a second name that must be new. False on a file system without links, where nobody had the name."""
+    try:
+        os.link(hidden, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(path)) from None
+        return False
+    return True
 
 
 def sweep(folder: Path) -> None:

@@ -11,12 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from quant.printable import printable
+
 U8 = NDArray[np.uint8]
 F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
     """A format, shape or value cannot be converted; the message says what is needed instead."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,23 +9,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = ("localllm", "models", "backends", "quant")
+PACKAGES = ("localllm", "models", "backends", "plan", "quant")
 SCRIPTS = ROOT / "models" / "demo"  # programs that made the model in the box: nothing imports them
 
 # What a file may import besides the standard library: the longest prefix of its path decides.
 ALLOWED: dict[str, set[str]] = {
     "quant": {"quant", "numpy"},
     "quant/compiled": {"quant", "numpy", "numba", "llvmlite"},
-    "models": {"models", "quant", "numpy"},
-    "backends": {"backends", "quant", "numpy"},
-    "backends/cpu": {"backends", "quant", "numpy", "llvmlite"},
-    "backends/opencl": {"backends", "quant", "numpy", "pyopencl"},
-    "backends/cuda": {"backends", "quant", "numpy", "pycuda"},
-    "localllm": {"localllm", "models", "backends", "quant", "numpy"},
+    "plan": {"plan", "quant", "numpy"},
+    "models": {"models", "plan", "quant", "numpy"},
+    "backends": {"backends", "plan", "quant", "numpy"},
+    "backends/cpu": {"backends", "plan", "quant", "numpy", "llvmlite"},
+    "backends/opencl": {"backends", "plan", "quant", "numpy", "pyopencl"},
+    "backends/cuda": {"backends", "plan", "quant", "numpy", "pycuda"},
+    "localllm": {"localllm", "models", "backends", "plan", "quant", "numpy"},
     "localllm/template": {"localllm", "jinja2"},
     "localllm/confined": {"localllm", "tokenizers"},
-    "localllm/convert": {"localllm", "models", "quant", "numpy"},
-    "localllm/cli": {"localllm", "models", "backends", "quant", "numpy", "rich"},
+    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
+    "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich"},
 }
 FILES = sorted(
     path for package in PACKAGES for path in (ROOT / package).rglob("*.py") if not path.is_relative_to(SCRIPTS)

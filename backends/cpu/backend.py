@@ -36,8 +36,7 @@ from backends.cpu.pool import Pool
 from backends.cpu.program import Program, Slot
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import F32, Batch, Experts, Plan, Rope, Value, Weight
-from backends.usage import embedded_rows
+from plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
 from quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
@@ -98,7 +97,7 @@ class CpuExecutable:
         self._backend = backend  # keeps its threads alive
         self._closed = False
         check_limits(limits)
-        matrices = budget.matrices(plan)
+        matrices = plan.matrices.values()
         program = bind.program(plan, limits, backend.pool.threads, cache, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
         report = progress or (lambda what, done, total: None)
@@ -187,7 +186,7 @@ class CpuExecutable:
             if isinstance(op, Experts) and op.out.index in program.routings
         }
         self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache, backend.isa)
-        self._vocabulary_in = embedded_rows(plan)
+        self._vocabulary_in = plan.input_vocabulary
 
     def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
         """A buffer's float32 rows (rows, width)."""
@@ -268,10 +267,10 @@ class CpuExecutable:
     def _count(self, value: Value) -> int:
         return int(self._inputs.step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
 
-    def replace(self, weight: Weight) -> None:
-        """Replace the numbers of a bound matrix by others of the same name, format and shape."""
+    def replace(self, weight: Tensor) -> None:
+        """Other numbers for a bound matrix of the same name, format and shape."""
         self._must_be_open()
-        check_replacement(weight, {matrix.name: matrix for matrix in budget.matrices(self._plan)})
+        check_replacement(weight, self._plan.matrices)
         weights.fill([(weight, self._panels[weight.name])], self._library, self._pool.threads)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:

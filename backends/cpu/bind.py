@@ -24,7 +24,8 @@ from backends.cpu.program import (
 )  # fmt: skip
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import INTEGER_PANELS, activations_of
-from backends.plan import (
+from backends.fusion import additions_into_linears
+from plan import (
     Activate,
     Add,
     Append,
@@ -45,7 +46,6 @@ from backends.plan import (
     Value,
     Weight,
 )  # fmt: skip
-from backends.usage import additions_into_linears, products_of, uses_of
 
 
 def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) -> dict[int, Slot]:
@@ -62,15 +62,13 @@ class _Binder:
         self.kernels: dict[str, Kernel] = {}
         self.where: dict[int, Buffer] = {}  # value -> float32 rows
         self.quantized: dict[tuple[int, Activations], Buffer] = {}  # value, kind -> rows of that kind
-        self.uses = uses_of(plan)
+        self.uses = plan.uses
         self.keep = keep
         self.uses.update(value.index for value in keep)  # a use that never comes
         self.routings: dict[int, tuple[str, Buffer]] = {}
         self.lists: dict[str, int] = {}
         self.limits = limits
-        self.wanted = {
-            (x.index, activations_of(weight.format)) for op in plan.operations for x, weight in products_of(op)
-        }
+        self.wanted = {(x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products}
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Memory of a bound plan in bytes, computed without reading weights; `localllm show` and binding share this account."""
+"""The memory that a bound plan takes, without reading a weight: `localllm show` and binding count alike."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from backends.cpu.panels import panel_count
 from backends.cpu.program import Program
 from backends.cpu.sharing import Sharing
 from backends.cpu.simd import LANES
-from backends.plan import Attention, Embed, Experts, Linear, Norm, Plan, Rotate, Weight
+from plan import Attention, Embed, Experts, Linear, Plan, Rotate, Weight
 
 Uses = set[tuple[attention.Shape, int]]  # kernels of attention, with the window
 
@@ -25,7 +25,7 @@ def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> 
 
 
 def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: CacheTypes, isa: Isa) -> Memory:
-    panels = weights.shapes(matrices(plan), isa)
+    panels = weights.shapes(plan.matrices.values(), isa)
     uses, blocks = attention_uses(plan, cache), block_bytes(plan, cache)
     vectors = sum(4 * weights.padded(math.prod(weight.shape), lanes) for _, weight, lanes in vector_uses(plan))
     biases = sum(4 * weight.shape[0] * width for _, weight, width in expert_biases(plan))
@@ -72,35 +72,17 @@ def tile_stride(panels: dict[str, weights.Panels], threads: int) -> int:
     return aligned(max((p.scratch_bytes(threads) for p in panels.values()), default=0))
 
 
-def matrices(plan: Plan) -> list[Weight]:
-    """Every matrix stored in panels, once."""
-    found: dict[str, Weight] = {}
-    for op in plan.operations:
-        if isinstance(op, Embed):
-            found[op.table.name] = op.table
-        elif isinstance(op, Linear):
-            found[op.weight.name] = op.weight
-        elif isinstance(op, Experts):
-            found |= {stack.weight.name: stack.weight for stack in (op.gate, op.up, op.down)}
-    return list(found.values())
-
-
 def vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
-    """(address name, tensor, lanes to pad to): a linear's bias is as long as its panels."""
+    """(address name, tensor, lanes to pad to) of the vectors, `expert_biases` apart.
+
+    The bias of a linear is as long as its panels.
+    """
     found: dict[str, tuple[str, Weight, int]] = {}
+    apart = {weight.name for _, weight, _ in expert_biases(plan)}
     for op in plan.operations:
-        if isinstance(op, Norm):
-            for weight in (op.weight, op.bias):
-                if weight is not None:
-                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
-        elif isinstance(op, Experts):
-            for weight in (op.choice_bias, op.gate.scale, op.up.scale, op.down.scale):
-                if weight is not None:
-                    found[f"vector:{weight.name}"] = (f"vector:{weight.name}", weight, LANES)
-        elif isinstance(op, Attention) and op.sinks is not None:
-            found[f"vector:{op.sinks.name}"] = (f"vector:{op.sinks.name}", op.sinks, LANES)
-        elif isinstance(op, Linear) and op.bias is not None:
-            found[f"panel_vector:{op.bias.name}"] = (f"panel_vector:{op.bias.name}", op.bias, 2 * LANES)
+        kind, lanes = ("panel_vector", 2 * LANES) if isinstance(op, Linear) else ("vector", LANES)
+        uses = [(f"{kind}:{weight.name}", weight, lanes) for weight in op.vectors if weight.name not in apart]
+        found |= {use[0]: use for use in uses}
     return list(found.values())
 
 
@@ -110,18 +92,13 @@ def expert_biases(plan: Plan) -> list[tuple[str, Weight, int]]:
         (f"experts_vector:{stack.bias.name}", stack.bias, panel_count(stack.weight.shape[1]) * LANES)
         for op in plan.operations
         if isinstance(op, Experts)
-        for stack in (op.gate, op.up, op.down)
+        for stack in op.stacks
         if stack.bias is not None
     ]
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
-    """Bytes of all matrices in products, and of the chosen experts alone."""
-    total = 0
-    for op in plan.operations:
-        if isinstance(op, Linear):
-            total += panels[op.weight.name].bytes
-        elif isinstance(op, Experts):
-            stacks = (op.gate, op.up, op.down)
-            total += sum(panels[stack.weight.name].expert_bytes * op.used for stack in stacks)
-    return total
+    """Bytes of every matrix of a product, and of the chosen experts' alone."""
+    products = (op for op in plan.operations if not isinstance(op, Embed))
+    reads = (read for op in products for read in op.reads if read.weight.name in panels)
+    return sum(read.share(panels[read.weight.name].bytes) for read in reads)

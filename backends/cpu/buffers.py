@@ -8,7 +8,7 @@ from backends.base import Limits
 from backends.cpu.kernels.common import X_BLOCK, X_VALUES
 from backends.cpu.memory import LINE, Arena, aligned
 from backends.cpu.panels import Activations
-from backends.plan import Rows
+from plan import Rows
 
 # Rows a power of two apart would share cache sets; an extra line spreads them.
 ROW_PADDING = LINE

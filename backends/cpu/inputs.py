@@ -9,7 +9,7 @@ from backends.base import Limits
 from backends.checks import check_batch
 from backends.cpu.kernels.common import Step
 from backends.cpu.memory import address
-from backends.plan import Batch
+from plan import Batch
 
 _TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.ROWS), int(Step.LOGIT_ROWS)]
 

@@ -8,7 +8,7 @@ from typing import Literal
 from backends.cpu.buffers import Buffer, Buffers
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.attention import Shape
-from backends.plan import Rope, Value
+from plan import Rope, Value
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, an address name, an address name with an offset in bytes, a buffer, or a table made at the end.

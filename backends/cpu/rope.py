@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import Rope
+from plan import Rope
 
 _TWO_PI_HIGH = 6.28318530717958623  # float64 nearest 2 pi, and the rest
 _TWO_PI_LOW = 2.4492935982947064e-16
@@ -39,7 +39,7 @@ def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
-    """float32 (stop - start, 2, n_rot / 2): cosines and sines of `backends.plan.rope_table`."""
+    """float32 (stop - start, 2, n_rot / 2): cosines and sines of `plan.rope_table`."""
     positions = np.arange(start, stop, dtype=np.float64)[:, None]
     angle = positions * np.asarray(rope.inverse_frequency, np.float64)
     turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # quarter turns

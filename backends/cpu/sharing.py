@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from backends.base import Limits
 from backends.cpu.kernels.attention import PARTITION, Shape, Work
 from backends.cpu.memory import address
-from backends.plan import BLOCK, Batch
+from plan import BLOCK, Batch
 
 SPLIT_ROWS = 32  # maximum rows of a batch with split tasks; more rows give enough tasks, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more

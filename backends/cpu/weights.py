@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ from backends.cpu.memory import Arena, address, aligned, int_block
 from backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from backends.cpu.simd import LANES
 from backends.cpu.unpack import FORMATS, panel_of
-from backends.plan import Weight
+from plan import Tensor, Weight
 from quant import dequantize, row_bytes
 
 PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
@@ -118,13 +118,13 @@ def load(
 
 
 def fill(
-    pairs: list[tuple[Weight, Panels]],
+    pairs: Sequence[tuple[Tensor, Panels]],
     library: Library,
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Repack every matrix into its place."""
-    pieces: list[tuple[Weight, Panels, int, int, int]] = []
+    """Repack every matrix into the place that is meant for it."""
+    pieces: list[tuple[Tensor, Panels, int, int, int]] = []
     for weight, stored in pairs:
         experts, rows, _ = _matrices(weight)
         step = max(PIECE // max(stored.panel_bytes, 1), 1) * LANES
@@ -138,7 +138,7 @@ def fill(
     kind = ctypes.CFUNCTYPE(word, word, word, word)
     repack = {name: kind(library.address(f"repack_{name}")) for name in {w.format for w, _ in pairs}}
 
-    def convert(piece: tuple[Weight, Panels, int, int, int]) -> int:
+    def convert(piece: tuple[Tensor, Panels, int, int, int]) -> int:
         weight, stored, expert, start, stop = piece
         rows = weight.shape[-2]
         data = np.ascontiguousarray(weight.read(expert * rows + start, expert * rows + stop))
@@ -169,8 +169,8 @@ def fill(
             raise
 
 
-def _matrices(weight: Weight) -> tuple[int, int, int]:
-    """(experts, rows, columns); a plain matrix counts as one expert."""
+def _matrices(weight: Tensor) -> tuple[int, int, int]:
+    """(experts, rows, columns); a plain matrix is one expert."""
     rows, columns = weight.shape[-2:]
     return math.prod(weight.shape[:-2]), rows, columns
 

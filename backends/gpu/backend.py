@@ -12,7 +12,7 @@ from backends.gpu.budget import memory_of
 from backends.gpu.cachetypes import CACHE
 from backends.gpu.device import Device
 from backends.gpu.executable import GpuExecutable
-from backends.plan import Plan, Value
+from plan import Plan, Value
 
 
 class GpuBackend:

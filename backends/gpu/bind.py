@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from backends.base import BackendError, CacheTypes, Limits
+from backends.fusion import Heads, additions_into_linears, heads_into_appends, linears_together
 from backends.gpu import cachetypes, formats, kernels, largest
 from backends.gpu.bind_experts import Mixtures
 from backends.gpu.binding import Delivery
@@ -23,7 +24,7 @@ from backends.gpu.program import (
     Program,
     has_own_blocks,
 )
-from backends.plan import (
+from plan import (
     Activate,
     Add,
     Append,
@@ -41,7 +42,6 @@ from backends.plan import (
     Softcap,
     Value,
 )  # fmt: skip
-from backends.usage import Heads, additions_into_linears, heads_into_appends, linears_together
 
 QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # what preparing queries is told
 

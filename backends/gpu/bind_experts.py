@@ -10,7 +10,7 @@ from backends.gpu.binding import Delivery
 from backends.gpu.kernels import FEW_ROWS
 from backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
 from backends.gpu.program import NOTHING, Argument, Buffer, Launch
-from backends.plan import Experts, Rows, Stack
+from plan import Experts, Rows, Stack
 
 
 class Mixtures(Products):

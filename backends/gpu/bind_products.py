@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from backends.fusion import Together
 from backends.gpu import formats, kernels, products
 from backends.gpu.binding import Binding, Delivery
 from backends.gpu.kernels import COLUMNS, PLAIN_TILE, Kernel, Tile
 from backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
 from backends.gpu.program import NOTHING, Argument, Buffer, Dimension, Launch
-from backends.plan import Add, Glu, Linear, Rows, Value, Weight
-from backends.usage import Together
+from plan import Add, Glu, Linear, Rows, Value, Weight
 
 MOST_TOGETHER = 3  # matrices of one launch
 

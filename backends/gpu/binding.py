@@ -10,8 +10,7 @@ from backends.gpu import formats
 from backends.gpu.kernels import delivered
 from backends.gpu.products import block_words
 from backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
-from backends.plan import Plan, Rows, Value, Weight
-from backends.usage import inputs_of, products_of, uses_of
+from plan import Plan, Rows, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Binding:
         self.where: dict[int, Buffer] = {}
         self.prepared: dict[int, dict[str, Buffer]] = {}  # by value and kind: what products read instead of it
         self.free: dict[tuple[Rows, int], list[Buffer]] = {}
-        self.uses = uses_of(plan)
+        self.uses = plan.uses
         self.uses.update(value.index for value in keep)  # a use that never comes
         self.wants_blocks, self.wants_floats = _readers(plan, keep)
 
@@ -102,9 +101,8 @@ def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
     floats |= {value.index for part in plan.parts for value in part.leaves}
     blocks: set[int] = set()
     for op in plan.operations:
-        products = products_of(op)
-        for x, weight in products:
+        for x, weight in op.products:
             (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
-        multiplied = {x.index for x, _ in products}
-        floats |= {value.index for value in inputs_of(op) if value.index not in multiplied}
+        multiplied = {x.index for x, _ in op.products}
+        floats |= {value.index for value in op.inputs if value.index not in multiplied}
     return blocks, floats

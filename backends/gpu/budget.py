@@ -1,4 +1,4 @@
-"""What a program takes on a device, before anything is allocated, and how fast the device copies."""
+"""The memory that a program takes on a device, before anything is allocated, and how fast the device copies."""
 
 from __future__ import annotations
 
@@ -11,30 +11,25 @@ from backends.gpu import formats
 from backends.gpu.cachetypes import block_bytes
 from backends.gpu.device import Device
 from backends.gpu.program import Program
-from backends.plan import Embed, Experts, Plan
+from plan import Plan
 
 
 def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-    """What a program takes on a device, before anything is allocated."""
+    """The memory that a program takes on a device."""
     matrices = sum(formats.size_of(weight) for weight in program.matrices.values())
     vectors = sum(4 * int(np.prod(weight.shape)) for weight in program.vectors.values())
     of_block = block_bytes(plan, cache)
     ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
-    read = {w.name: float(formats.size_of(w)) for w in program.matrices.values()}
-    for op in plan.operations:
-        if isinstance(op, Experts):
-            for stack in (op.gate, op.up, op.down):
-                read[stack.weight.name] *= op.used / op.router.width
-    tables = {op.table.name: op.table for op in plan.operations if isinstance(op, Embed)}
-    linear = {op.weight.name for op in plan.operations if not isinstance(op, Embed) and hasattr(op, "weight")}
-    for name, table in tables.items():  # a row of it, unless it is the output matrix too
-        if name not in linear:
-            read[name] = formats.size_of(table) / table.shape[0]
+    shares = dict.fromkeys(program.matrices, 0.0)
+    for read in plan.reads:
+        if read.weight.name in shares:  # a table that is the output matrix too is read whole, once
+            shares[read.weight.name] = max(shares[read.weight.name], read.used / read.of)
+    read_bytes = sum(formats.size_of(program.matrices[name]) * share for name, share in shares.items())
     return Memory(
         weights=matrices + vectors,
         cache=sum(limits.blocks_of(layer) * size for layer, size in zip(plan.layers, of_block, strict=True)),
         scratch=program.scratch(limits) + ropes,
-        weights_per_token=int(sum(read.values())) + vectors,
+        weights_per_token=int(read_bytes) + vectors,
         **cache_reads(plan.layers, of_block),
     )
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from backends.base import CacheTypes
 from backends.cache import CACHE_TYPES, CacheType, rotation
-from backends.plan import BLOCK, CacheLayer, Plan
+from plan import BLOCK, CacheLayer, Plan
 
 GROUP = 32  # values of a head that share a scale
 

@@ -22,8 +22,7 @@ from backends.gpu.paged import PARTS, PagedCache
 from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from backends.gpu.replay import MOST, Replays, bucket
 from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
-from backends.plan import BLOCK, F32, Batch, Plan, Rope, Value, Weight, rope_table
-from backends.usage import embedded_rows
+from plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from quant import dequantize
 
 ROPE_STEP = 1024  # positions by which the rope tables grow
@@ -78,7 +77,7 @@ class GpuExecutable:
             )
             for out, (_, hidden, used) in program.routings.items()
         }
-        self._vocabulary_in = embedded_rows(plan)
+        self._vocabulary_in = plan.input_vocabulary
         self._piece_counts: dict[str, int] = {}
 
     # -- binding ---------------------------------------------------------------------------------------------------
@@ -130,7 +129,7 @@ class GpuExecutable:
                 report("loading weights", min(done, total), total)
         report("loading weights", total, total)
 
-    def _fill(self, weight: Weight) -> list[int]:
+    def _fill(self, weight: Tensor) -> list[int]:
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[f"weights:{weight.name}"], offset, data)
@@ -344,7 +343,7 @@ class GpuExecutable:
         found, count = self._routings[out.index], self._counts[out.rows]
         return Routing(found.choices[:count], found.hidden[:count])
 
-    def replace(self, weight: Weight) -> None:
+    def replace(self, weight: Tensor) -> None:
         self._must_be_open()
         check_replacement(weight, self._program.matrices)
         self._fill(weight)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backends.base import BackendError
-from backends.plan import Weight
+from plan import Tensor
 from quant import FORMATS as FILE_FORMATS
 from quant.formats import fp4, iq4
 from quant.formats.grids import grid
@@ -75,7 +75,7 @@ QUANTIZED: dict[str, Packing] = {
 FORMATS = (*PLAIN, *QUANTIZED)
 
 
-def check(weight: Weight) -> None:
+def check(weight: Tensor) -> None:
     """BackendError unless there are kernels for the matrix's format."""
     if weight.format not in FORMATS:
         raise BackendError(
@@ -109,14 +109,14 @@ def tables(name: str) -> str:
     return f"TABLE uint points[{len(points)}] = {{{', '.join(f'{int(n)}u' for n in points)}}};\n"
 
 
-def size_of(weight: Weight) -> int:
+def size_of(weight: Tensor) -> int:
     """Bytes of a matrix on the device: as in the file, and a few that a word may be read beyond its end."""
     rows = math.prod(weight.shape[:-1])
     fmt = FILE_FORMATS[weight.format]
     return rows * (weight.shape[-1] // fmt.block_values) * fmt.block_bytes + 16
 
 
-def pieces(weight: Weight) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+def pieces(weight: Tensor) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """(offset, bytes) of a matrix as the device is to hold it, some rows at a time."""
     rows, fmt = math.prod(weight.shape[:-1]), FILE_FORMATS[weight.format]
     blocks = weight.shape[-1] // fmt.block_values  # of a row

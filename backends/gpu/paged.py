@@ -12,7 +12,7 @@ from backends.checks import check_blocks, check_content, check_copy, not_finite
 from backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
 from backends.gpu.device import Device
 from backends.gpu.program import has_own_blocks
-from backends.plan import BLOCK, Plan
+from plan import BLOCK, Plan
 
 PARTS = ("keys", "values")
 

@@ -15,7 +15,7 @@ from backends.base import Limits
 from backends.gpu.kernels import FEW_ROWS, HEADER, TILE_ROWS
 from backends.gpu.products import SOME_ROWS
 from backends.gpu.program import Dimension
-from backends.plan import Batch
+from plan import Batch
 
 ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of: one, few, some, many
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
 from backends.hybrid.cut import Placement, Side, cut
 from backends.hybrid.executable import ONE_PLACE, HybridExecutable
-from backends.plan import Plan, Value
+from plan import Plan, Value
 
 
 class HybridBackend:

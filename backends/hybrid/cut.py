@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from backends.plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
-from backends.usage import inputs_of
+from plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
 
 Side = Literal["host", "card"]
 
@@ -68,11 +67,11 @@ def _crossing(plan: Plan, where: Sequence[Side], numbers: Sequence[Sequence[int]
     """Values that leave each part: made in it, and read on the other side."""
     read: dict[Side, set[int]] = {"host": set(), "card": set()}
     for side, op in zip(where, plan.operations, strict=True):
-        read[side] |= {value.index for value in inputs_of(op)}
+        read[side] |= {value.index for value in op.inputs}
     found = []
     for group in numbers:
         other = read["host" if where[group[0]] == "card" else "card"]
-        made = (op.out for op in map(plan.operations.__getitem__, group) if not isinstance(op, Append))
+        made = [value for number in group for value in plan.operations[number].outputs]
         found.append(tuple([value for value in made if value.index in other]))
     return found
 
@@ -81,10 +80,8 @@ def _layers(plan: Plan, where: Sequence[Side]) -> dict[int, tuple[Side, int]]:
     """Whose each layer of the cache is, and its number there."""
     found: dict[int, tuple[Side, int]] = {}
     counts: dict[Side, int] = {"host": 0, "card": 0}
-    appends = sorted(
-        (op.layer, side) for op, side in zip(plan.operations, where, strict=True) if isinstance(op, Append)
-    )
-    for layer, side in appends:
+    places = {layer: side for op, side in zip(plan.operations, where, strict=True) for layer in op.state}
+    for layer, side in sorted(places.items()):
         found[layer] = side, counts[side]
         counts[side] += 1
     return found

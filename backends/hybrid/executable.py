@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from backends.base import BackendError, Executable, Largest, Limits, Memory, Parts, PicksOfParts
 from backends.hybrid.cut import Cut, Side
-from backends.plan import F32, Batch, Value, Weight
+from plan import F32, Batch, Tensor, Value
 
 ONE_PLACE = (
     "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "
@@ -90,7 +90,7 @@ class HybridExecutable:
     def routing(self, out: Value) -> NoReturn:
         raise BackendError(ONE_PLACE)
 
-    def replace(self, weight: Weight) -> NoReturn:
+    def replace(self, weight: Tensor) -> NoReturn:
         raise BackendError(ONE_PLACE)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:

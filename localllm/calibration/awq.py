@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.plan import F32, Weight
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.smooth import Group, groups
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import F32, Tensor
 from quant.awq import Part, search
 
 F64 = NDArray[np.float64]
@@ -70,14 +70,14 @@ def scale_model(
     return found
 
 
-def _portions(todo: list[Group], tensors: Mapping[str, Weight], memory: int) -> list[list[Group]]:
-    """Runs of groups whose moments fit `memory`. The readers of a group share theirs, so the first stands for all."""
+def _portions(todo: list[Group], tensors: Mapping[str, Tensor], memory: int) -> list[list[Group]]:
+    """Groups in runs whose moments fit `memory`; the readers of a group share theirs, so the first stands for all."""
     first = {group.readers[-1]: group for group in todo}
     return [[first[name] for name in names] for names in portions(tensors, list(first), memory)]
 
 
 def _factors(
-    group: Group, tensors: Mapping[str, Weight], formats: Mapping[str, str], moments: Mapping[str, F64]
+    group: Group, tensors: Mapping[str, Tensor], formats: Mapping[str, str], moments: Mapping[str, F64]
 ) -> F32:
     """Factors of a group, (made,) or (experts, made)."""
     parts: list[list[Part]] = [[] for _ in range(max(group.experts, 1))]
@@ -105,14 +105,14 @@ def _rounding(format_name: str) -> Callable[[F32, F32], F32]:
     return lambda matrix, squares: quant.dequantize(quant.quantize(matrix, format_name, squares), format_name)
 
 
-def _values(tensor: Weight) -> F32:
+def _values(tensor: Tensor) -> F32:
     shape = tensor.shape
     rows = int(np.prod(shape[:-1]))
     return quant.dequantize(tensor.read(0, rows), tensor.format).reshape(shape)
 
 
-def _add(found: dict[str, Scaling], group: Group, scale: F32, tensors: Mapping[str, Weight]) -> None:
-    """Multiply the readers' columns by the factors, and divide the makers by them."""
+def _add(found: dict[str, Scaling], group: Group, scale: F32, tensors: Mapping[str, Tensor]) -> None:
+    """Readers' columns times the factors, makers divided by them."""
     if (scale == 1).all():
         return
     for name in group.readers:

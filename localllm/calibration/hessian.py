@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import Weight
 from localllm.calibration.observe import steps
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import Tensor
 
 F64 = NDArray[np.float64]
 
@@ -46,8 +46,8 @@ def collect(
     return found
 
 
-def portions(tensors: Mapping[str, Weight], names: Sequence[str], limit: int = MEMORY) -> Iterator[list[str]]:
-    """`names` in order, cut so that the moments of each portion fit `limit` bytes; at least one name each."""
+def portions(tensors: Mapping[str, Tensor], names: Sequence[str], limit: int = MEMORY) -> Iterator[list[str]]:
+    """`names` in order, cut so that the moments of a portion fit `limit` bytes; at least one name each."""
     portion: list[str] = []
     held = 0
     for name in names:

@@ -14,20 +14,22 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32
 from localllm.calibration.observe import Inputs, steps
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Windows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from localllm.gguf.strings import StringArray
+from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
+from plan import F32
+from quant.printable import printable
 
 F64 = NDArray[np.float64]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-_LIMIT = 1 << 28  # maximum count in a file of the older format; a larger one means damage
+_MOST = (1 << 31) - 1  # of a count: the older format stores int32
+_LIMIT = 1 << 28  # of numbers in a file of the older format: what says more is damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,8 @@ class Imatrix:
             found = found.reshape(experts, columns)
         if found.shape != (experts, columns):
             raise LocalLLMError(
-                f"the importance matrix has {found.shape[0]} x {found.shape[1]} numbers for {name}, which needs "
-                f"{experts} x {columns}; it was made for another model"
+                f"the importance matrix has {found.shape[0]} x {found.shape[1]} numbers for {printable(name)}, which "
+                f"needs {experts} x {columns}; it was made for another model"
             )
         return found
 
@@ -171,7 +173,9 @@ def read(path: Path) -> Imatrix:
     found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
     for name, entry in found.entries.items():
         if not np.isfinite(entry.sums).all() or (entry.sums < 0).any() or (entry.counts < 0).any():
-            raise LocalLLMError(f"{path}: {name} holds negative numbers, NaN or infinity; create the file again")
+            raise LocalLLMError(
+                f"{path}: {printable(name)} holds negative numbers, NaN or infinity; make the file again"
+            )
     return found
 
 
@@ -185,18 +189,20 @@ def _read_gguf(path: Path) -> Imatrix:
             counts = file.tensors.get(base + _COUNTS)
             if counts is None or {tensor.format, counts.format} != {"F32"}:
                 raise LocalLLMError(
-                    f"{path}: {base} needs {_SUMS[1:]} and {_COUNTS[1:]}, both F32; create the file again"
+                    f"{path}: {printable(base)} needs {_SUMS[1:]} and {_COUNTS[1:]}, both F32; make the file again"
                 )
             sums, numbers = (np.ascontiguousarray(t.read(0, t.rows)).view("<f4").ravel() for t in (tensor, counts))
             if not sums.size or not numbers.size or sums.size % numbers.size or not np.isfinite(numbers).all():
-                raise LocalLLMError(f"{path}: {base} has {sums.size} sums for {numbers.size} counts; create it again")
+                raise LocalLLMError(
+                    f"{path}: {printable(base)} has {sums.size} sums for {numbers.size} counts; make it again"
+                )
             entries[base] = Entry(sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64))
         if not entries:
             raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
         metadata = file.metadata
         datasets = metadata.get(_DATASETS)
         numbers_of = [metadata.get(key) for key in (_CHUNKS, _CHUNK_SIZE)]
-        chunks, size = (n if isinstance(n, int) else 0 for n in numbers_of)
+        chunks, size = (n if isinstance(n, int) and 0 <= n <= _MOST else 0 for n in numbers_of)
         return Imatrix(entries, chunks, size, tuple(datasets) if isinstance(datasets, StringArray) else ())
 
 
@@ -204,11 +210,11 @@ def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
     """The older format: per tensor, the mean squares times the number of chunks, and that number."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
-        chunks = max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1)
-        text, values = name.encode(), entry.importance() * np.float32(chunks)
+        chunks = min(max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1), _MOST)
+        text, values = encode(name), entry.importance() * np.float32(chunks)
         parts += [struct.pack("<i", len(text)), text, struct.pack("<ii", chunks, values.size)]
         parts.append(values.astype("<f4").tobytes())
-    dataset = (imatrix.datasets[-1] if imatrix.datasets else "").encode()
+    dataset = encode(imatrix.datasets[-1] if imatrix.datasets else "")
     parts += [struct.pack("<ii", imatrix.chunks, len(dataset)), dataset]
     with new_file(path, overwrite) as file:
         file.write(b"".join(parts))
@@ -229,7 +235,7 @@ def _read_dat(path: Path) -> Imatrix:
 
     entries = {}
     for _ in range(number()):
-        name = take(number()).decode("utf-8", "replace")
+        name = decode(take(number()))
         chunks, size = number(), number()
         if not 0 < size <= _LIMIT:
             raise LocalLLMError(f"{path}: says {size} numbers for {name[:80]!r}; it is damaged")
@@ -240,4 +246,4 @@ def _read_dat(path: Path) -> Imatrix:
     if at == len(data):  # the rest is optional
         return Imatrix(entries, 0, 0)
     chunks = number()
-    return Imatrix(entries, chunks, 0, (take(number()).decode("utf-8", "replace"),) if at < len(data) else ())
+    return Imatrix(entries, chunks, 0, (decode(take(number())),) if at < len(data) else ())

@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.plan import F32
 from localllm.calibration.awq import NOT_ROUNDED, scale_model
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix, measure
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import F32
 from quant import gptq
 
 U8 = NDArray[np.uint8]

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.plan import F32, Experts, Linear
 from localllm.evaluation import Windows
 from localllm.model import Model
+from plan import F32, Experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +20,6 @@ class Inputs:
     names: tuple[str, ...]  # tensors of the file that read these rows
     x: F32  # (rows, width); for matrices of experts (rows, used, width)
     choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each
-
-
-def tensor_name(weight: str) -> str:
-    """The file's tensor that a weight of the plan is, or takes rows from."""
-    return weight.split("[")[0]
 
 
 def steps(
@@ -56,13 +51,14 @@ def _inputs(model: Model) -> list[Inputs]:
     readers: dict[int, dict[str, None]] = {}  # distinct names in order
     values = {}
     for op in model.plan.operations:
-        if isinstance(op, Linear):
-            values[op.x.index] = op.x
-            readers.setdefault(op.x.index, {})[tensor_name(op.weight.name)] = None
-        elif isinstance(op, Experts):
+        if isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
-            found.append(Inputs((op.gate.weight.name, op.up.weight.name), x, routing.choices))
-            found.append(Inputs((op.down.weight.name,), routing.hidden, routing.choices))
+            found.append(Inputs((op.gate.weight.tensor, op.up.weight.tensor), x, routing.choices))
+            found.append(Inputs((op.down.weight.tensor,), routing.hidden, routing.choices))
+            continue
+        for value, weight in op.products:
+            values[value.index] = value
+            readers.setdefault(value.index, {})[weight.tensor] = None
     found += [Inputs(tuple(names), executable.value(values[index])) for index, names in readers.items()]
     return found

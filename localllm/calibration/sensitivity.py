@@ -22,16 +22,15 @@ from numpy.typing import NDArray
 
 import quant
 from backends.base import CacheTypes
-from backends.plan import Embed, Experts, Linear, Weight
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
-from localllm.calibration.observe import tensor_name
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.model import Model, resolve
+from plan import Tensor
 from quant.gptq import output_error
 
 F32 = NDArray[np.float32]
@@ -43,9 +42,9 @@ TRIES = 8  # attempts of `fit_kld` before it gives up
 
 
 class _Swapped:
-    """A matrix of the file in half precision, or other values in its place: a `Weight`."""
+    """A matrix of the file as halves, or other values in its place: a `Tensor`."""
 
-    def __init__(self, tensor: Weight) -> None:
+    def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self.name, self.shape, self.format = tensor.name, tensor.shape, RUNS_AS
         self.other: NDArray[np.uint8] | None = None  # replacement rows
@@ -85,7 +84,7 @@ class Trial(Closing):
             file = stack.enter_context(open_gguf(resolve(path)))
             self._model = Model(file)
             self._swapped = {n: _Swapped(t) for n, t in file.tensors.items() if len(t.shape) > 1}
-            weights: dict[str, Weight] = {**file.tensors, **self._swapped}
+            weights: dict[str, Tensor] = {**file.tensors, **self._swapped}
             self._model.bind(backend, threads, ctx, CacheTypes(), progress, observe=True, weights=weights)
             stack.callback(self._model.close)
             self._windows = cut(self._model, text, ctx, windows) if isinstance(text, str) else text
@@ -172,15 +171,8 @@ class Trial(Closing):
             self._swapped[name].other = (
                 quant.quantize(values.reshape(-1, values.shape[-1]), RUNS_AS) if values is not None else None
             )
-        bound: dict[str, Weight] = {}
-        for op in self._model.plan.operations:
-            match op:
-                case Embed(table=weight) | Linear(weight=weight):
-                    bound[weight.name] = weight
-                case Experts(gate=gate, up=up, down=down):
-                    bound |= {stack.weight.name: stack.weight for stack in (gate, up, down)}
-        for weight in bound.values():
-            if tensor_name(weight.name) in others:
+        for weight in self._model.plan.matrices.values():
+            if weight.tensor in others:
                 self._model.executable.replace(weight)
 
     def _run(self) -> float:

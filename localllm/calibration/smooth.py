@@ -7,12 +7,11 @@ value matrix before attention, the rows of the up matrix of a gated feed-forward
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from backends.plan import (
+from plan import (
     F32,
     Append,
     Attention,
@@ -24,10 +23,8 @@ from backends.plan import (
     Operation,
     Plan,
     SelectRows,
-    Value,
     Weight,
 )
-from localllm.calibration.observe import tensor_name
 
 LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional to `up`
 
@@ -71,12 +68,12 @@ class Group:
 
 
 def groups(plan: Plan) -> list[Group]:
-    """Every place in a plan where factors can be folded exactly."""
-    made: dict[int, Operation] = {op.out.index: op for op in plan.operations if not isinstance(op, Append)}
+    """Every place of a plan where factors can be folded exactly."""
+    made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
     uses: dict[str, set[int]] = {}  # tensor -> value it multiplies; -1 for a table of embeddings
     for op in plan.operations:
-        for value in _inputs(op):
+        for value in op.inputs:
             readers.setdefault(value.index, []).append(op)
         for name, at in _multiplied(op):
             uses.setdefault(name, set()).add(at)
@@ -90,7 +87,7 @@ def groups(plan: Plan) -> list[Group]:
             maker = made.get(maker.x.index)
         if isinstance(maker, Norm) and maker.groups == 1:
             vectors = [w for w in (maker.weight, maker.bias) if w is not None]
-            found.append(Group(read, tuple(_rows(w) for w in vectors)))
+            found.append(Group(read, tuple(_rows(w, maker.out.width) for w in vectors)))
         elif isinstance(maker, Glu) and maker.activation in LINEAR_IN_UP and maker.gate.width == maker.up.width:
             found += _after(read, made.get(maker.up.index), readers[maker.up.index])
         elif isinstance(maker, Attention):
@@ -100,8 +97,8 @@ def groups(plan: Plan) -> list[Group]:
             found += _after(read, made.get(v.index), readers[v.index], **more)
     for op in plan.operations:
         if isinstance(op, Experts) and op.activation in LINEAR_IN_UP:
-            makers = [_rows(w) for w in (op.up.weight, op.up.bias) if w is not None]
-            found.append(Group((op.down.weight.name,), tuple(makers), op.down.weight.shape[0]))
+            makers = [_rows(w, op.up.weight.shape[1]) for w in (op.up.weight, op.up.bias) if w is not None]
+            found.append(Group((op.down.weight.tensor,), tuple(makers), op.down.weight.shape[0]))
     return found
 
 
@@ -111,24 +108,14 @@ def _after(
     """A group whose value is proportional to a matrix's output, if nothing else reads that output."""
     if not isinstance(maker, Linear) or len(beside) > 1:
         return []
-    makers = [_rows(maker.weight)] + ([_rows(maker.bias)] if maker.bias is not None else [])
+    makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]
     return [Group(read, tuple(makers), 0, heads_per_kv, head_dim)]
 
 
-def _inputs(op: Operation) -> tuple[Value, ...]:
-    values = (getattr(op, each.name) for each in fields(op) if each.name != "out")
-    return tuple(value for value in values if isinstance(value, Value))
-
-
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
-    """The tensors that an operation multiplies by, and the index of the value."""
-    if isinstance(op, Embed):
-        return [(op.table.name, -1)]
-    if isinstance(op, Linear):
-        return [(tensor_name(op.weight.name), op.x.index)]
-    if isinstance(op, Experts):
-        return [(op.gate.weight.name, op.x.index), (op.up.weight.name, op.x.index)]
-    return []
+    """Tensors that an operation multiplies by, each with the index of the value; -1 for a table that it looks up in."""
+    lookups = [(op.table.tensor, -1)] if isinstance(op, Embed) else []
+    return [*lookups, *((weight.tensor, x.index) for x, weight in op.products)]
 
 
 def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
@@ -142,8 +129,6 @@ def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(weight: Weight) -> Rows:
-    part = re.fullmatch(r"(.*)\[(\d+):(\d+)\]", weight.name)
-    if part is not None:
-        return Rows(part[1], int(part[2]), int(part[3]))
-    return Rows(weight.name, 0, weight.shape[-2] if len(weight.shape) > 1 else weight.shape[0])
+def _rows(weight: Weight, made: int) -> Rows:
+    """The rows or values of a weight that make `made` numbers, in every expert if it has experts."""
+    return Rows(weight.tensor, weight.first, weight.first + made)

@@ -28,9 +28,9 @@ from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.printable import printable
 from localllm.session import Session
-from models import Summary, architecture_of, summarize
+from plan import Summary, summarize
+from quant.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,8 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
 
 
 def _summary(model: Model) -> Summary:
-    assert model.config is not None
-    return summarize(model.config, architecture_of(model.file.metadata), model.file.tensors)
+    assert model.plan is not None
+    return summarize(model.plan)
 
 
 def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:

@@ -16,7 +16,6 @@ from backends import BackendError
 from backends.base import F16_CACHE, CacheTypes
 from backends.cache import CACHE_TYPES
 from backends.checks import check_cache
-from backends.plan import Plan, Recorder
 from localllm.cache_types import choose, harm
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
@@ -25,7 +24,8 @@ from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.model import context_of, limits_of, resolve
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
-from models import Config, ModelError, Summary, architecture_of, read_config, record, summarize
+from models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from plan import Plan, summarize
 
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # items of a long array, characters of a long text
 
@@ -70,19 +70,18 @@ def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
-def _read(file: GGUFFile) -> tuple[Config, Summary]:
-    architecture = architecture_of(file.metadata)
-    config = read_config(file.metadata, architecture.name)
-    return config, summarize(config, architecture, file.tensors)
+def _config(file: GGUFFile) -> Config:
+    return read_config(file.metadata, architecture_of(file.metadata).name)
 
 
 def _model(file: GGUFFile) -> dict[str, Any]:
     if not file.tensors:
         return {"problem": "a vocabulary without weights"}
-    config, summary = _read(file)
+    config = _config(file)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors)
     return {
         "architecture": config.architecture,
-        "parameters": summary.parameters,
+        "parameters": summarize(plan).parameters,
         "layers": config.layers,
         "width": config.width,
         "heads": _per_layer(config.heads),
@@ -91,7 +90,7 @@ def _model(file: GGUFFile) -> dict[str, Any]:
         "ffn_width": _per_layer(config.ffn_width),
         "vocabulary": config.vocabulary,
         "trained_context": config.context_length,
-        "unused_tensors": list(summary.unused),
+        "unused_tensors": [name for name in file.tensors if name not in plan.tensors],
     }
 
 
@@ -141,11 +140,11 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     from backends.cpu.backend import default_threads
     from backends.cpu.budget import plan_memory
 
-    config, summary = _read(file)
+    config = _config(file)
     context = context_of(ctx or None, config)
-    plan = record(config, architecture_of(file.metadata), file.tensors, Recorder(), context=context)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan.logits.width, plan.window)
-    choice = choose(asked, plan, limits, summary.weight_bytes, force=True)
+    choice = choose(asked, plan, limits, summarize(plan).weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)
     return {

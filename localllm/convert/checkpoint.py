@@ -24,9 +24,11 @@ from localllm.convert.shelf import Shelf
 from localllm.convert.tensor import Tensor
 from localllm.convert.vocabulary import vocabulary_keys
 from localllm.errors import LocalLLMError
-from localllm.printable import printable
-from models import ARCHITECTURES, ModelError, summarize
+from models import ARCHITECTURES, ModelError, record
 from models import read_config as read_gguf_config
+from models.config import MAX_LAYERS
+from plan import summarize
+from quant.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
@@ -44,6 +46,8 @@ class Checkpoint(Closing):
         recipe = _recipe(config)
         config = Config(config.path, config.values, recipe.defaults)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
+        if layers > MAX_LAYERS:
+            raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
         sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads)
         self._shards = open_shards(folder)
         try:
@@ -166,13 +170,13 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor]) -> int:
-    """Number of parameters, after walking the forward: every tensor exists, has the right shape, and is used."""
+    """The number of parameters; ConvertError if the forward lacks a tensor, or finds one of another shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:
-        summary = summarize(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
+        plan = record(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
     except ModelError as error:
         raise ConvertError(f"{folder}: {error}{_origin(str(error), recipe)}") from None
-    return summary.parameters
+    return summarize(plan).parameters
 
 
 def _origin(error: str, recipe: Recipe) -> str:

@@ -1,8 +1,7 @@
 """An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all parts of a split one.
 
-Tensors satisfy `backends.plan.Weight`. Nothing is mapped: metadata is copied at opening, tensors by `read` and
-`read_into`. If a file shrinks or its disk goes away, this ends in a GGUFError; a mapping would kill the process
-(SIGBUS).
+A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied at opening and tensors by `read` and `read_into`, so
+that a file that shrinks or whose disk goes away ends in a GGUFError, where a mapping would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from localllm.closing import Closing
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
-from localllm.printable import printable
+from quant.printable import printable
 
 Value = bool | int | float | str | NDArray[Any] | StringArray
 

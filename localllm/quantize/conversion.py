@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 import quant
-from backends.plan import F32, Weight
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.method import Method
 from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor
 from localllm.quantize.plan import QuantizeError, Step
+from plan import F32, Tensor
 from quant import FORMATS, QuantError
 
 U8 = NDArray[np.uint8]
@@ -88,8 +88,8 @@ class _Chunk(NamedTuple):
 
 
 @contextmanager
-def conversion(steps: Sequence[Step], tensors: Mapping[str, Weight], how: How) -> Iterator[list[NewTensor]]:
-    """The new tensors for `write_gguf`, which must request their data once, in this order.
+def conversion(steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How) -> Iterator[list[NewTensor]]:
+    """The new tensors, for `write_gguf`, which must ask for their data in this order and once.
 
     Reading them raises QuantizeError for numbers that cannot be stored, with the name of the tensor.
     """
@@ -124,7 +124,7 @@ def _report(steps: Sequence[Step], chunks: Iterator[tuple[Step, _Chunk]], how: H
 
 
 def _chunks(
-    pool: ThreadPoolExecutor, steps: Sequence[Step], tensors: Mapping[str, Weight], how: How
+    pool: ThreadPoolExecutor, steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How
 ) -> Iterator[tuple[Step, _Chunk]]:
     """Results in order, with a bounded number of tasks in progress."""
     under_way: deque[tuple[Step, Future[_Chunk]]] = deque()
@@ -146,8 +146,8 @@ def _chunks(
         yield first, future.result()
 
 
-def _tasks(step: Step, tensor: Weight, how: How) -> Iterator[Callable[[], _Chunk]]:
-    """Runs of rows; none crosses from one expert to the next."""
+def _tasks(step: Step, tensor: Tensor, how: How) -> Iterator[Callable[[], _Chunk]]:
+    """Runs of rows, none of which crosses from one expert to the next."""
     columns = step.shape[-1]
     if not step.changes:
         size = max(COPIED // columns, 1)
@@ -176,12 +176,12 @@ def _importance(step: Step, imatrix: Imatrix | None) -> F32 | None:
         raise
 
 
-def _copy(tensor: Weight, start: int, stop: int, columns: int) -> Callable[[], _Chunk]:
+def _copy(tensor: Tensor, start: int, stop: int, columns: int) -> Callable[[], _Chunk]:
     return lambda: _Chunk(tensor.read(start, stop), None, (stop - start) * columns)
 
 
 def _convert(
-    step: Step, tensor: Weight, start: int, stop: int, importance: F32 | None, measured: bool
+    step: Step, tensor: Tensor, start: int, stop: int, importance: F32 | None, measured: bool
 ) -> Callable[[], _Chunk]:
     def task() -> _Chunk:
         values = quant.dequantize(tensor.read(start, stop), step.before)
@@ -195,9 +195,8 @@ def _convert(
     return task
 
 
-def _whole(step: Step, tensor: Weight, how: How, method: Method) -> _Chunk:
-    """Store a tensor by a method that needs all of it. It may also change tensors that keep their format, by folded
-    factors."""
+def _whole(step: Step, tensor: Tensor, how: How, method: Method) -> _Chunk:
+    """A tensor by a method that wants all of it, and may change what keeps its format: what factors are folded into."""
     stored = tensor.read(0, step.rows)
     if not step.changes and FORMATS[step.after].quantize is None:
         return _Chunk(stored, None, step.values)

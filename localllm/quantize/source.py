@@ -10,11 +10,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from backends.plan import Weight
 from localllm.convert import open_checkpoint
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.gguf.header import Stored
 from localllm.model import resolve
+from plan import Tensor
 from quant.mixes import ALIASES, MIXES, Geometry
 
 _TYPE_SUFFIX = re.compile(rf"[-._]({'|'.join([*MIXES, *ALIASES])})$", re.IGNORECASE)
@@ -29,7 +29,7 @@ class Source(Protocol):
     @property
     def stored(self) -> Mapping[str, Stored]: ...  # as `write_gguf` takes it, every number with its stored type
     @property
-    def tensors(self) -> Mapping[str, Weight]: ...
+    def tensors(self) -> Mapping[str, Tensor]: ...
     def __enter__(self) -> Any: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -68,6 +68,6 @@ def default_target(path: Path, kind: str) -> Path:
     return path.with_name(f"{stem}-{kind}.gguf")
 
 
-def values_of(tensor: Weight) -> int:
-    """Number of values in a tensor."""
+def values_of(tensor: Tensor) -> int:
+    """How many numbers a tensor holds."""
     return int(np.prod(tensor.shape, dtype=np.int64))

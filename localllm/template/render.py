@@ -38,7 +38,12 @@ _compiled: dict[str, CodeType] = {}
 def prepare() -> None:
     """Use everything that Jinja imports late: a confined process can open no file."""
     start: dict[str, Any] = {"bos": "", "eos": "", "tools": None, "extra": {}, "now": "2000-01-01"}
-    for source in ("{{ 'a' ~ messages[0].content | tojson ~ strftime_now('%d %B') }}", "{{ 1 / 0 }}", "{% if %}"):
+    for source in (
+        "{{ 'a' ~ messages[0].content | tojson ~ strftime_now('%d %B') }}",
+        "{{ 1 / 0 }}",
+        "{% if %}",
+        "{{ é }}",
+    ):
         answer(
             start | {"add_generation_prompt": True, "source": source, "messages": [{"role": "user", "content": "b"}]}
         )

@@ -13,7 +13,7 @@ import numpy as np
 
 import quant
 from backends.base import F16_CACHE, Backend, CacheTypes, Executable, Limits
-from backends.plan import BLOCK, Plan, Recorder, Value
+from plan import BLOCK, Plan, Recorder, Value
 from tests.models.support import Driver, MemoryWeight, plan_of
 
 Build = Callable[[Recorder, Value], Value]

@@ -9,8 +9,8 @@ import pytest
 
 from backends.base import Backend, BackendError, Executable
 from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK
 from backends.reference import ReferenceBackend
+from plan import BLOCK
 from tests.backends.support import Shape, bind, plan, tokens
 from tests.models.support import Driver
 

@@ -19,10 +19,10 @@ from backends.base import F16_CACHE, CacheTypes
 from backends.cache import CACHE_TYPES
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import FORMATS
-from backends.plan import BLOCK, Experts, Operation, Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import BLOCK, Experts, Recorder, Rope, Value
 from tests.backends.support import UNIT, Build, bind, feed, record, stored
-from tests.models.support import Driver, MemoryWeight
+from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
 Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
 
@@ -159,11 +159,11 @@ for style in ("norm", "neox"):
         frequencies = tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2))
         CASES[f"rotate {style}, {n_rot} of {head_dim}"] = Case(
             3 * head_dim,
-            lambda r, x, s=style, d=head_dim, n=n_rot, f=frequencies: r.rotate(x, d, r.rope(s, n, f, 1.25, 0.1, 7)),
+            lambda r, x, s=style, d=head_dim, n=n_rot, f=frequencies: r.rotate(x, d, Rope(s, n, f, 1.25, 0.1, 7)),
             rotated,
         )
     CASES[f"rotate {style}, and what was rotated"] = Case(
-        24, lambda r, x, s=style: r.add(r.rotate(x, 12, r.rope(s, 6, (1.0, 0.3, 0.1))), r.scale(x, 0.5)), rotated
+        24, lambda r, x, s=style: r.add(r.rotate(x, 12, Rope(s, 6, (1.0, 0.3, 0.1))), r.scale(x, 0.5)), rotated
     )
 for format in ("F32", "F16", "BF16"):
     for rows, columns in ((1, 7), (5, 33), (16, 16), (33, 100), (70, 257)):
@@ -396,4 +396,4 @@ def test_every_operation_is_in_the_table() -> None:
     plans = [record(table(case.width), case.build) for case in CASES.values()]
     plans.append(record(table(24), attend(Heads(1, 1, 8))))
     plans.append(record(table(24), lambda r, x: r.select_rows(x)))
-    assert {type(op) for plan in plans for op in plan.operations} == set(Operation.__args__) - {Experts}
+    assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION - {Experts}

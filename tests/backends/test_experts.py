@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from backends.cpu.backend import CpuBackend
-from backends.plan import Gating, GluActivation, Recorder, Stack, Value
 from backends.reference import ReferenceBackend
+from plan import Gating, GluActivation, Recorder, Stack, Value
 from tests.backends.support import Build, bind, feed, record
-from tests.models.support import MemoryWeight
+from tests.models.support import MemoryWeight, stack
 
 EXPERTS, WIDTH, FFN, TOKENS = 40, 64, 96, 80
 
@@ -30,14 +30,12 @@ def matrix(name: str, format: str, expert: int) -> MemoryWeight:
     return MemoryWeight.of(f"{name}.{expert}", VALUES[name][expert], format)
 
 
-def stacked(r: Recorder, name: str, format: str, extras: bool) -> Stack:
+def stacked(name: str, format: str, extras: bool) -> Stack:
     rows = np.concatenate([matrix(name, format, expert).rows for expert in range(EXPERTS)])
     weight = MemoryWeight(name, format, (EXPERTS, *SHAPES[name]), rows)
     if not extras:
-        return r.stack(weight)
-    return r.stack(
-        weight, MemoryWeight.of(name + ".scale", SCALES[name]), MemoryWeight.of(name + ".bias", BIASES[name])
-    )
+        return stack(weight)
+    return stack(weight, MemoryWeight.of(name + ".scale", SCALES[name]), MemoryWeight.of(name + ".bias", BIASES[name]))
 
 
 def mixture(
@@ -45,7 +43,7 @@ def mixture(
     normalize: bool = False, biased: bool = False, activation: GluActivation = "silu",
 ) -> Build:  # fmt: skip
     def build(r: Recorder, x: Value) -> Value:
-        gate, up, down = (stacked(r, name, formats(name), extras) for name in SHAPES)
+        gate, up, down = (stacked(name, formats(name), extras) for name in SHAPES)
         choice = CHOICE if biased else None
         router = r.linear(x, ROUTER)
         return r.add(x, r.experts(x, router, gate, up, down, used, gating, normalize, 1.5, activation, choice))
@@ -91,7 +89,7 @@ def test_products_are_those_of_the_matrices_alone(cpu: CpuBackend, formats: tupl
         return lambda r, x: product(r, r.glu(product(r, x, "gate"), product(r, x, "up"), "silu"), "down")
 
     def only(r: Recorder, x: Value) -> Value:
-        gate, up, down = (stacked(r, name, of[name], extras) for name in SHAPES)
+        gate, up, down = (stacked(name, of[name], extras) for name in SHAPES)
         return r.experts(x, r.linear(x, ROUTER), gate, up, down, 1, "softmax_of_chosen", False, 1.0, "silu")
 
     tokens = np.arange(TOKENS)

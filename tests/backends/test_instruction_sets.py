@@ -21,7 +21,7 @@ from backends.cpu.jit import Kernel, assembly
 from backends.cpu.kernels import linear, wide
 from backends.cpu.kernels.common import kernel
 from backends.cpu.unpack import INTEGER_PANELS
-from backends.plan import Plan, Recorder, Value
+from plan import Plan, Recorder, Value
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 

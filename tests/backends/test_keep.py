@@ -10,8 +10,8 @@ import pytest
 
 from backends.base import BackendError, Limits
 from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK, Experts, Linear, Plan, Value
 from backends.reference import ReferenceBackend
+from plan import BLOCK, Experts, Linear, Plan, Value
 from tests.backends.support import feed, model, plan, record, tokens
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.models.support import Driver, MemoryWeight, plan_of

@@ -16,8 +16,8 @@ import pytest
 import quant
 from backends.cpu.backend import CpuBackend
 from backends.cpu.unpack import INTEGER_PANELS
-from backends.plan import Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
 

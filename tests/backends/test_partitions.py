@@ -13,7 +13,7 @@ from backends.cache import CACHE_TYPES, rotate
 from backends.cpu.backend import CpuBackend
 from backends.cpu.kernels.attention import PARTITION, Shape, Work
 from backends.cpu.sharing import Sharing
-from backends.plan import BLOCK, Batch, Plan
+from plan import BLOCK, Batch, Plan
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.backends.test_instruction_sets import needs

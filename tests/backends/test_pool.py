@@ -17,7 +17,7 @@ import pytest
 from backends.base import BackendError, Executable
 from backends.cpu import pool
 from backends.cpu.backend import CpuBackend
-from backends.plan import Recorder, Value
+from plan import Recorder, Value
 from tests.backends.support import bind, feed, record
 from tests.models.support import MemoryWeight
 

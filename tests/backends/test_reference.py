@@ -13,10 +13,10 @@ import pytest
 import quant
 from backends.base import Backend, BackendError, CacheTypes, Executable, Limits
 from backends.checks import check_batch
-from backends.plan import BLOCK, Batch, Operation, Plan, Recorder, Value, rope_table
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from backends.reference_operations import OPERATIONS
-from tests.models.support import Driver, MemoryWeight, bind_reference
+from plan import BLOCK, Batch, Plan, Recorder, Rope, Value, rope_table
+from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight, bind_reference
 
 random = np.random.RandomState(3)
 TABLE = random.standard_normal((11, 8)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_progress_counts_weights() -> None:
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(OPERATIONS) == set(Operation.__args__)
+    assert set(OPERATIONS) == EVERY_OPERATION
 
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])
@@ -122,20 +122,20 @@ def test_rotate_turns_pairs_and_leaves_the_rest(style: Any, pairs: list[tuple[in
             cos, sin = 1.5 * math.cos(position * frequency), 1.5 * math.sin(position * frequency)
             truth[position, a] = row[a] * cos - row[b] * sin
             truth[position, b] = row[a] * sin + row[b] * cos
-    close(run(lambda r, x: r.rotate(x, 8, r.rope(style, 4, (1.0, 0.3), 1.5))), truth)
+    close(run(lambda r, x: r.rotate(x, 8, Rope(style, 4, (1.0, 0.3), 1.5))), truth)
 
 
 def test_rotate_turns_every_head_alike() -> None:
     swapped = [4, 5, 6, 7, 0, 1, 2, 3]
-    rotated = run(lambda r, x: r.rotate(x, 4, r.rope("norm", 4, (1.0, 0.1))))
+    rotated = run(lambda r, x: r.rotate(x, 4, Rope("norm", 4, (1.0, 0.1))))
     r = Recorder()
     x = r.embed(weight(TABLE[:, swapped], "table"))
-    other = bind_reference(r.finish(r.rotate(x, 4, r.rope("norm", 4, (1.0, 0.1)))))
+    other = bind_reference(r.finish(r.rotate(x, 4, Rope("norm", 4, (1.0, 0.1)))))
     np.testing.assert_array_equal(Driver(other).step([(0, TOKENS)]), rotated[:, swapped])
 
 
 def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
-    rope = Recorder().rope("norm", 2, (0.0,), 2.0, 0.5, 10)
+    rope = Rope("norm", 2, (0.0,), 2.0, 0.5, 10)
     cos, sin = rope_table(rope, np.array([0, 9, 10, 29, 30], np.int32))
     np.testing.assert_allclose(cos[:, 0], 2.0 * (1.0 + 0.5 * np.log([1, 1, 2, 3, 4])), rtol=1e-15)
     assert not sin.any()

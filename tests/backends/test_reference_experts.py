@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from backends.plan import Recorder, Value
+from plan import Recorder, Value
 from tests.backends.test_reference import X, bind, close, random, run, weight
+from tests.models.support import stack
 
 EXPERTS, USED, INNER = 6, 2, 3
 ROUTER = random.standard_normal((EXPERTS, 8)).astype(np.float32)
@@ -26,7 +27,7 @@ def mixture(
 ) -> Callable[[Recorder, Value], Value]:
     def build(r: Recorder, x: Value) -> Value:
         stacks = [
-            r.stack(
+            stack(
                 weight(w, f"w{i}"),
                 weight(SCALES[i], f"s{i}") if extras else None,
                 weight(BIASES[i], f"b{i}") if extras else None,
@@ -91,7 +92,7 @@ def test_scales_and_biases_belong_to_the_experts_matrices() -> None:
 
 def test_of_equal_experts_the_lower_are_chosen() -> None:
     def build(r: Recorder, x: Value) -> Value:
-        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        stacks = [stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
         return r.experts(x, r.linear(x, weight(0.0 * ROUTER, "router")), *stacks, USED, "softmax", True, 1.5, "silu")
 
     close(run(build), mixture_by_hand(lambda z: {0: 0.5, 1: 0.5}))
@@ -101,7 +102,7 @@ def test_weights_that_sum_to_nothing_stay_finite() -> None:
     """The least sum that weights are divided by is 2^-14."""
 
     def build(r: Recorder, x: Value) -> Value:
-        stacks = [r.stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        stacks = [stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
         router = r.linear(x, weight(0.0 * ROUTER, "router"), weight(np.full(EXPERTS, -20.0), "low"))
         return r.experts(x, router, *stacks, USED, "sigmoid", True, 1.5, "silu")
 

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.base import Executable
+from backends.base import CacheTypes, Executable
 from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK, Plan
+from plan import BLOCK, Plan
+from tests.backends import support
 from tests.backends.support import Shape, bind, feed, plan, tokens
-from tests.models.support import Driver
+from tests.models.support import Driver, MemoryWeight, plan_of
 
 COUNT = 150  # tokens: three cache blocks
 FORMATS = ["F32", "F16", "BF16", "Q8_0", "Q4_0"]
@@ -133,3 +134,19 @@ def test_two_models_on_one_backend(cpu: CpuBackend, executable: Executable, trut
     assert digest(np.concatenate(pieces)) == digest(truth)
     assert digest(np.concatenate(rivals)) == digest(alone)
     other.close()
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+@pytest.mark.parametrize("size", [1e34, 1e37])
+def test_scores_below_any_usual_one_see_no_other_text(cpu: CpuBackend, kind: str, size: float) -> None:
+    """A score of -1e35, or one that overflows, counts more than a position that the row must not look at."""
+    metadata, weights = support.model("F32", SHAPES["llama"])
+    for name, weight in weights.items():
+        if name.endswith("attn_q.weight"):
+            weights[name] = MemoryWeight.of(name, weight.values() * np.float32(size))
+    bound = bind(cpu, plan_of(metadata, weights), rows=COUNT, cache=CacheTypes(kind, kind))
+    before = feed(bound, tokens(20))
+    feed(bound, tokens(COUNT, seed=9))
+    after = feed(bound, tokens(20))
+    bound.close()
+    assert np.array_equal(before, after, equal_nan=True)

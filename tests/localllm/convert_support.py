@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 import quant
-from backends.plan import Recorder
 from localllm.convert import Checkpoint, Tensor
 from localllm.gguf.writer import NewTensor, write_gguf
 from models import architecture_of, read_config, record
@@ -23,7 +22,7 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
     """float32 (T, vocabulary) by the reference backend, straight from the folder."""
     architecture = architecture_of(model.metadata)
     config = read_config(model.metadata, architecture.name)
-    plan = record(config, architecture, model.tensors, Recorder(), context=len(ids))
+    plan = record(config, architecture, model.tensors, len(ids))
     return Driver(bind_reference(plan)).step([(0, ids)])
 
 

@@ -8,9 +8,9 @@ import pytest
 from backends.base import CacheTypes, Limits
 from backends.cache import CACHE_TYPES
 from backends.cpu.backend import CpuBackend
-from backends.plan import BLOCK, Plan, Recorder
 from localllm.cache_types import cache_bytes, choose
 from localllm.errors import LocalLLMError
+from plan import BLOCK, Plan, Recorder
 from tests.models.support import MemoryWeight
 
 

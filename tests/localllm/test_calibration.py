@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.plan import Experts, Linear
 from localllm import LocalLLMError, load
 from localllm.calibration.imatrix import Entry, Imatrix, measure, read, write
 from localllm.calibration.observe import steps
 from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
+from localllm.gguf import NewTensor, write_gguf
+from localllm.quantize.plan import metadata
+from plan import Experts, Linear
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY
 
@@ -132,6 +134,34 @@ def test_the_older_format_by_hand(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(LocalLLMError, match="not an importance matrix"):
         read(path)
+
+
+@pytest.mark.parametrize("name", ["a.gguf", "a.dat"])
+def test_names_are_bytes(tmp_path: Path, name: str) -> None:
+    """A text's name need not be UTF-8: it is that of a file."""
+    write(tmp_path / name, Imatrix({"x": DENSE}, 1, 1, ("wiki\udcff.txt",)))
+    assert read(tmp_path / name).datasets == ("wiki\udcff.txt",)
+
+
+def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> None:
+    """What quantize writes of it is a uint32."""
+    for chunks in (np.uint64(1 << 40), np.int32(-1)):
+        write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), overwrite=True)
+        found = read(tmp_path / "a.gguf")
+        assert found.chunks == 0
+        assert "quantize.imatrix.chunks_count" not in metadata({}, None, found, "a.gguf")
+
+
+def test_a_hostile_name_is_harmless_in_a_message(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", {}, _tensors("x\x1b[2J")[:1])
+    with pytest.raises(LocalLLMError, match=r"x\\x1b\[2J needs in_sum2 and counts"):
+        read(tmp_path / "a.gguf")
+    with pytest.raises(LocalLLMError, match=r"numbers for x\\x1b\[2J, which"):
+        Imatrix({"x\x1b[2J": DENSE}, 1, 1).importance("x\x1b[2J", 1, 5)
+
+
+def _tensors(name: str) -> list[NewTensor]:
+    return [NewTensor(name + part, "F32", (1,), np.ones(1, "<f4").tobytes()) for part in (".in_sum2", ".counts")]
 
 
 @pytest.mark.parametrize("cut_off", [3, 7, 9, 14, 20])

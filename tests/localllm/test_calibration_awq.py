@@ -22,6 +22,7 @@ from tests.conftest import SHARED_DATA, reference
 from tests.localllm.cli_support import REPOSITORY
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
 from tests.models.tiny import VARIANTS
+from tests.models.tiny_families import NORMS, OUT, QKV, biased, experts, family
 
 SMALLTALK = REPOSITORY / "models" / "demo" / "smalltalk.txt"
 FILES = [
@@ -65,6 +66,20 @@ def test_folding_changes_no_logits_of_reference_models(name: str) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_folding_changes_no_logits_of_odd_models(variant: str) -> None:
     metadata, tensors = VARIANTS[variant]()
+    _, others = scaled(metadata, tensors)
+    before, after = logits(metadata, tensors), logits(metadata, others)
+    np.testing.assert_allclose(after, before, atol=2e-3 * np.abs(before).max())
+
+
+def test_folding_changes_no_logits_of_experts_with_biases() -> None:
+    """A bias of experts has as many numbers for each of them as `up` has rows."""
+    shapes = NORMS | QKV | OUT | biased(experts(8, 24))
+    metadata, tensors = family("llama", 5, shapes, expert_count=8, expert_used_count=2)
+    (experts_group, *_) = (group for group in groups(plan_of(metadata, tensors)) if group.experts)
+    assert [(rows.name.split(".", 2)[-1], rows.start, rows.stop) for rows in experts_group.makers] == [
+        ("ffn_up_exps.weight", 0, 24),
+        ("ffn_up_exps.bias", 0, 24),
+    ]
     _, others = scaled(metadata, tensors)
     before, after = logits(metadata, tensors), logits(metadata, others)
     np.testing.assert_allclose(after, before, atol=2e-3 * np.abs(before).max())

@@ -19,12 +19,12 @@ from backends.base import BackendError, CacheTypes, Memory
 from backends.gpu.executable import GpuExecutable
 from backends.hybrid.cut import Placement
 from backends.opencl.backend import OpenClBackend
-from backends.plan import Plan
 from localllm.cli.main import main
 from localllm.errors import LocalLLMError
 from localllm.model import limits_of
 from localllm.offload import RESERVE, DoesNotFit, Offload, Planner
 from localllm.prompt_cache import read, restore, save
+from plan import Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan
 from tests.conftest import reference

@@ -13,6 +13,7 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
+from localllm import outputs
 from localllm.cli.main import main
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.outputs import OutputError, check_target, new_file, scratch
@@ -279,3 +280,13 @@ def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> N
         [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, timeout=60, preexec_fn=default_signals
     )
     assert (done.returncode, done.stdout) == (143, b"clean\n")
+
+
+def test_a_file_that_appears_at_the_last_moment_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last look, before the new name."""
+    path = tmp_path / "a"
+    path.write_bytes(b"theirs")
+    monkeypatch.setattr(outputs, "check_target", lambda path, overwrite: None)
+    with pytest.raises(OutputError, match="a: exists; give another name"), new_file(path) as file:
+        file.write(b"mine")
+    assert [(other.name, other.read_bytes()) for other in tmp_path.iterdir()] == [("a", b"theirs")]

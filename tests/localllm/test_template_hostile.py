@@ -163,3 +163,8 @@ def test_what_is_forbidden_is_not_there(source: str, usual: Confined) -> None:
 def test_a_source_that_is_not_a_template_is_an_error(source: str, usual: Confined) -> None:
     with pytest.raises(TemplateError):
         ChatTemplate(source, "", "", confined=usual)
+
+
+def test_names_beyond_ascii_are_compiled(usual: Confined) -> None:
+    """Python looks such names up in a table that it loads when it is first needed, which a confined child cannot."""
+    assert run("{% set é = 'a' %}{{ é }}{{ messages[0].content }}", usual) == "ahi"

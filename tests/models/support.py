@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
+import plan
 import quant
 from backends.base import CacheTypes, Executable, Limits
-from backends.plan import BLOCK, Batch, Plan, Recorder
 from backends.reference import ReferenceBackend, ReferenceExecutable
 from models import architecture_of, read_config, record
+from plan import BLOCK, Batch, Operation, Plan, Stack, Weight
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
 
 def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Plan:
     architecture = architecture_of(metadata)
-    return record(read_config(metadata, architecture.name), architecture, tensors, Recorder())
+    return record(read_config(metadata, architecture.name), architecture, tensors)
 
 
 def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) -> ReferenceExecutable:
@@ -86,6 +87,16 @@ class Driver:
         wanted = np.arange(len(tokens)) if logit_rows is None else np.array(logit_rows)
         batch = Batch(np.array(tokens, np.int32), p, slots, s_, self.tables, wanted.astype(np.int32))
         return self.executable.step(batch).copy()
+
+
+def stack(weight: MemoryWeight, scale: MemoryWeight | None = None, bias: MemoryWeight | None = None) -> Stack:
+    """The matrices of all experts."""
+    return Stack(*(None if tensor is None else Weight.of(tensor) for tensor in (weight, scale, bias)))
+
+
+EVERY_OPERATION = {
+    kind for kind in vars(plan).values() if isinstance(kind, type) and issubclass(kind, Operation) and kind != Operation
+}
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

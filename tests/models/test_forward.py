@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.plan import Linear, Norm, Recorder, Rotate, SelectRows
-from models import ModelError, record, summarize
+from models import ModelError, record
 from models.architectures import architecture_of
 from models.config import read_config
+from plan import Linear, Norm, Rotate, SelectRows
 from tests.models import tiny
 from tests.models.straight_line import forward
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of
@@ -280,7 +280,7 @@ def test_the_context_chooses_between_two_sets_of_frequency_factors() -> None:
     row = architecture_of(metadata)
     config = read_config(metadata, row.name)
     for context, name in ((None, "short"), (256, "short"), (257, "long")):
-        plan = record(config, row, tensors, Recorder(), context)
+        plan = record(config, row, tensors, context)
         frequencies = next(op.rope.inverse_frequency for op in plan.operations if isinstance(op, Rotate))
         factors = tensors[f"rope_factors_{name}.weight"].values()
         np.testing.assert_allclose(frequencies, 10000.0 ** (-np.arange(4) / 4) / factors, rtol=1e-12)
@@ -310,53 +310,11 @@ def test_a_temperature_needs_whole_heads_rotated() -> None:
         plan_of(metadata, tensors)
 
 
-def test_the_summary_counts_a_model_worked_out_by_hand() -> None:
-    metadata, tensors = tiny.make("llama", seed=1, layers=1, tied=True, per_layer=("attn_q.bias",), format="F16")
+def test_a_plan_names_the_tensors_that_it_was_made_of() -> None:
+    """Those of weights, and those whose numbers stand in operations: scales, frequency factors for its context."""
+    metadata, tensors = VARIANTS["llama scales after biases"]()
     tensors["blk.0.attn_q.input_scale"] = MemoryWeight.of("blk.0.attn_q.input_scale", np.ones(1))
-    architecture = architecture_of(metadata)
-    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
-    table = 29 * 32
-    matrices = 32 * 32 + 2 * 16 * 32 + 32 * 32 + 3 * 40 * 32
-    vectors = 3 * 32 + 32
-    assert summary.parameters == table + matrices + vectors
-    assert summary.weight_bytes == 2 * (table + matrices) + 4 * vectors
-    assert summary.bytes_per_token == summary.weight_bytes + 2 * 32  # the table as output matrix, and a row of it
-    assert summary.flops_per_token == 2 * (table + matrices)
-    assert summary.attention_flops_per_position == 4 * 4 * 8
-    assert summary.cache_values_per_token == 2 * 2 * 8
-    assert summary.unused == ("blk.0.attn_q.input_scale",)
-
-
-def test_a_token_reads_only_its_experts() -> None:
-    metadata, tensors = FAMILIES["llama experts"]()  # 2 of 8 experts, 2 layers
-    architecture = architecture_of(metadata)
-    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
-    assert summary.parameters == sum(tensor.values().size for tensor in tensors.values())
-    idle = 2 * (3 * FFN * WIDTH + 3) * 6
-    assert summary.bytes_per_token == 4 * (summary.parameters - idle - (VOCABULARY - 1) * WIDTH)
-    attention = 2 * (2 * 32 * WIDTH + 2 * 16 * WIDTH)
-    mixture = 2 * (8 * WIDTH + 2 * 3 * FFN * WIDTH)
-    assert summary.flops_per_token == 2 * (attention + mixture + VOCABULARY * WIDTH)
-
-
-def test_windows_do_not_grow_with_the_cache() -> None:
-    metadata, tensors = FAMILIES["gemma2"]()  # of three layers the middle one sees everything
-    architecture = architecture_of(metadata)
-    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
-    assert summary.attention_flops_per_position == 4 * 4 * 8
-
-
-def test_parts_of_a_matrix_are_counted_once() -> None:
-    metadata, tensors = FAMILIES["phi3"]()
-    architecture = architecture_of(metadata)
-    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
-    assert summary.parameters == sum(tensor.values().size for tensor in tensors.values())
-    assert summary.unused == ()
-
-
-def test_an_untied_embedding_costs_a_row_per_token() -> None:
-    metadata, tensors = VARIANTS["llama plain"]()
-    architecture = architecture_of(metadata)
-    summary = summarize(read_config(metadata, architecture.name), architecture, tensors)
-    assert summary.bytes_per_token == summary.weight_bytes - (VOCABULARY - 1) * WIDTH * 4
-    assert summary.unused == ()
+    assert tensors.keys() - plan_of(metadata, tensors).tensors == {"blk.0.attn_q.input_scale"}
+    for name, other in (("long", "short"), ("short", "long")):
+        metadata, tensors = FAMILIES[f"phi3 {name}"]()
+        assert tensors.keys() - plan_of(metadata, tensors).tensors == {f"rope_factors_{other}.weight"}

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from models import architecture_of, read_config, summarize
+from models import architecture_of
 from tests.conftest import reference
 from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
 
@@ -61,7 +61,7 @@ def test_logits_of_every_position(file: str, cache_type: str) -> None:
 def test_the_only_unused_tensors_are_those_llama_cpp_ignores(file: str) -> None:
     metadata, tensors = open_model(reference("archs", f"{file}.gguf"))
     row = architecture_of(metadata)
-    for name in summarize(read_config(metadata, row.name), row, tensors).unused:
+    for name in tensors.keys() - plan_of(metadata, tensors).tensors:
         part, kind = name.rsplit(".", 1)
         if kind == "scale":
             assert "ffn" in part

@@ -100,3 +100,25 @@ def test_every_hidden_name_is_new_and_known_to_the_sweep(tmp_path: Path) -> None
         os.utime(path, (0, 0))
     write(tmp_path / "a")
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_name_that_must_be_new(tmp_path: Path) -> None:
+    """Of two processes that saw no file one gives its own the name."""
+    with NewFile(tmp_path / "a") as mine, NewFile(tmp_path / "a") as theirs:
+        theirs.file.write(b"theirs")
+        theirs.commit(replace=False)
+        with pytest.raises(FileExistsError):
+            mine.commit(replace=False)
+    assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a", b"theirs")]
+
+
+def test_a_name_that_must_be_new_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with NewFile(tmp_path / "a") as new:
+        new.commit(replace=False)
+    with NewFile(tmp_path / "a") as other, pytest.raises(FileExistsError):
+        other.commit(replace=False)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]

@@ -8,7 +8,7 @@ from backends.cpu.cache import CACHE
 from backends.cpu.jit import Kernel
 from backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
 from backends.cpu.simd import Function, Value
-from backends.plan import BLOCK
+from plan import BLOCK
 
 
 class AppendArg(IntEnum):

@@ -18,10 +18,11 @@ from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x1
 from backends.cpu.memory import LINE, aligned
 from backends.cpu.panels import u8x64
 from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
-from backends.plan import BLOCK
+from plan import BLOCK
 
-LOWEST = -1.0e30  # below any score, and finite: the initial maximum
-Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> masked scores
+LOWEST = -3.0e38  # of a position that a row must not look at, and finite: the first maximum
+FLOOR = -1.0e38  # of all others: where every score is as low, those that count weigh all the same
+Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> what counts
 SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
 PART_BITS = 7  # of the two parts of a weight, so that no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)

@@ -19,12 +19,12 @@ from enum import IntEnum
 
 from backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
 from backends.cpu.jit import Kernel
-from backends.cpu.kernels.attend import LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
+from backends.cpu.kernels.attend import FLOOR, LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
 from backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, tasks
 from backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value
-from backends.plan import BLOCK
+from plan import BLOCK
 
 
 class AttentionArg(IntEnum):
@@ -260,7 +260,7 @@ class _Rows:
 
 
 def attention(shape: Shape) -> Kernel:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `backends.plan.Attention` that the shape names;
+    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names;
     where the work is split, the states of the partitions, which `merge` makes y of."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
@@ -331,5 +331,6 @@ def _visible(f: Function, score: Value, first: Value, last: Value, window: Value
 
     lowest = f.constant(f32x16, LOWEST)
     lanes = splat(first) + f.lane_numbers()
+    score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order a NaN stays one
     seen = f.select(lanes <= splat(last), score, lowest)
     return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)

@@ -16,7 +16,7 @@ from backends.cpu.kernels.common import Arguments, exp, f32x16, kernel, own_rows
 from backends.cpu.kernels.linear import LinearArg, Place, ways
 from backends.cpu.simd import F32, I32, LANES, Function, Value
 from backends.cpu.unpack import panel_of
-from backends.plan import Gating
+from plan import Gating
 
 LOWEST = -3.0e38
 UNROLLED = 32  # chosen experts per row; no known model uses more
@@ -38,7 +38,7 @@ class RouteArg(IntEnum):
 
 
 def route(gating: Gating, used: int, normalize: bool) -> Kernel:
-    """Choose `used` experts per row and weigh them, as `backends.plan.Experts` says."""
+    """Choose `used` experts per row and weigh them, as `plan.Experts` says."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         experts = a.i64(RouteArg.EXPERTS)

@@ -28,7 +28,7 @@ from backends.cpu.kernels.common import (
 )  # fmt: skip
 from backends.cpu.panels import Activations
 from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
-from backends.plan import Activation, GluActivation
+from plan import Activation, GluActivation
 
 
 def _add(a: Value, b: Value) -> Value:

@@ -12,7 +12,7 @@ from backends.cpu.kernels.attend import LOWEST, divisor, each
 from backends.cpu.kernels.common import f32x16
 from backends.cpu.memory import aligned
 from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
-from backends.plan import BLOCK
+from plan import BLOCK
 
 # e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: the p of least relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531

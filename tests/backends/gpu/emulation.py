@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from backends.base import F16_CACHE, CacheTypes, Limits, Progress
 from backends.gpu.device import Facts, Grid
 from backends.gpu.executable import GpuExecutable
-from backends.plan import Plan, Value
+from plan import Plan, Value
 
 HEADER = Path(__file__).with_name("emulation.h")
 OPTIONS = (

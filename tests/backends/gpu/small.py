@@ -14,11 +14,11 @@ import quant
 from backends.base import F16_CACHE, Backend, CacheTypes
 from backends.gpu import formats
 from backends.gpu.executable import GpuExecutable
-from backends.plan import Batch, Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import Batch, Recorder, Rope, Value
 from tests.backends.support import Build, bind, record, stored
 from tests.backends.test_conformance import VOCABULARY, Heads
-from tests.models.support import Driver, MemoryWeight
+from tests.models.support import Driver, MemoryWeight, stack
 
 STEPS = (1, 2, 17)  # rows: decoded, a few, prefilled
 
@@ -49,7 +49,7 @@ def rows(r: Recorder, x: Value) -> Value:
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
     for style in ("norm", "neox"):
-        y = r.rotate(y, 12, r.rope(style, 10, FREQUENCIES))
+        y = r.rotate(y, 12, Rope(style, 10, FREQUENCIES))
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
     return r.softcap(r.select_rows(r.add(x, y)), 3.0)
@@ -62,7 +62,7 @@ def layer(r: Recorder, x: Value) -> Value:
         values = np.random.RandomState(len(name)).standard_normal((rows, y.width)) / y.width**0.5
         return r.linear(y, MemoryWeight.of(name, values, "Q8_0"))
 
-    weight, rope = MemoryWeight.of("weight", np.linspace(0.5, 1.5, 32)), r.rope("neox", 10, FREQUENCIES)
+    weight, rope = MemoryWeight.of("weight", np.linspace(0.5, 1.5, 32)), Rope("neox", 10, FREQUENCIES)
     normed = r.rms_norm(x, weight, 1e-5)
     q, k, v = product("queries", normed, 64), product("keys", normed, 32), product("value", normed, 32)
     q, k = (r.rotate(r.rms_norm(y, weight, 1e-5, heads), 32, rope) for y, heads in ((q, 2), (k, 1)))
@@ -117,7 +117,7 @@ def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple
         stacks = []
         for weight in weights:
             bias = MemoryWeight.of(f"bias of {weight.name}", np.linspace(-1.0, 1.0, 96).reshape(3, 32))
-            stacks.append(r.stack(weight, scales, bias) if extras else r.stack(weight))
+            stacks.append(stack(weight, scales, bias) if extras else stack(weight))
         return r.add(x, r.experts(x, r.linear(x, router), *stacks, used, *how, choice))
 
     return Small(build, table(32), off=0.02, steps=steps)

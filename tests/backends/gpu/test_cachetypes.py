@@ -9,7 +9,7 @@ import pytest
 from backends.base import Backend, BackendError, CacheTypes
 from backends.cache import CACHE_TYPES, store
 from backends.gpu.cachetypes import CACHE, GROUP, CacheRow
-from backends.plan import BLOCK, Plan
+from plan import BLOCK, Plan
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight

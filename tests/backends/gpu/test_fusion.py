@@ -11,8 +11,8 @@ import pytest
 from backends.base import F16_CACHE, Backend, CacheTypes, Limits
 from backends.gpu import bind
 from backends.gpu.kernels import FEW_ROWS
-from backends.plan import BLOCK, Plan, Recorder, Value
 from backends.reference import ReferenceBackend
+from plan import BLOCK, Plan, Recorder, Value
 from tests.backends.support import Shape, plan, record, tokens
 from tests.backends.test_conformance import VOCABULARY
 from tests.backends.test_experts import TABLE, mixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from backends.hybrid.cut import Placement, cut, most_layers, sides
-from backends.plan import Add, Append, Attention, Embed, Experts, Linear, Plan
-from backends.usage import inputs_of
+from plan import Add, Append, Attention, Embed, Experts, Linear, Plan
 from tests.backends.support import Shape, plan
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES
@@ -75,7 +74,7 @@ def test_no_operation_is_lost_and_every_value_crosses_once(name: str, host_exper
             assert tuple(value.index for value in part.enters) == arriving
             known[side] |= set(arriving)
             for op in own.operations[part.start : part.stop]:
-                assert {value.index for value in inputs_of(op)} <= known[side]
+                assert {value.index for value in op.inputs} <= known[side]
                 if isinstance(op, Append | Attention):
                     assert op.layer < len(own.layers)
                 if not isinstance(op, Append):

@@ -13,7 +13,7 @@ from backends.base import Backend, BackendError, Executable, Limits, Picks
 from backends.hybrid.backend import HybridBackend
 from backends.hybrid.cut import Placement, most_layers
 from backends.hybrid.executable import HybridExecutable
-from backends.plan import BLOCK, Batch, Plan
+from plan import BLOCK, Batch, Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
 from tests.conftest import reference

@@ -1,4 +1,4 @@
-"""Who reads what in a plan: the facts that decide when a buffer is free and which operations can be made one."""
+"""Which operations of a plan can run as one: found from who reads a value, how often and when."""
 
 from __future__ import annotations
 
@@ -6,64 +6,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from backends.plan import (
+from plan import (
     Add,
     Append,
     Attention,
-    Embed,
-    Experts,
     Glu,
     Linear,
     Norm,
-    Operation,
     Plan,
     Rotate,
     Value,
-    Weight,
 )  # fmt: skip
 
 
-def inputs_of(op: Operation) -> tuple[Value, ...]:
-    match op:
-        case Embed():
-            return ()
-        case Append(k=k, v=v):
-            return (k, v)
-        case Attention(q=q):
-            return (q,)
-        case Glu(gate=gate, up=up):
-            return (gate, up)
-        case Add(a=a, b=b):
-            return (a, b)
-        case Experts(x=x, router=router):
-            return (x, router)
-    return (op.x,)
-
-
-def products_of(op: Operation) -> list[tuple[Value, Weight]]:
-    """Values of the plan that an operation multiplies by matrices."""
-    if isinstance(op, Linear):
-        return [(op.x, op.weight)]
-    return [(op.x, op.gate.weight), (op.x, op.up.weight)] if isinstance(op, Experts) else []
-
-
-def embedded_rows(plan: Plan) -> int:
-    """Tokens that the plan knows: rows of the smallest table of embeddings, any number where it looks up none."""
-    return min((op.table.shape[0] for op in plan.operations if isinstance(op, Embed)), default=1 << 31)
-
-
-def uses_of(plan: Plan) -> Counter[int]:
-    uses = Counter(value.index for op in plan.operations for value in inputs_of(op))
-    uses[plan.logits.index] += 1  # the caller's
-    uses.update(value.index for part in plan.parts for value in part.leaves)
-    return uses
-
-
 def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
-    """{linear: addition} where an addition is the only reader of a linear's result and its other operand is older."""
+    """{linear: addition}, by number: the addition alone reads the linear's result, and its other operand is older."""
     operations = plan.operations
     made = {value.index: part.start - 1 for part in plan.parts for value in part.enters}
-    made |= {op.out.index: number for number, op in enumerate(operations) if not isinstance(op, Append)}
+    made |= {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     fused: dict[int, int] = {}
     for number, op in enumerate(operations):
         if isinstance(op, Add) and op.a is not op.b:
@@ -79,7 +39,7 @@ def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Neighbouring linears that read the same value; the glu right after two of them that alone reads both."""
+    """Neighbouring linears that read the same value, and the glu right after two of them if it alone reads both."""
 
     linears: tuple[Linear, ...]
     glu: Glu | None
@@ -89,7 +49,7 @@ class Together:
 
 
 def linears_together(plan: Plan, uses: Counter[int], additions: Mapping[int, int]) -> dict[int, Together]:
-    """{first linear: it and what stands right behind it}; linears with `additions` stay alone."""
+    """{number of the first linear: the run that it begins}; a linear with an addition stays alone."""
     operations = plan.operations
     found: dict[int, Together] = {}
     for part in plan.parts:
@@ -116,8 +76,7 @@ def _alone_reads(glu: Glu, linears: list[Linear], uses: Counter[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What becomes of the heads of queries or keys between their product and the cache: normed each by itself or not,
-    and rotated."""
+    """The rotation of the heads of queries or keys, and the norm of each head before it, if there is one."""
 
     norm: Norm | None
     rotation: Rotate
@@ -129,14 +88,16 @@ class Heads:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What one kernel must have in common for queries and keys."""
+        """Equal for queries and keys that one kernel can prepare."""
         rotation, norm = self.rotation, self.norm
         return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
 
 
 def heads_into_appends(plan: Plan, uses: Counter[int]) -> dict[int, tuple[Heads, Heads]]:
-    """{append: its queries and its keys}, where it is the only reader of rotated keys, and the attention after it of
-    queries that go the same way."""
+    """{number of an append: its queries and its keys}.
+
+    The append alone reads the rotated keys, its attention alone the rotated queries, and both are prepared alike.
+    """
     operations = plan.operations
     found: dict[int, tuple[Heads, Heads]] = {}
     for part in plan.parts:
@@ -161,7 +122,7 @@ def heads_into_appends(plan: Plan, uses: Counter[int]) -> dict[int, tuple[Heads,
 
 
 def _of_each_head(norm: Norm, head_dim: int) -> bool:
-    """Whether all heads are normed with the same weights, without a bias."""
+    """Whether the norm is of each head by itself, with the same weights, and without a bias."""
     return (
         norm.kind == "rms" and norm.bias is None and norm.weight.shape == (head_dim,) and norm.x.width % head_dim == 0
     )

@@ -1,5 +1,7 @@
-"""All text from outside passes through this function before a person reads it: names and values in files, model output,
-user input. The command line prints through it (`localllm.cli.console`), and errors are made with it."""
+"""The one function that text from outside goes through before a person reads it: names and values of files, what a
+model writes, what was typed. The command line prints through it (`localllm.cli.console`), and the errors of all rooms
+are made with it.
+"""
 
 from __future__ import annotations
 

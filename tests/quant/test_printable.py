@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFError
-from localllm.printable import printable
+from quant.printable import printable
 
 
 def test_no_control_character_and_no_half_of_a_surrogate_is_left() -> None:
@@ -41,3 +41,13 @@ def test_an_error_is_one_line_whoever_raises_it() -> None:
     for error in (LocalLLMError("a\nb\x1b[2J"), Own("a\nb\x1b[2J")):
         assert str(error) == r"a\nb\x1b[2J"
     assert GGUFError.__mro__[1] is LocalLLMError
+
+
+def test_the_errors_of_every_room_are_one_harmless_line() -> None:
+    from backends import BackendError
+    from localllm.errors import LocalLLMError
+    from models import ModelError
+    from quant import QuantError
+
+    for kind in (LocalLLMError, ModelError, BackendError, QuantError):
+        assert str(kind("tensor 'a\x1b[2J\nb'")) == r"tensor 'a\x1b[2J\nb'"

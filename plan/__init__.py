@@ -1,0 +1,77 @@
+"""The plan: what a forward pass is, written down once as a flat list of operations over named values.
+
+`models` walks an architecture and records it with a `Recorder`, which ends in a `Plan`. A backend binds the plan once
+and replays it for every `Batch`. Nothing here computes.
+
+A value is a float32 matrix of one row per batch row ("batch", T rows) or per row whose logits are wanted ("logits",
+L rows). Values are single-assignment: an operation never changes a value that another operation made.
+"""
+
+from __future__ import annotations
+
+from plan.batch import BLOCK, Batch
+from plan.operation import Operation, Read
+from plan.operations import (
+    Activate,
+    Activation,
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Gating,
+    Glu,
+    GluActivation,
+    Linear,
+    Norm,
+    NormKind,
+    Rotate,
+    Scale,
+    SelectRows,
+    Softcap,
+    Stack,
+)
+from plan.plan import CacheLayer, Part, Plan
+from plan.recorder import Recorder
+from plan.summary import Summary, summarize
+from plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
+from plan.weights import Tensor, Weight
+
+__all__ = [
+    "BLOCK",
+    "F32",
+    "Activate",
+    "Activation",
+    "Add",
+    "Append",
+    "Attention",
+    "Batch",
+    "CacheLayer",
+    "Embed",
+    "Experts",
+    "Gating",
+    "Glu",
+    "GluActivation",
+    "Linear",
+    "Norm",
+    "NormKind",
+    "Operation",
+    "Part",
+    "Plan",
+    "Read",
+    "Recorder",
+    "Rope",
+    "RopeStyle",
+    "Rotate",
+    "Rows",
+    "Scale",
+    "SelectRows",
+    "Softcap",
+    "Stack",
+    "Summary",
+    "Tensor",
+    "Value",
+    "Weight",
+    "rope_table",
+    "summarize",
+]

@@ -1,0 +1,31 @@
+"""The batch: the input of one step of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK = 64  # tokens in a cache block
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's input: T rows of any number of sequences, and which rows want logits.
+
+    `slots[t]` is the cache slot that row t is written to: physical block * BLOCK + offset. `tables[s]` lists the
+    physical blocks of sequence s in order of position. Row t belongs to `sequence[t]` and sees positions
+    0..positions[t]. Rows of one sequence stand together, in order of position. If layers with a window have blocks of
+    their own (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have
+    left the window are not read.
+    """
+
+    tokens: NDArray[np.int32]  # (T,)
+    positions: NDArray[np.int32]  # (T,)
+    slots: NDArray[np.int32]  # (T,)
+    sequence: NDArray[np.int32]  # (T,)
+    tables: NDArray[np.int32]  # (sequences, blocks)
+    logit_rows: NDArray[np.int32]  # (L,)
+    window_slots: NDArray[np.int32] | None = None  # (T,)
+    window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)

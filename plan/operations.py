@@ -1,0 +1,259 @@
+"""The operations: a class for each, which says what is computed. `backends.reference_operations` is the definition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from plan.operation import Operation, Producer, Read, Unary
+from plan.values import Rope, Value
+from plan.weights import Weight
+
+Activation = Literal["silu", "gelu", "sigmoid"]  # gelu: the tanh form
+GluActivation = Literal["silu", "gelu", "sigmoid", "swiglu_oai"]
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+NormKind = Literal["rms", "layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(Producer):
+    """out[t] = table[tokens[t]], dequantized to float32."""
+
+    table: Weight
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return (self.table,)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        return (Read(self.table, 1, self.table.shape[0]),)
+
+
+@dataclass(frozen=True, slots=True)
+class Norm(Unary):
+    """RMS norm or layer norm over each of `groups` equal slices of a row (groups = heads for q/k norms).
+
+    `weight` and `bias` have the width of one group; they are (groups, width of one) if every group has its own. Mean
+    and variance are as in the papers, with eps inside the root.
+    """
+
+    weight: Weight
+    bias: Weight | None
+    eps: float
+    groups: int
+    kind: NormKind
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return _given(self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Unary):
+    """out = (x @ weight.T) * scale + bias."""
+
+    weight: Weight
+    bias: Weight | None
+    scale: float
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return (self.weight,)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return _given(self.bias)
+
+    @property
+    def products(self) -> tuple[tuple[Value, Weight], ...]:
+        return ((self.x, self.weight),)
+
+    @property
+    def flops(self) -> int:
+        return 2 * prod(self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate(Unary):
+    """out = x with every head of `head_dim` rotated to its row's position."""
+
+    head_dim: int
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Append(Operation):
+    """Write k and v of every row to the cache of `layer`, at the row's slot."""
+
+    layer: int
+    k: Value
+    v: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.k, self.v
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Producer):
+    """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
+
+    Head h of q reads key-value head h // (heads / kv_heads). With a `window` a row sees only the positions above its
+    own - window, itself included. With a `softcap` a score s becomes softcap * tanh(s / softcap) after scaling. `sinks`
+    (heads,) are the logits of one more position per head, whose value is zero: they only add to the softmax's sum.
+    """
+
+    q: Value
+    layer: int
+    heads: int
+    scale: float
+    window: int = 0  # 0: all positions
+    softcap: float = 0.0  # 0: none
+    sinks: Weight | None = None  # (heads,)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return _given(self.sinks)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def flops_per_position(self) -> int:
+        """A multiplication and an addition for the score, and for the mix; within a window they stop growing."""
+        return 0 if self.window else 4 * self.q.width
+
+
+@dataclass(frozen=True, slots=True)
+class Glu(Producer):
+    """out = activation(gate) * up; a gate of width 1 gates the whole row.
+
+    "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
+    """
+
+    gate: Value
+    up: Value
+    activation: GluActivation
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.gate, self.up
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
+
+    weight: Weight  # (experts, rows, columns)
+    scale: Weight | None = None  # (experts,)
+    bias: Weight | None = None  # (experts, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Unary):
+    """out = sum over the `used` chosen experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
+
+    `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
+    - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
+    - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
+    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over these alone.
+    `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
+    With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
+    """
+
+    router: Value
+    gate: Stack  # (experts, ffn, width)
+    up: Stack  # (experts, ffn, width)
+    down: Stack  # (experts, width, ffn)
+    used: int
+    gating: Gating
+    normalize: bool
+    scale: float
+    activation: GluActivation
+    choice_bias: Weight | None = None  # (experts,)
+
+    @property
+    def stacks(self) -> tuple[Stack, Stack, Stack]:
+        return self.gate, self.up, self.down
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.x, self.router
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return tuple([stack.weight for stack in self.stacks])
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        stacks = self.stacks
+        return _given(self.choice_bias, *(s.scale for s in stacks), *(s.bias for s in stacks))
+
+    @property
+    def products(self) -> tuple[tuple[Value, Weight], ...]:
+        return (self.x, self.gate.weight), (self.x, self.up.weight)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """The chosen experts' share of the stacks, and all of the choice's bias."""
+        of_stacks = (weight for stack in self.stacks for weight in _given(stack.weight, stack.scale, stack.bias))
+        shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
+        return (*shares, *(Read(bias) for bias in _given(self.choice_bias)))
+
+    @property
+    def flops(self) -> int:
+        return sum(2 * self.used * prod(weight.shape[1:]) for weight in self.matrices)
+
+
+@dataclass(frozen=True, slots=True)
+class Activate(Unary):
+    """out = activation(x)."""
+
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Softcap(Unary):
+    """out = cap * tanh(x / cap)."""
+
+    cap: float
+
+
+@dataclass(frozen=True, slots=True)
+class Add(Producer):
+    """out = a + b."""
+
+    a: Value
+    b: Value
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.a, self.b
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Unary):
+    """out = x * factor."""
+
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows(Unary):
+    """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
+
+
+def _given(*weights: Weight | None) -> tuple[Weight, ...]:
+    """Those that there are."""
+    return tuple([weight for weight in weights if weight is not None])

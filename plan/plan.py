@@ -1,0 +1,82 @@
+"""The plan itself: operations in order, the values they make, and what the attention layers keep.
+
+Questions about a whole plan are folds over its operations: which weights it has, what a row reads, who uses a value.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from plan.operation import Operation, Read
+from plan.operations import Embed
+from plan.values import Value
+from plan.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayer:
+    """What one attention layer keeps per token."""
+
+    kv_heads: int
+    head_dim: int
+    window: int = 0  # positions that a row sees; 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Operations start..stop, which run without a break. Values enter it from outside, and leave it for outside."""
+
+    start: int
+    stop: int
+    enters: tuple[Value, ...] = ()
+    leaves: tuple[Value, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
+
+    What is recorded is one part; `backends.hybrid.cut` makes plans of several.
+    """
+
+    operations: tuple[Operation, ...]
+    values: tuple[Value, ...]
+    layers: tuple[CacheLayer, ...]
+    logits: Value
+    parts: tuple[Part, ...]
+    starts: tuple[int, ...] = ()  # the operation that each layer begins with, and the output after the last
+    tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
+
+    @property
+    def window(self) -> int:
+        """The largest window of a layer; 0 if none has one."""
+        return max((layer.window for layer in self.layers), default=0)
+
+    @property
+    def matrices(self) -> dict[str, Weight]:
+        """Every matrix by name, in order of first use."""
+        return {weight.name: weight for op in self.operations for weight in op.matrices}
+
+    @property
+    def weights(self) -> dict[str, Weight]:
+        """Every matrix and vector by name, in order of first use."""
+        return {weight.name: weight for op in self.operations for weight in (*op.matrices, *op.vectors)}
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What one row reads of the weights, operation by operation."""
+        return tuple([read for op in self.operations for read in op.reads])
+
+    @property
+    def uses(self) -> Counter[int]:
+        """How often each value is read, by index: by operations, outside a part that it leaves, and as logits."""
+        uses = Counter(value.index for op in self.operations for value in op.inputs)
+        uses[self.logits.index] += 1
+        uses.update(value.index for part in self.parts for value in part.leaves)
+        return uses
+
+    @property
+    def input_vocabulary(self) -> int:
+        """Number of tokens it can embed; 2^31 if it embeds none."""
+        return min((op.table.shape[0] for op in self.operations if isinstance(op, Embed)), default=1 << 31)

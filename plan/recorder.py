@@ -1,0 +1,141 @@
+"""The recorder: writes a plan down, one operation a call."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from plan.operation import Operation
+from plan.operations import (
+    Activate,
+    Activation,
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Gating,
+    Glu,
+    GluActivation,
+    Linear,
+    Norm,
+    Rotate,
+    Scale,
+    SelectRows,
+    Softcap,
+    Stack,
+)  # fmt: skip
+from plan.plan import CacheLayer, Part, Plan
+from plan.values import Rope, Rows, Value
+from plan.weights import Tensor, Weight
+
+
+class Recorder:
+    """Writes a plan down. A method that returns a value appends the one operation that makes it.
+
+    A tensor stands for all of it; a `Weight` names a part.
+    """
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+        self._values: list[Value] = []
+        self._layers: dict[int, CacheLayer] = {}
+        self._starts: list[int] = []
+
+    def begin_layer(self) -> None:
+        """Operations from here on belong to the next layer, or to the output after the last one."""
+        self._starts.append(len(self._operations))
+
+    def _value(self, width: int, rows: Rows, name: str) -> Value:
+        value = Value(len(self._values), width, rows, name)
+        self._values.append(value)
+        return value
+
+    def embed(self, table: Tensor) -> Value:
+        out = self._value(table.shape[1], "batch", "embedding")
+        self._operations.append(Embed(out, Weight.of(table)))
+        return out
+
+    def rms_norm(self, x: Value, weight: Tensor, eps: float, groups: int = 1) -> Value:
+        out = self._value(x.width, x.rows, weight.name)
+        self._operations.append(Norm(out, x, Weight.of(weight), None, eps, groups, "rms"))
+        return out
+
+    def layer_norm(self, x: Value, weight: Tensor, bias: Tensor | None, eps: float, groups: int = 1) -> Value:
+        out = self._value(x.width, x.rows, weight.name)
+        self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
+        return out
+
+    def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:
+        out = self._value(weight.shape[0], x.rows, weight.name)
+        self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
+        return out
+
+    def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".rope")
+        self._operations.append(Rotate(out, x, head_dim, rope))
+        return out
+
+    def append(self, layer: int, k: Value, v: Value, kv_heads: int) -> None:
+        self._layers[layer] = CacheLayer(kv_heads, k.width // kv_heads)
+        self._operations.append(Append(layer, k, v))
+
+    def attention(
+        self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
+        sinks: Tensor | None = None,
+    ) -> Value:  # fmt: skip
+        out = self._value(q.width, q.rows, f"attention.{layer}")
+        self._layers[layer] = replace(self._layers[layer], window=window)
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, _given(sinks)))
+        return out
+
+    def glu(self, gate: Value, up: Value, activation: GluActivation) -> Value:
+        out = self._value(up.width, up.rows, gate.name + ".glu")
+        self._operations.append(Glu(out, gate, up, activation))
+        return out
+
+    def experts(
+        self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
+        scale: float, activation: GluActivation, choice_bias: Tensor | None = None,
+    ) -> Value:  # fmt: skip
+        out = self._value(down.weight.shape[1], x.rows, down.weight.name)
+        bias = _given(choice_bias)
+        operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, bias)
+        self._operations.append(operation)
+        return out
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        out = self._value(x.width, x.rows, f"{x.name}.{activation}")
+        self._operations.append(Activate(out, x, activation))
+        return out
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".capped")
+        self._operations.append(Softcap(out, x, cap))
+        return out
+
+    def add(self, a: Value, b: Value) -> Value:
+        out = self._value(a.width, a.rows, a.name + ".sum")
+        self._operations.append(Add(out, a, b))
+        return out
+
+    def scale(self, x: Value, factor: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".scaled")
+        self._operations.append(Scale(out, x, factor))
+        return out
+
+    def select_rows(self, x: Value) -> Value:
+        out = self._value(x.width, "logits", "selected")
+        self._operations.append(SelectRows(out, x))
+        return out
+
+    def finish(self, logits: Value, tensors: Collection[str] = ()) -> Plan:
+        """The plan that ends in `logits`; `tensors` names what was read of the file."""
+        layers = tuple(self._layers[i] for i in range(len(self._layers)))
+        operations = tuple(self._operations)
+        whole = Part(0, len(operations))
+        return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts), frozenset(tensors))
+
+
+def _given(tensor: Tensor | None) -> Weight | None:
+    return None if tensor is None else Weight.of(tensor)

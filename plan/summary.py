@@ -1,0 +1,36 @@
+"""What a model costs, folded from its plan: parameters, bytes and floating-point operations per token.
+
+`show` and `bench` print these numbers: memory bandwidth over bytes per token is the roof of decoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from plan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Counts of one model. A weight that is used twice (a tied embedding) is stored once, and counts once there."""
+
+    parameters: int
+    weight_bytes: int  # of the weights, as stored in the file
+    bytes_per_token: int  # weights read to decode one token: every matrix and vector once, one row of the embedding
+    flops_per_token: int  # two per weight of every matrix product, without attention
+    attention_flops_per_position: int  # added for every token in the cache, by layers without a window
+    cache_values_per_token: int  # keys and values of all layers
+
+
+def summarize(plan: Plan) -> Summary:
+    """The counts of a plan, with its weights as they are stored in the file."""
+    weights = plan.weights.values()
+    return Summary(
+        parameters=sum(prod(weight.shape) for weight in weights),
+        weight_bytes=sum(weight.bytes for weight in weights),
+        bytes_per_token=sum(read.share(read.weight.bytes) for read in plan.reads),
+        flops_per_token=sum(op.flops for op in plan.operations),
+        attention_flops_per_position=sum(op.flops_per_position for op in plan.operations),
+        cache_values_per_token=sum(2 * layer.kv_heads * layer.head_dim for layer in plan.layers),
+    )

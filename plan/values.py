@@ -1,0 +1,48 @@
+"""Values, which operations make and read, and the rotation of queries and keys to their positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+F32 = NDArray[np.float32]
+Rows = Literal["batch", "logits"]
+RopeStyle = Literal["norm", "neox"]  # rotate (2i, 2i+1), or (i, i + n_rot/2)
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A float32 matrix (T or L rows, width) that one operation makes and later ones read."""
+
+    index: int
+    width: int
+    rows: Rows
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary position embedding over the first `n_rot` of every head's dimensions.
+
+    The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
+    where `temperature` is not zero, by `1 + temperature * ln(1 + floor(p / temperature_length))` (queries of Ministral
+    3 past their original context). `rope_table` is the definition.
+    """
+
+    style: RopeStyle
+    n_rot: int
+    inverse_frequency: tuple[float, ...]  # (n_rot/2,)
+    magnitude: float = 1.0
+    temperature: float = 0.0
+    temperature_length: int = 1
+
+
+def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosines and sines float64 (positions, n_rot/2) of every pair at every position, magnitude included."""
+    p = positions.astype(np.float64)[:, None]
+    angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
+    magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(p / rope.temperature_length)))
+    return np.cos(angle) * magnitude, np.sin(angle) * magnitude

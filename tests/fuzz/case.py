@@ -1,0 +1,74 @@
+"""What a fuzzer is made of, and which outcomes are right: success, or one line of ours that says what is wrong."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import ClassVar, Protocol
+
+from backends import BackendError
+from localllm.errors import LocalLLMError
+from models import ModelError
+from quant import QuantError
+
+OURS = (LocalLLMError, ModelError, BackendError, QuantError, OSError)
+_BREAKS = ("Cc", "Zl", "Zp")  # Unicode categories: control characters, line and paragraph separators
+
+
+class Wrong(Exception):
+    """The program accepted a case and did something wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One case, its files written. `run` uses the program and returns a word for the tally."""
+
+    changes: tuple[str, ...]
+    run: Callable[[], str]
+
+
+class Kind(Protocol):
+    """A fuzzer. Making one prepares what all cases share, in `home`; its children are forked from there."""
+
+    together: ClassVar[int]  # cases of one child
+    seconds: ClassVar[float]  # a case that takes longer hangs
+
+    def __init__(self, home: Path) -> None: ...
+
+    def make(self, random: Random, folder: Path) -> Case:
+        """The next case, with its files in the empty `folder`."""
+        ...
+
+
+def random_of(kind: str, seed: int, number: int) -> Random:
+    """All the randomness of a case."""
+    return Random(f"{kind} {seed} {number}")
+
+
+def outcome(case: Case) -> tuple[bool, str]:
+    """Run a case: whether that went as it should, and a word or message for it."""
+    try:
+        return True, case.run()
+    except OURS as error:
+        text = str(error)
+        if not text.strip():
+            return False, f"{type(error).__name__} without a message"
+        if any(unicodedata.category(c) in _BREAKS for c in text):
+            return False, f"message with control characters: {text!r}"
+        return True, f"refused: {text}"
+    except BaseException as error:
+        return False, f"{_place(error)}: {type(error).__name__}: {str(error)[:300]!r}"
+
+
+def _place(error: BaseException) -> str:
+    """The file and line that raised an error."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return "nowhere"
+    path = Path(trace.tb_frame.f_code.co_filename)
+    return f"{path.parent.name}/{path.name}:{trace.tb_lineno}"

@@ -1,0 +1,31 @@
+"""Confined children of the program under short limits, kept for many cases."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+
+from localllm.confined import Confined, Limits
+
+
+class PerProcess:
+    """One confined child for this process, and another for each process that is forked from it.
+
+    As a context manager it gives that child and does not end it, as `Confined(...)` of a single use would.
+    """
+
+    def __init__(self, task: str, limits: Limits) -> None:
+        self._task, self._limits = task, limits
+        self._child: tuple[int, Confined] | None = None  # with the process that started it
+
+    def get(self) -> Confined:
+        if self._child is None or self._child[0] != os.getpid():
+            self._child = os.getpid(), Confined(self._task, self._limits)
+        return self._child[1]
+
+    def __enter__(self) -> Confined:
+        return self.get()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...

@@ -1,0 +1,131 @@
+"""Buffers for kernels that end at a page without access, so that a read or write beyond one is a signal at once.
+
+`install` replaces, in this process, how the CPU backend takes memory. Activations begin as NaN, so that reading what
+nobody wrote changes the logits. One engine serves all models: kernels are compiled and loaded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import backends.cpu.backend
+import backends.cpu.buffers
+import backends.cpu.inputs
+import backends.cpu.sharing
+import backends.cpu.weights
+from backends.base import BackendError
+from backends.cpu.buffers import Buffer, Buffers
+from backends.cpu.jit import Library
+from backends.cpu.memory import LINE, aligned
+
+PAGE = mmap.PAGESIZE
+MODULES = (backends.cpu.backend, backends.cpu.buffers, backends.cpu.weights)  # where Arena is used
+_READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+def fenced(size: int) -> int:
+    """Address of `size` zero bytes, whole lines, between two pages without access. They are never given back."""
+    size = aligned(max(size, 1))
+    inside = -(-size // PAGE) * PAGE
+    begin = _libc.mmap(None, inside + 2 * PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    if begin in (None, 2**64 - 1) or _libc.mprotect(begin + PAGE, inside, _READ_WRITE):
+        raise MemoryError(f"{size} bytes")
+    return int(begin) + PAGE + inside - size
+
+
+def at(address: int, size: int) -> NDArray[np.uint8]:
+    return np.frombuffer((ctypes.c_uint8 * max(size, 1)).from_address(address), np.uint8, size)
+
+
+def moved(array: NDArray[Any]) -> NDArray[Any]:
+    """The same numbers behind a fence."""
+    array = np.ascontiguousarray(array)
+    target = at(fenced(array.nbytes), array.nbytes).view(array.dtype).reshape(array.shape)
+    target[...] = array
+    return target
+
+
+class FencedArena:
+    """In place of `Arena`: what is taken has a fence of its own, or the whole has one where nothing is taken."""
+
+    def __init__(self, size: int, what: str) -> None:
+        self.size, self._what, self._left = size, what, aligned(size)
+        self._address = 0
+
+    @property
+    def address(self) -> int:
+        if not self._address:
+            self._address = self._fenced(self.size)
+        return self._address
+
+    def take(self, size: int) -> int:
+        self._left -= aligned(size)
+        assert self._left >= 0, "arena sized too small"
+        taken = self._fenced(size)
+        self._address = self._address or taken
+        return taken
+
+    def view(self, address: int, size: int) -> NDArray[np.uint8]:
+        return at(address, size)
+
+    def _fenced(self, size: int) -> int:
+        try:
+            return fenced(size)
+        except MemoryError:
+            raise BackendError(f"cannot reserve {size} bytes for {self._what}; use a smaller model") from None
+
+
+class _Zeros:
+    """NumPy as some modules see it, its `zeros` behind fences: kernels get their addresses."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, *words: Any) -> NDArray[Any]:
+        return moved(np.zeros(*words))
+
+
+def install() -> None:
+    """Fence the CPU backend of this process and of its children."""
+    for module in MODULES:
+        assert hasattr(module, "Arena"), module
+        module.Arena = FencedArena  # type: ignore[attr-defined]
+    Buffers.commit = _commit  # type: ignore[method-assign,assignment]
+    Buffers.address = _address  # type: ignore[method-assign]
+    for name in ("vector", "expert_vectors"):
+        setattr(backends.cpu.weights, name, _then_moved(getattr(backends.cpu.weights, name)))
+    backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as they stand in the file
+    for module in (backends.cpu.backend, backends.cpu.inputs, backends.cpu.sharing):
+        module.np = _Zeros()  # type: ignore[attr-defined]
+    backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]
+
+
+def _then_moved(function: Callable[..., NDArray[Any]]) -> Callable[..., NDArray[Any]]:
+    return lambda *words: moved(function(*words))
+
+
+def _commit(self: Buffers) -> FencedArena:
+    self._fences: dict[int, int] = {}  # type: ignore[attr-defined]
+    return FencedArena(0, "the activations")
+
+
+def _address(self: Buffers, buffer: Buffer) -> int:
+    fences: dict[int, int] = self._fences  # type: ignore[attr-defined]
+    if buffer.number not in fences:
+        rows, stride, times = self._kind[buffer.number]
+        size = aligned(self._rows[rows] * stride * times) + LINE  # kernels may read a line more
+        fences[buffer.number] = found = fenced(size)
+        at(found, min(size, 1 << 22))[:] = 0xFF  # NaN
+    return fences[buffer.number]

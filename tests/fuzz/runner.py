@@ -1,0 +1,246 @@
+"""Runs cases in forked children and says which of them the program did not survive as it should.
+
+A child runs `together` cases in turn and writes what it does to a log. Where it dies, the case in the log runs again
+alone; a case that dies only after others is reported with the first that it needs before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+
+from tests.fuzz.case import Case, Kind, outcome, random_of
+
+MEMORY = 1 << 30  # bytes of memory a case may use
+_ADDRESSES = 6 << 30  # bytes of address space above what the child begins with: reserving is no use
+_STATUS = Path("/proc/self/status")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A case that went wrong, and what is needed to see it again."""
+
+    number: int
+    changes: tuple[str, ...]
+    what: str
+
+
+@dataclass(slots=True)
+class Report:
+    """How a run went; `tally` counts words and messages, numbers in them left out."""
+
+    cases: int = 0
+    seconds: float = 0.0
+    processor: float = 0.0  # seconds of processor time, of all children
+    tally: Counter[str] = field(default_factory=Counter)
+    findings: list[Finding] = field(default_factory=list)
+    peak: int = 0  # bytes of the case that used most
+    longest: float = 0.0  # seconds of the case that took longest
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a child wrote down: the cases it finished, the one it died in, if any, and how."""
+
+    finished: list[dict[str, object]]
+    begun: dict[str, object] | None
+    death: str
+
+
+class Runner:
+    """Cases of one kind and seed, in `scratch`."""
+
+    def __init__(self, name: str, kind: Kind, seed: int, scratch: Path, memory: int = MEMORY) -> None:
+        self._name, self._kind, self._seed, self._memory = name, kind, seed, memory
+        self._folder, self._log = scratch / "case", scratch / "log"
+        self._folder.mkdir(exist_ok=True)
+
+    def run(self, first: int, count: int, seconds: float, tell: Callable[[Finding], None]) -> Report:
+        """Cases first, first + 1, ...: `count` of them, or as many as `seconds` allow."""
+        report, began, number = Report(), monotonic(), first
+        before = _processor()
+        while number < first + count and monotonic() - began < seconds:
+            stop = min(number + self._kind.together, first + count)
+            number = self._group(range(number, stop), report, tell)
+        report.seconds, report.processor = monotonic() - began, _processor() - before
+        return report
+
+    def keep(self, number: int, target: Path) -> None:
+        """Leave the files of a case in `target`."""
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir(parents=True)
+        self._child(lambda: self._make(number, target))
+
+    def _group(self, numbers: range, report: Report, tell: Callable[[Finding], None]) -> int:
+        """Run a child over `numbers`; returns the number to go on with."""
+        ran = self._attempt(numbers)
+        for line in ran.finished:
+            self._count(line, report, tell)
+        if not ran.death:
+            return numbers.stop
+        number = int(str(ran.begun["number"])) if ran.begun else numbers.start + len(ran.finished)
+        alone = self._attempt(range(number, number + 1))
+        if not alone.death and ran.death == "hang":  # the machine was busy
+            self._count(alone.finished[0], report, tell)
+            return number + 1
+        report.cases += 1
+        if alone.death:
+            found = Finding(number, _changes(alone.begun), alone.death)
+        else:
+            needed = self._first_needed(numbers.start, number)
+            found = Finding(number, _changes(ran.begun), f"{ran.death}, only after the cases from {needed} on")
+        report.findings.append(found)
+        tell(found)
+        return number + 1
+
+    def _first_needed(self, start: int, number: int) -> int:
+        """The last case from where on a child still dies in `number`."""
+        low, high = start, number
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._attempt(range(middle, number + 1)).death else (low, middle)
+        return low
+
+    def _count(self, line: dict[str, object], report: Report, tell: Callable[[Finding], None]) -> None:
+        report.cases += 1
+        report.peak = max(report.peak, int(str(line["bytes"])))
+        report.longest = max(report.longest, float(str(line["seconds"])))
+        right, what = line["right"], str(line["what"])
+        if int(str(line["bytes"])) > self._memory:
+            right, what = False, f"{int(str(line['bytes'])) >> 20} MiB of memory; it ended with: {what}"
+        report.tally[pattern(what)] += 1
+        if not right:
+            found = Finding(int(str(line["number"])), _changes(line), what)
+            report.findings.append(found)
+            tell(found)
+
+    def _attempt(self, numbers: Sequence[int]) -> _Run:
+        self._log.write_bytes(b"")
+        status = self._child(lambda: self._cases(numbers))
+        lines = [json.loads(line) for line in self._log.read_bytes().splitlines()]
+        finished = [line for line in lines if "what" in line]
+        begun = lines[-1] if lines and "what" not in lines[-1] else None
+        return _Run(finished, begun, _death(status))
+
+    def _child(self, work: Callable[[], None]) -> int:
+        """The wait status of a child that did `work`; whatever it started is gone too."""
+        child = os.fork()
+        if not child:
+            code = 70
+            try:
+                os.setpgid(0, 0)
+                _quiet()
+                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                limit = _status("VmSize") + _ADDRESSES
+                resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+                work()
+                code = 0
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        return status
+
+    def _cases(self, numbers: Sequence[int]) -> None:
+        log = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        base = _status("VmRSS")
+        for number in numbers:
+            for path in self._folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            signal.setitimer(signal.ITIMER_REAL, self._kind.seconds)
+            _forget_peak()
+            before, children, began = _status("VmRSS"), _children(), monotonic()
+            _write(log, {"number": number, "changes": []})
+            case = self._made(number)
+            _write(log, {"number": number, "changes": case.changes})
+            right, what = outcome(case)
+            used = max(_status("VmHWM") - before + base, _children() if _children() > children else 0)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            line = {"number": number, "changes": case.changes, "right": right, "what": what[:600]}
+            _write(log, line | {"bytes": used, "seconds": monotonic() - began})
+
+    def _made(self, number: int) -> Case:
+        """A case, or one that fails with what was wrong in making it: an error of the fuzzer."""
+        try:
+            return self._make(number, self._folder)
+        except Exception as error:
+            broken = error
+
+            def fail() -> str:
+                raise broken
+
+            return Case(("in the making",), fail)
+
+    def _make(self, number: int, folder: Path) -> Case:
+        return self._kind.make(random_of(self._name, self._seed, number), folder)
+
+
+def _write(log: int, line: dict[str, object]) -> None:
+    os.write(log, json.dumps(line).encode() + b"\n")
+
+
+def _changes(line: dict[str, object] | None) -> tuple[str, ...]:
+    changes = line["changes"] if line else ()
+    return tuple(changes) if isinstance(changes, list | tuple) else ()
+
+
+def _death(status: int) -> str:
+    """How a child died; "" where it did not."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return "hang" if number == signal.SIGALRM else f"signal {signal.Signals(number).name}"
+    code = os.WEXITSTATUS(status)
+    return f"exit code {code}" if code else ""
+
+
+def _quiet() -> None:
+    """LLVM and Python write to the standard streams when they die; the log says it already."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nothing, stream)
+
+
+def _status(name: str) -> int:
+    """A line of /proc/self/status in bytes."""
+    found = re.search(rf"^{name}:\s+(\d+) kB", _STATUS.read_text(), re.MULTILINE)
+    return int(found[1]) << 10 if found else 0
+
+
+def _processor() -> float:
+    """Seconds that the children used which have ended so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _children() -> int:
+    """Bytes that the largest child used which has ended so far."""
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
+
+
+def _forget_peak() -> None:
+    """Let VmHWM begin at what is resident now."""
+    with suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def pattern(text: str) -> str:
+    """A message without what differs from case to case."""
+    return re.sub(r"'[^']*'|\d+", "#", re.sub(r"/\S+/", "", text))[:100]
+
+
+def show(report: Report) -> Iterator[str]:
+    """The tally, the most frequent first."""
+    for what, count in report.tally.most_common(40):
+        yield f"{count:7}  {what}"

@@ -1,0 +1,120 @@
+"""What operations say of themselves, held against their definition: what the reference backend reads and writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends.cache import EXACT
+from backends.reference import _dequantize
+from backends.reference_operations import OPERATIONS, State
+from plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
+from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
+from tests.plan.support import MODELS, tiny_plan
+
+ROWS = 3
+
+
+class Touched(dict[Any, Any]):
+    """A dictionary that remembers which keys were read and which were written."""
+
+    def __init__(self, *items: Any) -> None:
+        super().__init__(*items)
+        self.read: set[Any] = set()
+        self.written: set[Any] = set()
+
+    def __getitem__(self, key: Any) -> Any:
+        self.read.add(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.written.add(key)
+        super().__setitem__(key, value)
+
+
+def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
+    """Every operation of a plan, run: the values, the weights and the layers of the cache that it touched."""
+    numbers = np.arange(ROWS, dtype=np.int32)
+    batch = Batch(numbers, numbers, numbers, 0 * numbers, np.zeros((1, 1), np.int32), numbers[:2])
+    values: dict[int, Any] = {}
+    weights = _dequantize(plan, lambda what, done, total: None)
+    keys, kept = (
+        {
+            number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(layer.head_dim)), np.uint8)
+            for number, layer in enumerate(plan.layers)
+        }
+        for _ in "kv"
+    )
+    found = []
+    for op in plan.operations:
+        own = Touched(values), Touched(weights), Touched(keys)
+        OPERATIONS[type(op)](State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, frozenset()), op)  # type: ignore[arg-type]
+        values = dict(own[0])
+        found.append((op, *own))
+    return found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_operation_knows_what_it_touches(name: str) -> None:
+    for op, values, weights, layers in touched(tiny_plan(name)):
+        assert values.read == {value.index for value in op.inputs}, op
+        assert values.written == {value.index for value in op.outputs}, op
+        assert weights.read == {weight.name for weight in (*op.matrices, *op.vectors)}, op
+        assert layers.read == set(op.state), op
+
+
+def test_the_models_hold_every_operation() -> None:
+    assert {type(op) for name in MODELS for op in tiny_plan(name).operations} == EVERY_OPERATION
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_products_are_of_inputs_and_matrices(name: str) -> None:
+    for op in tiny_plan(name).operations:
+        assert {value for value, _ in op.products} <= set(op.inputs)
+        for value, weight in op.products:
+            assert weight in op.matrices
+            assert value.width == weight.shape[-1]
+        assert bool(op.products) == isinstance(op, Linear | Experts) == bool(op.flops)
+
+
+def weight(*shape: int) -> MemoryWeight:
+    return MemoryWeight.of(f"w{shape}", np.ones(shape))
+
+
+def recorded() -> tuple[Recorder, Value]:
+    r = Recorder()
+    return r, r.embed(weight(100, 16))
+
+
+def test_a_row_reads_a_row_of_the_table_and_all_of_a_matrix() -> None:
+    r, x = recorded()
+    embed, linear = r.finish(r.linear(x, weight(24, 16), weight(24))).operations
+    assert [(read.weight.shape, read.used, read.of) for read in embed.reads] == [((100, 16), 1, 100)]
+    assert [(read.weight.shape, read.share(1000)) for read in linear.reads] == [((24, 16), 1000), ((24,), 1000)]
+    assert (embed.flops, linear.flops) == (0, 2 * 24 * 16)
+
+
+def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
+    r, x = recorded()
+    up, down = (stack(weight(8, *shape), weight(8), weight(8, shape[0])) for shape in ((24, 16), (16, 24)))
+    out = r.experts(x, r.linear(x, weight(8, 16)), up, up, down, 2, "softmax", True, 1.0, "silu", weight(8))
+    op = r.finish(out).operations[-1]
+    assert [read.share(1000) for read in op.reads] == [250] * 9 + [1000]
+    assert {read.weight for read in op.reads} == {*op.matrices, *op.vectors}
+    assert op.flops == 3 * 2 * 2 * 24 * 16
+    assert isinstance(op, Experts)
+    assert op.stacks == (up, up, down)
+
+
+def test_attention_counts_more_for_every_position_it_sees() -> None:
+    """Score and mix: four operations for each number of the queries; with a window their number is bounded."""
+    for window, more in ((0, 4 * 64), (8, 0)):
+        r = Recorder()
+        x = r.embed(weight(100, 64))
+        r.append(0, x, x, 4)
+        attention = r.finish(r.attention(x, 0, 4, 1.0, window)).operations[-1]
+        assert attention.flops_per_position == more
+        assert attention.flops == 0
+    assert {op.flops_per_position for op in r.finish(x).operations if isinstance(op, Append)} == {0}
