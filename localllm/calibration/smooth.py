@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plan import (
+from localllm.plan import (
     F32,
     Append,
     Attention,

@@ -20,8 +20,8 @@ INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights ne
 
 def formats() -> str:
     """Weight formats: bits per weight, and what each supports."""
-    import quant
-    from backends.cpu.unpack import FORMATS as kernels
+    from localllm import quant
+    from localllm.backends.cpu.unpack import FORMATS as kernels
 
     rows = [
         (
@@ -41,7 +41,7 @@ def formats() -> str:
 
 def architectures() -> str:
     """Architectures by the name in `general.architecture`, and what the file's own numbers do not say about each."""
-    from models import ARCHITECTURES
+    from localllm.models import ARCHITECTURES
 
     rows = []
     for each in ARCHITECTURES.values():

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from models.demo.corpus import Corpus, encode, train_tokenizer
-from models.demo.network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, initial, logits
+from localllm.models.demo.corpus import Corpus, encode, train_tokenizer
+from localllm.models.demo.network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, initial, logits
 
 HERE = Path(__file__).parent
 
@@ -226,7 +226,7 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
 
 def export(role: str, work: Path, path: Path) -> None:
     """Write a trained model as a GGUF file."""
-    from models.demo.export import write  # the only part that needs localllm
+    from localllm.models.demo.export import write  # the only part that needs localllm
 
     shape, checkpoint = SHAPES[role], load_checkpoint(work / f"{role}.pt")
     sizes: dict[str, int | float] = {

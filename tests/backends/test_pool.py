@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.base import BackendError, Executable
-from backends.cpu import pool
-from backends.cpu.backend import CpuBackend
-from plan import Recorder, Value
+from localllm.backends.base import BackendError, Executable
+from localllm.backends.cpu import pool
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.plan import Recorder, Value
 from tests.backends.support import bind, feed, record
 from tests.models.support import MemoryWeight
 

@@ -15,15 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import backends.cpu.backend
-import backends.cpu.buffers
-import backends.cpu.inputs
-import backends.cpu.sharing
-import backends.cpu.weights
-from backends.base import BackendError
-from backends.cpu.buffers import Buffer, Buffers
-from backends.cpu.jit import Library
-from backends.cpu.memory import LINE, aligned
+from localllm.backends.base import BackendError
+from localllm.backends.cpu.buffers import Buffer, Buffers
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.memory import LINE, aligned
 
 PAGE = mmap.PAGESIZE
 MODULES = (backends.cpu.backend, backends.cpu.buffers, backends.cpu.weights)  # where Arena is used

@@ -13,7 +13,7 @@ from localllm.cli.main import COMMANDS
 from localllm.cli.parser import parse
 from localllm.cli.tables import SECTIONS, brought_up_to_date
 from localllm.model import resolve
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.localllm.cli_support import PROGRAM, REPOSITORY
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localllm.models.demo.corpus import SPECIAL
 from localllm.tokenizer import Tokenizer
-from models.demo.corpus import SPECIAL
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
