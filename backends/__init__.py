@@ -6,39 +6,39 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from plan import Plan, Value
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
+from localllm.plan import Plan, Value
 
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
 
 
 def _cpu(threads: int | None, device: str) -> Backend:
-    from backends.cpu.backend import CpuBackend
+    from localllm.backends.cpu.backend import CpuBackend
 
     return CpuBackend(threads)
 
 
 def _cuda(threads: int | None, device: str) -> Backend:
-    from backends.cuda.backend import CudaBackend
+    from localllm.backends.cuda.backend import CudaBackend
 
     return CudaBackend(device)
 
 
 def _opencl(threads: int | None, device: str) -> Backend:
-    from backends.opencl.backend import OpenClBackend
+    from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device)
 
 
 def _opencl_card(threads: int | None, device: str) -> Backend:
     """OpenCL on a graphics card, not on the CPU."""
-    from backends.opencl.backend import OpenClBackend
+    from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",))
 
 
 def _reference(threads: int | None, device: str) -> Backend:
-    from backends.reference import ReferenceBackend
+    from localllm.backends.reference import ReferenceBackend
 
     return ReferenceBackend()
 

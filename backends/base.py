@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
-from quant.printable import printable
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from quant import CACHE_FORMATS, FORMATS, Format
+from localllm.quant import CACHE_FORMATS, FORMATS, Format
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, CacheTypes, Limits
-from plan import BLOCK, Batch, Tensor
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.plan import BLOCK, Batch, Tensor
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from plan import (
+from localllm.plan import (
     Add,
     Append,
     Attention,

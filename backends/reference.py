@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
-from backends.cache import CACHE_TYPES, EXACT, load
-from backends.checks import (
+from localllm import quant
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
+from localllm.backends.cache import CACHE_TYPES, EXACT, load
+from localllm.backends.checks import (
     check_batch,
     check_blocks,
     check_cache,
@@ -26,8 +26,8 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.reference_operations import OPERATIONS, State
-from plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.backends.reference_operations import OPERATIONS, State
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 

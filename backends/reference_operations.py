@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends import cache
-from backends.base import Routing
-from plan import (
+from localllm.backends import cache
+from localllm.backends.base import Routing
+from localllm.plan import (
     BLOCK,
     F32,
     Activate,

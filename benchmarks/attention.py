@@ -26,9 +26,9 @@ sys.path.insert(0, str(ROOT))
 
 from kernels import Random, best
 
-from backends.base import CacheTypes, Limits
-from backends.cpu.backend import CpuBackend, CpuExecutable
-from plan import BLOCK, Batch, Recorder
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
+from localllm.plan import BLOCK, Batch, Recorder
 
 TOKENS = 512
 LEAST_BYTES = 256 << 20  # of an F16 cache, over all layers

@@ -23,8 +23,8 @@ from compare import RESULTS, ROOT
 
 sys.path.insert(0, str(ROOT))
 
-from backends.cache import CACHE_TYPES
 from localllm import load
+from localllm.backends.cache import CACHE_TYPES
 from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
 
 DATA = ROOT.parent / "shared" / "data"

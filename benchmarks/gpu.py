@@ -31,7 +31,7 @@ from gpu_speed import FULL, QUICK, Size, bandwidth, dense, kernel, model
 from gpu_weights import Weights
 
 import localllm
-from backends import open_backend
+from localllm.backends import open_backend
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("numpy", "pycuda", "nvidia-cuda-nvrtc", "pyopencl")

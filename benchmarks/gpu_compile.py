@@ -15,11 +15,11 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from backends.base import BackendError, CacheTypes, Limits
-from backends.cuda.nvrtc import Nvrtc
-from backends.gpu import cachetypes, formats, kernels, products
-from backends.gpu.kernels import Kernel
-from plan import CacheLayer
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.cuda.nvrtc import Nvrtc
+from localllm.backends.gpu import cachetypes, formats, kernels, products
+from localllm.backends.gpu.kernels import Kernel
+from localllm.plan import CacheLayer
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded

@@ -15,12 +15,12 @@ import numpy as np
 from gpu_report import Report, Skipped, run
 from gpu_weights import Weights, plan_of
 
-from backends.base import Limits
-from backends.gpu import formats
-from backends.gpu.budget import copy_bandwidth
-from backends.gpu.executable import GpuExecutable
-from plan import BLOCK, Batch, Linear, Plan, Recorder
-from quant import row_bytes
+from localllm.backends.base import Limits
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.budget import copy_bandwidth
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.plan import BLOCK, Batch, Linear, Plan, Recorder
+from localllm.quant import row_bytes
 
 KEPT = 40  # largest logits that sampling looks at
 DENSE = """

@@ -15,10 +15,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from make_model import GEOMETRIES, metadata, tensors
 
-from backends.gpu.formats import PIECE
-from models import architecture_of, read_config, record
-from plan import Plan
-from quant import FORMATS, quantize, row_bytes
+from localllm.backends.gpu.formats import PIECE
+from localllm.models import architecture_of, read_config, record
+from localllm.plan import Plan
+from localllm.quant import FORMATS, quantize, row_bytes
 
 SCALES = {  # where the halves of a block are that scale it: numbers that keep activations of a usual size
     "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,),

@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(ROOT))
 
-from backends.base import Limits
-from backends.cpu import dot
-from backends.cpu.backend import CpuBackend, CpuExecutable
-from backends.cpu.kernels.common import Arguments, i32x16, kernel
-from backends.cpu.memory import address
-from backends.cpu.panels import u8x64
-from backends.cpu.simd import Function, Value
-from backends.cpu.unpack import FORMATS as KERNELS
-from plan import BLOCK, Batch, Recorder
-from quant import FORMATS, quantize, row_bytes
+from localllm.backends.base import Limits
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
+from localllm.backends.cpu.kernels.common import Arguments, i32x16, kernel
+from localllm.backends.cpu.memory import address
+from localllm.backends.cpu.panels import u8x64
+from localllm.backends.cpu.simd import Function, Value
+from localllm.backends.cpu.unpack import FORMATS as KERNELS
+from localllm.plan import BLOCK, Batch, Recorder
+from localllm.quant import FORMATS, quantize, row_bytes
 
 COLUMNS, ROWS, BATCH = 2048, 1 << 16, 512
 CHAINS, TURNS = 16, 1 << 16

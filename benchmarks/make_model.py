@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from quant import FORMATS, quantize
+from localllm.quant import FORMATS, quantize
 
 PIECE = 1024  # random rows of a matrix
 CHUNK = 4096  # rows written at a time

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import localllm
 from localllm.gguf import GGUFFile, NewTensor, open_gguf, write_gguf
 from localllm.model import resolve
-from quant import dequantize, quantize
+from localllm.quant import dequantize, quantize
 
 FORMAT = "Q4_0"
 BLOCK = np.dtype([("scale", "<f2"), ("nibbles", "u1", 16)])  # of Q4_0

@@ -24,8 +24,8 @@ from compare import RESULTS, ROOT, machine
 sys.path.insert(0, str(ROOT))
 
 import localllm
-from backends.cpu.backend import CpuExecutable
-from backends.cpu.kernels.executor import Entry
+from localllm.backends.cpu.backend import CpuExecutable
+from localllm.backends.cpu.kernels.executor import Entry
 from localllm.session import Session
 
 STEPS = 64

@@ -5,6 +5,7 @@ The names below are the Python API. They are looked up when used, so that `local
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from localllm.model import Model, load
     from localllm.sampling.options import SamplerOptions
     from localllm.session import Piece, Session, Statistics
+
+if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
+    __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
 
 __all__ = ["LocalLLMError", "Model", "Piece", "SamplerOptions", "Session", "Statistics", "load"]
 __version__ = "0.1.0"

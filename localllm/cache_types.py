@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.base import CacheTypes, Limits
-from backends.cache import CACHE_TYPES, QUERY_BLOCK
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cache import CACHE_TYPES, QUERY_BLOCK
 from localllm.errors import LocalLLMError
-from plan import BLOCK, Plan
+from localllm.plan import BLOCK, Plan
 
 AUTO = "auto"
 SMALL = "q8_0"  # measured: KL divergence from f16 of 0.0003 and less with heads of 16 and 64, 0.0018 with heads of 8

@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from backends import open_backend
-from backends.base import CacheTypes, Card, Executable, Limits, Progress
+from localllm.backends import open_backend
+from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
 from localllm.cache_types import Choice, choose
 from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, open_gguf
+from localllm.models import Config, architecture_of, read_config, record
 from localllm.offload import AUTOMATIC, Offload, Planner, arrange
 from localllm.paging import SLACK, BlockPool
+from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
 from localllm.sampling.repetition import find_breakers
@@ -26,8 +28,6 @@ from localllm.sampling.sampler import Sampler
 from localllm.session import ContextFull, Piece, Session
 from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
-from models import Config, architecture_of, read_config, record
-from plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
 if TYPE_CHECKING:
     from localllm.speculation.setup import Speculation
@@ -53,7 +53,7 @@ def resolve(name: str | os.PathLike[str]) -> Path:
     path = Path(name)
     if path.exists() or str(name) not in BOX:
         return path
-    import models
+    from localllm import models
 
     return Path(models.__file__).parent / "demo" / BOX[str(name)]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from backends import open_backend
-from backends.base import Backend, BackendError, CacheTypes, Card, Executable, Limits, Memory
-from backends.hybrid.backend import HybridBackend
-from backends.hybrid.cut import Placement, cut, most_layers
-from backends.hybrid.executable import HybridExecutable
+from localllm.backends import open_backend
+from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Executable, Limits, Memory
+from localllm.backends.hybrid.backend import HybridBackend
+from localllm.backends.hybrid.cut import Placement, cut, most_layers
+from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.errors import LocalLLMError
-from plan import Plan
+from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes left free at most, and the share of the device's memory where that is less
 SMALLEST_CONTEXT = 256  # tokens that are worth a proposal

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from localllm.errors import LocalLLMError
-from quant.atomic import NewFile, hidden_path, sweep
+from localllm.quant.atomic import NewFile, hidden_path, sweep
 
 _EXISTS = "exists; give another name, or --force"
 

@@ -19,14 +19,14 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from backends.base import BackendError
 from localllm import __version__
+from localllm.backends.base import BackendError
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.model import Model
 from localllm.outputs import new_file
+from localllm.plan import BLOCK
 from localllm.session import Session
-from plan import BLOCK
 
 MAGIC = b"LOCALLLM"
 VERSION = 1

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Largest, Picks
+from localllm.backends.base import Largest, Picks
 from localllm.errors import LocalLLMError
+from localllm.plan import Batch
 from localllm.sampling.sampler import Sampler
 from localllm.stopping import StopStrings
-from plan import Batch
 
 if TYPE_CHECKING:
     from localllm.model import Model

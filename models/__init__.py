@@ -7,10 +7,10 @@ plan = record(config, architecture, tensors)
 
 from __future__ import annotations
 
-from models.architectures import ARCHITECTURES, Architecture, architecture_of
-from models.config import Config, ExpertConfig, RopeConfig, read_config
-from models.errors import ModelError
-from models.forward import record
+from localllm.models.architectures import ARCHITECTURES, Architecture, architecture_of
+from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
+from localllm.models.errors import ModelError
+from localllm.models.forward import record
 
 __all__ = [
     "ARCHITECTURES",

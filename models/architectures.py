@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from models.errors import ModelError
-from plan import Activation, Gating, GluActivation, NormKind, RopeStyle
+from localllm.models.errors import ModelError
+from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from models.architectures import Architecture
-from models.config import Config, ExpertConfig
-from models.tensors import Tensors
-from plan import Recorder, Rope, Stack, Value
+from localllm.models.architectures import Architecture
+from localllm.models.config import Config, ExpertConfig
+from localllm.models.tensors import Tensors
+from localllm.plan import Recorder, Rope, Stack, Value
 
 
 @dataclass(frozen=True, slots=True)

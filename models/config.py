@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from models.architectures import ARCHITECTURES, Architecture, Routing
-from models.errors import ModelError
-from models.keys import Keys, found
-from plan import Gating, GluActivation
+from localllm.models.architectures import ARCHITECTURES, Architecture, Routing
+from localllm.models.errors import ModelError
+from localllm.models.keys import Keys, found
+from localllm.plan import Gating, GluActivation
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from models.architectures import Architecture
-from models.block import Block, Ropes
-from models.config import Config, RopeConfig
-from models.errors import ModelError
-from models.rope import inverse_frequencies, magnitude
-from models.tensors import Tensors
-from plan import Plan, Recorder, Rope, Tensor
+from localllm.models.architectures import Architecture
+from localllm.models.block import Block, Ropes
+from localllm.models.config import Config, RopeConfig
+from localllm.models.errors import ModelError
+from localllm.models.rope import inverse_frequencies, magnitude
+from localllm.models.tensors import Tensors
+from localllm.plan import Plan, Recorder, Rope, Tensor
 
 
 def record(

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from models.errors import ModelError
+from localllm.models.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from models.config import RopeConfig
+from localllm.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tuple[float, ...]:

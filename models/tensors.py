@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
-from models.errors import ModelError
-from plan import Tensor, Weight
+from localllm import quant
+from localllm.models.errors import ModelError
+from localllm.plan import Tensor, Weight
 
 _NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
 

@@ -9,9 +9,9 @@ L rows). Values are single-assignment: an operation never changes a value that a
 
 from __future__ import annotations
 
-from plan.batch import BLOCK, Batch
-from plan.operation import Operation, Read
-from plan.operations import (
+from localllm.plan.batch import BLOCK, Batch
+from localllm.plan.operation import Operation, Read
+from localllm.plan.operations import (
     Activate,
     Activation,
     Add,
@@ -31,11 +31,11 @@ from plan.operations import (
     Softcap,
     Stack,
 )
-from plan.plan import CacheLayer, Part, Plan
-from plan.recorder import Recorder
-from plan.summary import Summary, summarize
-from plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
-from plan.weights import Tensor, Weight
+from localllm.plan.plan import CacheLayer, Part, Plan
+from localllm.plan.recorder import Recorder
+from localllm.plan.summary import Summary, summarize
+from localllm.plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
+from localllm.plan.weights import Tensor, Weight
 
 __all__ = [
     "BLOCK",

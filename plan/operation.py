@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from plan.values import Value
-from plan.weights import Weight
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight
 
 
 @dataclass(frozen=True, slots=True)

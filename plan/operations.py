@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from plan.operation import Operation, Producer, Read, Unary
-from plan.values import Rope, Value
-from plan.weights import Weight
+from localllm.plan.operation import Operation, Producer, Read, Unary
+from localllm.plan.values import Rope, Value
+from localllm.plan.weights import Weight
 
 Activation = Literal["silu", "gelu", "sigmoid"]  # gelu: the tanh form
 GluActivation = Literal["silu", "gelu", "sigmoid", "swiglu_oai"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from plan.operation import Operation, Read
-from plan.operations import Embed
-from plan.values import Value
-from plan.weights import Weight
+from localllm.plan.operation import Operation, Read
+from localllm.plan.operations import Embed
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight
 
 
 @dataclass(frozen=True, slots=True)

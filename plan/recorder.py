@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from plan.operation import Operation
-from plan.operations import (
+from localllm.plan.operation import Operation
+from localllm.plan.operations import (
     Activate,
     Activation,
     Add,
@@ -25,9 +25,9 @@ from plan.operations import (
     Softcap,
     Stack,
 )  # fmt: skip
-from plan.plan import CacheLayer, Part, Plan
-from plan.values import Rope, Rows, Value
-from plan.weights import Tensor, Weight
+from localllm.plan.plan import CacheLayer, Part, Plan
+from localllm.plan.values import Rope, Rows, Value
+from localllm.plan.weights import Tensor, Weight
 
 
 class Recorder:

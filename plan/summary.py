@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from plan.plan import Plan
+from localllm.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quant import row_bytes
+from localllm.quant import row_bytes
 
 
 class Tensor(Protocol):

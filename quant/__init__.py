@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from quant.format import F32, U8, Format, QuantError
-from quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
+from localllm.quant.format import F32, U8, Format, QuantError
+from localllm.quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
 
 __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.format import F32
-from quant.gptq import output_error
+from localllm.quant.format import F32
+from localllm.quant.gptq import output_error
 
 F64 = NDArray[np.float64]
 

@@ -14,7 +14,7 @@ import stat
 import warnings
 from pathlib import Path
 
-from quant.atomic import NewFile
+from localllm.quant.atomic import NewFile
 
 _DIGEST = hashlib.sha256().digest_size
 _MAX_LINKS = 40  # as in Linux

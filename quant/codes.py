@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.formats import fp4, iq4
-from quant.pack import join
-from quant.table import FORMATS
+from localllm.quant.format import F32, U8
+from localllm.quant.formats import fp4, iq4
+from localllm.quant.pack import join
+from localllm.quant.table import FORMATS
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
-from quant.codes import CODED, grid
-from quant.format import F32, U8
+from localllm import quant
+from localllm.quant.codes import CODED, grid
+from localllm.quant.format import F32, U8
 
 F64 = NDArray[np.float64]
 

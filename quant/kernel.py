@@ -10,7 +10,7 @@ from importlib import import_module
 
 import numpy as np
 
-from quant.format import F32, U8, QuantError
+from localllm.quant.format import F32, U8, QuantError
 
 
 def search(
@@ -24,8 +24,8 @@ def search(
     def quantize(x: F32, importance: F32 | None) -> U8:
         if weighted and importance is None:
             raise QuantError(f"{function.upper()} cannot be written without importance; it needs an importance matrix")
-        run = getattr(import_module(f"quant.compiled.{module}"), function)
-        more = (import_module("quant.compiled.codebook").codebook(book),) if book else ()
+        run = getattr(import_module(f"localllm.quant.compiled.{module}"), function)
+        more = (import_module("localllm.quant.compiled.codebook").codebook(book),) if book else ()
         out = np.empty((x.size // block_values, block_bytes), np.uint8)
         weights = np.empty(0, np.float32) if importance is None else np.ascontiguousarray(importance)
         if len(out):

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
-from quant.format import QuantError
-from quant.table import FORMATS
+from localllm.quant.format import QuantError
+from localllm.quant.table import FORMATS
 
 FLOATS = ("F32", "F16", "BF16", "F64")  # not block formats: neither rules nor fallbacks apply to them
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8, QuantError
+from localllm.quant.format import F32, U8, QuantError
 
 HALF_AWAY = np.float32(0.49999997)  # the float below one half: adding it instead keeps 0.49999997 from rounding up
 

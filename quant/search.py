@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.pack import peak, sequential_sum
+from localllm.quant.format import F32, U8
+from localllm.quant.pack import peak, sequential_sum
 
 _TINY = np.float32(1e-15)  # a block below this is stored as zero
 

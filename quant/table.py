@@ -2,8 +2,24 @@
 
 from __future__ import annotations
 
-from quant.format import Format
-from quant.formats import fp4, fp8, iq1, iq2, iq3, iq4, plain, q1_q2, q2_k, q3_k, q4_k_q5_k, q4_q5, q6_k, q8_0, ternary
+from localllm.quant.format import Format
+from localllm.quant.formats import (
+    fp4,
+    fp8,
+    iq1,
+    iq2,
+    iq3,
+    iq4,
+    plain,
+    q1_q2,
+    q2_k,
+    q3_k,
+    q4_k_q5_k,
+    q4_q5,
+    q6_k,
+    q8_0,
+    ternary,
+)
 
 # fmt: off
 _ROWS = (

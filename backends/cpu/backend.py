@@ -12,8 +12,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
-from backends.checks import (
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
+from localllm.backends.checks import (
     check_blocks,
     check_cache,
     check_content,
@@ -22,22 +22,22 @@ from backends.checks import (
     check_replacement,
     not_finite,
 )
-from backends.cpu import bind, budget, rope, weights
-from backends.cpu.buffers import Buffer
-from backends.cpu.cache import CACHE, FOUR
-from backends.cpu.inputs import Inputs
-from backends.cpu.isa import Isa, host
-from backends.cpu.jit import Library
-from backends.cpu.kernels import attention, bandwidth, matrix
-from backends.cpu.kernels.common import Step
-from backends.cpu.kernels.executor import Entry
-from backends.cpu.memory import Arena, address, aligned, int_block
-from backends.cpu.pool import Pool
-from backends.cpu.program import Program, Slot
-from backends.cpu.sharing import Sharing
-from backends.cpu.simd import LANES
-from plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
-from quant.codecache import default_folder
+from localllm.backends.cpu import bind, budget, rope, weights
+from localllm.backends.cpu.buffers import Buffer
+from localllm.backends.cpu.cache import CACHE, FOUR
+from localllm.backends.cpu.inputs import Inputs
+from localllm.backends.cpu.isa import Isa, host
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.kernels import attention, bandwidth, matrix
+from localllm.backends.cpu.kernels.common import Step
+from localllm.backends.cpu.kernels.executor import Entry
+from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.pool import Pool
+from localllm.backends.cpu.program import Program, Slot
+from localllm.backends.cpu.sharing import Sharing
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
+from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
 ROPE_STEP = 1024  # positions by which the rope tables grow

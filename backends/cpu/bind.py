@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits
-from backends.cpu.buffers import Buffer, Buffers, activation_stride, float_stride
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels import append, attention, experts, linear, matrix, rowwise
-from backends.cpu.panels import Activations, panel_count
-from backends.cpu.program import (
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits
+from localllm.backends.cpu.buffers import Buffer, Buffers, activation_stride, float_stride
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels import append, attention, experts, linear, matrix, rowwise
+from localllm.backends.cpu.panels import Activations, panel_count
+from localllm.backends.cpu.program import (
     Call,
     Domain,
     PartCalls,
@@ -22,10 +22,10 @@ from backends.cpu.program import (
     Slot,
     place_barriers,
 )  # fmt: skip
-from backends.cpu.simd import LANES
-from backends.cpu.unpack import INTEGER_PANELS, activations_of
-from backends.fusion import additions_into_linears
-from plan import (
+from localllm.backends.cpu.simd import LANES
+from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
+from localllm.backends.fusion import additions_into_linears
+from localllm.plan import (
     Activate,
     Add,
     Append,

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 
-from backends.base import CacheTypes, Limits, Memory, cache_reads
-from backends.cpu import bind, weights
-from backends.cpu.cache import CACHE
-from backends.cpu.isa import Isa, host
-from backends.cpu.kernels import attention
-from backends.cpu.memory import aligned
-from backends.cpu.panels import panel_count
-from backends.cpu.program import Program
-from backends.cpu.sharing import Sharing
-from backends.cpu.simd import LANES
-from plan import Attention, Embed, Experts, Linear, Plan, Rotate, Weight
+from localllm.backends.base import CacheTypes, Limits, Memory, cache_reads
+from localllm.backends.cpu import bind, weights
+from localllm.backends.cpu.cache import CACHE
+from localllm.backends.cpu.isa import Isa, host
+from localllm.backends.cpu.kernels import attention
+from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.panels import panel_count
+from localllm.backends.cpu.program import Program
+from localllm.backends.cpu.sharing import Sharing
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import Attention, Embed, Experts, Linear, Plan, Rotate, Weight
 
 Uses = set[tuple[attention.Shape, int]]  # kernels of attention, with the window
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from backends.base import Limits
-from backends.cpu.kernels.common import X_BLOCK, X_VALUES
-from backends.cpu.memory import LINE, Arena, aligned
-from backends.cpu.panels import Activations
-from plan import Rows
+from localllm.backends.base import Limits
+from localllm.backends.cpu.kernels.common import X_BLOCK, X_VALUES
+from localllm.backends.cpu.memory import LINE, Arena, aligned
+from localllm.backends.cpu.panels import Activations
+from localllm.plan import Rows
 
 # Rows a power of two apart would share cache sets; one line more spreads them.
 ROW_PADDING = LINE

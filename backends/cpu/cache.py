@@ -23,9 +23,9 @@ import numpy as np
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from backends.cache import CACHE_TYPES, CacheType, rotation
-from backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
-from plan import BLOCK
+from localllm.backends.cache import CACHE_TYPES, CacheType, rotation
+from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
+from localllm.plan import BLOCK
 
 U8 = NDArray[np.uint8]
 f32x16, i32x16 = vector(F32), vector(I32)

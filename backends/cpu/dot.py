@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from backends.cpu.isa import Dot
-from backends.cpu.simd import I8, I16, I32, Function, Value, vector
+from localllm.backends.cpu.isa import Dot
+from localllm.backends.cpu.simd import I8, I16, I32, Function, Value, vector
 
 BYTES, INTS = 64, 16  # a register value: 16 lanes of 4 bytes
 BIASED = 128  # largest magnitude of q where bytes are biased; else the largest byte

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Limits
-from backends.checks import check_batch
-from backends.cpu.kernels.common import Step
-from backends.cpu.memory import address
-from plan import Batch
+from localllm.backends.base import Limits
+from localllm.backends.checks import check_batch
+from localllm.backends.cpu.kernels.common import Step
+from localllm.backends.cpu.memory import address
+from localllm.plan import Batch
 
 _TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.ROWS), int(Step.LOGIT_ROWS)]
 

@@ -17,8 +17,8 @@ import llvmlite
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from backends.cpu.isa import Isa
-from quant.codecache import CodeCache
+from localllm.backends.cpu.isa import Isa
+from localllm.quant.codecache import CodeCache
 
 Emit = Callable[[Isa], ir.Module]
 

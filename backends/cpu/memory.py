@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 
 LINE = 64
 

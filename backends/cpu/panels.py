@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from backends.cpu.isa import Isa
-from backends.cpu.memory import LINE
-from backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.memory import LINE
+from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
 u8x64 = vector(I8, 64)
 f32x16 = vector(F32)

@@ -9,11 +9,11 @@ from queue import SimpleQueue
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
-from backends.cpu.jit import Library
-from backends.cpu.kernels import executor
-from backends.cpu.kernels.executor import Sync
-from backends.cpu.memory import address
+from localllm.backends.base import BackendError
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.kernels import executor
+from localllm.backends.cpu.kernels.executor import Sync
+from localllm.backends.cpu.memory import address
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token takes, short enough not to heat an idle machine
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from backends.cpu.buffers import Buffer, Buffers
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.attention import Shape
-from plan import Rope, Value
+from localllm.backends.cpu.buffers import Buffer, Buffers
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.attention import Shape
+from localllm.plan import Rope, Value
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.

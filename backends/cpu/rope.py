@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from plan import Rope
+from localllm.plan import Rope
 
 _TWO_PI_HIGH = 6.28318530717958623  # float64 nearest 2 pi, and the rest
 _TWO_PI_LOW = 2.4492935982947064e-16

@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Limits
-from backends.cpu.kernels.attention import PARTITION, Shape, Work
-from backends.cpu.memory import address
-from plan import BLOCK, Batch
+from localllm.backends.base import Limits
+from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
+from localllm.backends.cpu.memory import address
+from localllm.plan import BLOCK, Batch
 
 SPLIT_ROWS = 32  # rows of a batch up to which tasks are split: more give tasks enough, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # for the states of partitions, unless a single row needs more

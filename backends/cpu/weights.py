@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Library
-from backends.cpu.kernels import wide
-from backends.cpu.kernels.matrix import RepackArg
-from backends.cpu.memory import Arena, address, aligned, int_block
-from backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
-from backends.cpu.simd import LANES
-from backends.cpu.unpack import FORMATS, panel_of
-from plan import Tensor, Weight
-from quant import dequantize, row_bytes
+from localllm.backends.base import BackendError
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.kernels import wide
+from localllm.backends.cpu.kernels.matrix import RepackArg
+from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
+from localllm.backends.cpu.simd import LANES
+from localllm.backends.cpu.unpack import FORMATS, panel_of
+from localllm.plan import Tensor, Weight
+from localllm.quant import dequantize, row_bytes
 
 PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
 

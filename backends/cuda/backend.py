@@ -17,13 +17,13 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
-from backends.cuda.graph import Graph
-from backends.cuda.nvrtc import OPTIONS, Nvrtc
-from backends.gpu.backend import GpuBackend, pick
-from backends.gpu.compiled import Store
-from backends.gpu.device import Facts, Grid, out_of_memory
-from quant.codecache import default_folder
+from localllm.backends.base import BackendError
+from localllm.backends.cuda.graph import Graph
+from localllm.backends.cuda.nvrtc import OPTIONS, Nvrtc
+from localllm.backends.gpu.backend import GpuBackend, pick
+from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.quant.codecache import default_folder
 
 
 def _pycuda() -> Any:

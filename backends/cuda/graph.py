@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 
 RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: what other threads and the garbage collector do meanwhile does not matter
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 

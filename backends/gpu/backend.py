@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 
-from backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
-from backends.checks import check_cache
-from backends.gpu import bind
-from backends.gpu.budget import memory_of
-from backends.gpu.cachetypes import CACHE
-from backends.gpu.device import Device
-from backends.gpu.executable import GpuExecutable
-from plan import Plan, Value
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
+from localllm.backends.checks import check_cache
+from localllm.backends.gpu import bind
+from localllm.backends.gpu.budget import memory_of
+from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.plan import Plan, Value
 
 
 class GpuBackend:

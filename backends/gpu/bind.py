@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from backends.base import BackendError, CacheTypes, Limits
-from backends.fusion import Heads, additions_into_linears, heads_into_appends, linears_together
-from backends.gpu import cachetypes, formats, kernels, largest
-from backends.gpu.bind_experts import Mixtures
-from backends.gpu.binding import Delivery
-from backends.gpu.cachetypes import CACHE
-from backends.gpu.kernels import FEW_ROWS, SORTED, TILE_ROWS
-from backends.gpu.program import (
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.fusion import Heads, additions_into_linears, heads_into_appends, linears_together
+from localllm.backends.gpu import cachetypes, formats, kernels, largest
+from localllm.backends.gpu.bind_experts import Mixtures
+from localllm.backends.gpu.binding import Delivery
+from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.kernels import FEW_ROWS, SORTED, TILE_ROWS
+from localllm.backends.gpu.program import (
     KEYS,
     NOTHING,
     PICKED,
@@ -24,7 +24,7 @@ from backends.gpu.program import (
     Program,
     has_own_blocks,
 )
-from plan import (
+from localllm.plan import (
     Activate,
     Add,
     Append,

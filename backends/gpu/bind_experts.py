@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from backends.gpu import formats, kernels, products
-from backends.gpu.bind_products import Input, Products, glu_expression
-from backends.gpu.binding import Delivery
-from backends.gpu.kernels import FEW_ROWS
-from backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
-from backends.gpu.program import NOTHING, Argument, Buffer, Launch
-from plan import Experts, Rows, Stack
+from localllm.backends.gpu import formats, kernels, products
+from localllm.backends.gpu.bind_products import Input, Products, glu_expression
+from localllm.backends.gpu.binding import Delivery
+from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
+from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Launch
+from localllm.plan import Experts, Rows, Stack
 
 
 class Mixtures(Products):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from backends.fusion import Together
-from backends.gpu import formats, kernels, products
-from backends.gpu.binding import Binding, Delivery
-from backends.gpu.kernels import COLUMNS, PLAIN_TILE, Kernel, Tile
-from backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
-from backends.gpu.program import NOTHING, Argument, Buffer, Dimension, Launch
-from plan import Add, Glu, Linear, Rows, Value, Weight
+from localllm.backends.fusion import Together
+from localllm.backends.gpu import formats, kernels, products
+from localllm.backends.gpu.binding import Binding, Delivery
+from localllm.backends.gpu.kernels import COLUMNS, PLAIN_TILE, Kernel, Tile
+from localllm.backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
+from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Dimension, Launch
+from localllm.plan import Add, Glu, Linear, Rows, Value, Weight
 
 MOST_TOGETHER = 3  # matrices of one launch
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from backends.base import CacheTypes, Limits
-from backends.gpu import formats
-from backends.gpu.kernels import delivered
-from backends.gpu.products import block_words
-from backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
-from plan import Plan, Rows, Value, Weight
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.kernels import delivered
+from localllm.backends.gpu.products import block_words
+from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
+from localllm.plan import Plan, Rows, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)

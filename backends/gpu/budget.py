@@ -6,12 +6,12 @@ from time import perf_counter
 
 import numpy as np
 
-from backends.base import BackendError, CacheTypes, Limits, Memory, cache_reads
-from backends.gpu import formats
-from backends.gpu.cachetypes import block_bytes
-from backends.gpu.device import Device
-from backends.gpu.program import Program
-from plan import Plan
+from localllm.backends.base import BackendError, CacheTypes, Limits, Memory, cache_reads
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.cachetypes import block_bytes
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.program import Program
+from localllm.plan import Plan
 
 
 def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from backends.base import CacheTypes
-from backends.cache import CACHE_TYPES, CacheType, rotation
-from plan import BLOCK, CacheLayer, Plan
+from localllm.backends.base import CacheTypes
+from localllm.backends.cache import CACHE_TYPES, CacheType, rotation
+from localllm.plan import BLOCK, CacheLayer, Plan
 
 GROUP = 32  # values of a head that share a scale
 

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from pathlib import Path
 
-from quant.codecache import CodeCache
+from localllm.quant.codecache import CodeCache
 
 
 class Store:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 
 Grid = tuple[int, int, int]  # work-groups
 

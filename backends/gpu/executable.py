@@ -11,19 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
-from backends.checks import check_batch, check_cache, check_limits, check_replacement
-from backends.gpu import bind, formats, largest
-from backends.gpu.budget import copy_bandwidth, memory_of, must_fit
-from backends.gpu.cachetypes import CACHE, part_bytes
-from backends.gpu.device import Device, Grid
-from backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, Kernel, partitions
-from backends.gpu.paged import PARTS, PagedCache
-from backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
-from backends.gpu.replay import MOST, Replays, bucket
-from backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
-from plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
-from quant import dequantize
+from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
+from localllm.backends.checks import check_batch, check_cache, check_limits, check_replacement
+from localllm.backends.gpu import bind, formats, largest
+from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
+from localllm.backends.gpu.cachetypes import CACHE, part_bytes
+from localllm.backends.gpu.device import Device, Grid
+from localllm.backends.gpu.kernels import FEW_ROWS, HEADER, PARTITION, Kernel, partitions
+from localllm.backends.gpu.paged import PARTS, PagedCache
+from localllm.backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
+from localllm.backends.gpu.replay import MOST, Replays, bucket
+from localllm.backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
+from localllm.plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
+from localllm.quant import dequantize
 
 ROPE_STEP = 1024  # positions by which the rope tables grow
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
-from plan import Tensor
-from quant import FORMATS as FILE_FORMATS
-from quant.formats import fp4, iq4
-from quant.formats.grids import grid
+from localllm.backends.base import BackendError
+from localllm.plan import Tensor
+from localllm.quant import FORMATS as FILE_FORMATS
+from localllm.quant.formats import fp4, iq4
+from localllm.quant.formats.grids import grid
 
 PIECE = 32 << 20  # bytes read from the file at a time
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, Limits
-from backends.gpu import formats
+from localllm.backends.base import BackendError, Limits
+from localllm.backends.gpu import formats
 
 COLUMNS = 8  # activation rows of one work-group of the mat-vec, where there are several
 PARTITION = 256  # positions of one work-group of attention
@@ -85,7 +85,7 @@ class Kernel:
 
 @cache
 def _text(name: str) -> str:
-    return (files("backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
+    return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
 
 
 def _literal(value: object) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Largest
-from backends.gpu.kernels import SORTED
+from localllm.backends.base import Largest
+from localllm.backends.gpu.kernels import SORTED
 
 MOST = 256  # that can be asked for
 NUMBERS = 8  # words of what the kernel is told: how many to keep, and how many each pass reads

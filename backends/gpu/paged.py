@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from backends.base import CacheTypes, Limits
-from backends.checks import check_blocks, check_content, check_copy, not_finite
-from backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
-from backends.gpu.device import Device
-from backends.gpu.program import has_own_blocks
-from plan import BLOCK, Plan
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.checks import check_blocks, check_content, check_copy, not_finite
+from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.program import has_own_blocks
+from localllm.plan import BLOCK, Plan
 
 PARTS = ("keys", "values")
 

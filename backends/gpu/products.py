@@ -11,8 +11,8 @@ activations (see SPLIT in rows.cl) to 11 and to 16 bits; F32 stays float32, in m
 
 from __future__ import annotations
 
-from backends.gpu.formats import QUANTIZED
-from backends.gpu.kernels import PLAIN_TILE, Tile
+from localllm.backends.gpu.formats import QUANTIZED
+from localllm.backends.gpu.kernels import PLAIN_TILE, Tile
 
 SOME_ROWS = 64
 FULL = 128  # work-groups that fill a card: an RTX 4090 has 128 multiprocessors, an H100 132

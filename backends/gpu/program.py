@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from backends.base import Limits
-from backends.gpu.kernels import FEW_ROWS, Kernel
-from backends.gpu.products import SOME_ROWS
-from plan import CacheLayer, Rope, Rows, Weight
+from localllm.backends.base import Limits
+from localllm.backends.gpu.kernels import FEW_ROWS, Kernel
+from localllm.backends.gpu.products import SOME_ROWS
+from localllm.plan import CacheLayer, Rope, Rows, Weight
 
 NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
 PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits

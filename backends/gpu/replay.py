@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from backends.base import BackendError
-from backends.gpu.device import Device
+from localllm.backends.base import BackendError
+from localllm.backends.gpu.device import Device
 
 MOST = 64  # shapes that are held of a part of a plan
 

@@ -11,11 +11,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import Limits
-from backends.gpu.kernels import FEW_ROWS, HEADER, TILE_ROWS
-from backends.gpu.products import SOME_ROWS
-from backends.gpu.program import Dimension
-from plan import Batch
+from localllm.backends.base import Limits
+from localllm.backends.gpu.kernels import FEW_ROWS, HEADER, TILE_ROWS
+from localllm.backends.gpu.products import SOME_ROWS
+from localllm.backends.gpu.program import Dimension
+from localllm.plan import Batch
 
 ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of: one, few, some, many
 

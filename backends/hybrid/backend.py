@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from backends.hybrid.cut import Placement, Side, cut
-from backends.hybrid.executable import ONE_PLACE, HybridExecutable
-from plan import Plan, Value
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
+from localllm.backends.hybrid.cut import Placement, Side, cut
+from localllm.backends.hybrid.executable import ONE_PLACE, HybridExecutable
+from localllm.plan import Plan, Value
 
 
 class HybridBackend:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Literal
 
-from plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
+from localllm.plan import Append, Attention, CacheLayer, Experts, Operation, Part, Plan, SelectRows, Value
 
 Side = Literal["host", "card"]
 

@@ -11,9 +11,9 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError, Executable, Largest, Limits, Memory, Parts, PicksOfParts
-from backends.hybrid.cut import Cut, Side
-from plan import F32, Batch, Tensor, Value
+from localllm.backends.base import BackendError, Executable, Largest, Limits, Memory, Parts, PicksOfParts
+from localllm.backends.hybrid.cut import Cut, Side
+from localllm.plan import F32, Batch, Tensor, Value
 
 ONE_PLACE = (
     "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "

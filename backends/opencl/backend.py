@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import BackendError
-from backends.gpu.backend import GpuBackend, pick
-from backends.gpu.compiled import Store
-from backends.gpu.device import Facts, Grid, out_of_memory
-from quant.codecache import default_folder
+from localllm.backends.base import BackendError
+from localllm.backends.gpu.backend import GpuBackend, pick
+from localllm.backends.gpu.compiled import Store
+from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)
 SIMULATOR = "oclgrind"  # tests run kernels on it; it calls itself a card and is a thousand times slower than any device

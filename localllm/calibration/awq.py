@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
+from localllm import quant
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.smooth import Group, groups
 from localllm.evaluation import Windows
 from localllm.model import Model
-from plan import F32, Tensor
-from quant.awq import Part, search
+from localllm.plan import F32, Tensor
+from localllm.quant.awq import Part, search
 
 F64 = NDArray[np.float64]
 NOT_ROUNDED = ("F32", "F16", "BF16", "F64")

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from localllm.calibration.observe import steps
 from localllm.evaluation import Windows
 from localllm.model import Model
-from plan import Tensor
+from localllm.plan import Tensor
 
 F64 = NDArray[np.float64]
 

@@ -21,8 +21,8 @@ from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
-from plan import F32
-from quant.printable import printable
+from localllm.plan import F32
+from localllm.printable import printable
 
 F64 = NDArray[np.float64]
 

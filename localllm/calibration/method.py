@@ -15,14 +15,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
+from localllm import quant
 from localllm.calibration.awq import NOT_ROUNDED, scale_model
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix, measure
 from localllm.evaluation import Windows
 from localllm.model import Model
-from plan import F32
-from quant import gptq
+from localllm.plan import F32
+from localllm.quant import gptq
 
 U8 = NDArray[np.uint8]
 Progress = Callable[[str, int, int], None]

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from localllm.evaluation import Windows
 from localllm.model import Model
-from plan import F32, Experts
+from localllm.plan import F32, Experts
 
 
 @dataclass(frozen=True, slots=True)

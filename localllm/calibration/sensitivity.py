@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
-from backends.base import CacheTypes
+from localllm import quant
+from localllm.backends.base import CacheTypes
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
@@ -30,8 +30,8 @@ from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
 from localllm.model import Model, resolve
-from plan import Tensor
-from quant.gptq import output_error
+from localllm.plan import Tensor
+from localllm.quant.gptq import output_error
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]

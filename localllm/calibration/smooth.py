@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from plan import (
+from localllm.plan import (
     F32,
     Append,
     Attention,

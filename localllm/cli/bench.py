@@ -17,8 +17,8 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from backends.cpu.backend import default_threads
 from localllm import __version__, load
+from localllm.backends.cpu.backend import default_threads
 from localllm.cli.answer import read_bandwidth, tell
 from localllm.cli.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.bench_speculation import measure as measure_guessing
@@ -27,9 +27,9 @@ from localllm.cli.options import Bench
 from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
+from localllm.plan import Summary, summarize
+from localllm.printable import printable
 from localllm.session import Session
-from plan import Summary, summarize
-from quant.printable import printable
 
 
 @dataclass(frozen=True, slots=True)

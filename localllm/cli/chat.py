@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Event
 from typing import Any, NamedTuple
 
-from backends.base import Memory
 from localllm import load
+from localllm.backends.base import Memory
 from localllm.chat import Conversation, template_of
 from localllm.cli.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.console import RED, YELLOW, LoadProgress, say

@@ -35,7 +35,7 @@ def devices(own: Devices) -> None:
 
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Facts of every device, and the reason of every backend that has none."""
-    from backends.base import BackendError
+    from localllm.backends.base import BackendError
 
     found: list[dict[str, Any]] = [_processor()]
     reasons = {}
@@ -49,8 +49,8 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
     """What a device says of itself, and how fast it copies, or why that could not be measured."""
-    from backends.base import BackendError
-    from backends.gpu.budget import copy_bandwidth
+    from localllm.backends.base import BackendError
+    from localllm.backends.gpu.budget import copy_bandwidth
 
     named = {"backend": backend, "number": number}
     try:
@@ -73,13 +73,13 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 def _cuda() -> list[Callable[[], Any]]:
     """What opens each device."""
-    from backends.cuda.backend import CudaDevice, devices
+    from localllm.backends.cuda.backend import CudaDevice, devices
 
     return [partial(CudaDevice, device) for device in devices()]
 
 
 def _opencl() -> list[Callable[[], Any]]:
-    from backends.opencl.backend import OpenClDevice, devices
+    from localllm.backends.opencl.backend import OpenClDevice, devices
 
     return [partial(OpenClDevice, device) for device in devices()]
 
@@ -87,7 +87,7 @@ def _opencl() -> list[Callable[[], Any]]:
 def _processor() -> dict[str, Any]:
     import numpy as np
 
-    from backends.cpu.isa import host
+    from localllm.backends.cpu.isa import host
 
     isa = host()
     source, target = np.ones(MEASURED, np.uint8), np.zeros(MEASURED, np.uint8)

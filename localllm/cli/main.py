@@ -222,7 +222,7 @@ def _warnings_as_notes() -> Iterator[None]:
         show = warnings.showwarning
 
         def told(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
-            from quant.codecache import NoCodeCache
+            from localllm.quant.codecache import NoCodeCache
 
             if issubclass(category, NoCodeCache):
                 say(f"note: {message}", YELLOW)
@@ -265,10 +265,10 @@ def _explain(error: Exception) -> int:
 
 def _users() -> tuple[type[Exception], ...]:
     """The errors that are the user's to mend."""
-    from backends import BackendError
+    from localllm.backends import BackendError
     from localllm.errors import LocalLLMError
-    from models import ModelError
-    from quant import QuantError
+    from localllm.models import ModelError
+    from localllm.quant import QuantError
 
     return LocalLLMError, ModelError, BackendError, QuantError, OSError
 

@@ -27,7 +27,7 @@ from localllm.model import Model, resolve
 from localllm.outputs import check_target
 
 if TYPE_CHECKING:
-    from backends.base import Progress
+    from localllm.backends.base import Progress
 
 
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:

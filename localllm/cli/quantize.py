@@ -24,13 +24,13 @@ from localllm.evaluation import cut
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.model import load
 from localllm.outputs import check_target, scratch
+from localllm.printable import printable
+from localllm.quant import FORMATS, QuantError
+from localllm.quant.mixes import FLOATS, Mix, Options, find
 from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
 from localllm.quantize.source import Source, default_target, open_source
 from localllm.quantize.target import CONTEXT, WINDOWS, Goal, steps_for
-from quant import FORMATS, QuantError
-from quant.mixes import FLOATS, Mix, Options, find
-from quant.printable import printable
 
 AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from backends import BackendError
-from backends.base import F16_CACHE, CacheTypes
-from backends.cache import CACHE_TYPES
-from backends.checks import check_cache
+from localllm.backends import BackendError
+from localllm.backends.base import F16_CACHE, CacheTypes
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.checks import check_cache
 from localllm.cache_types import choose, harm
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.model import context_of, limits_of, resolve
+from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
-from models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
-from plan import Plan, summarize
 
 _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # of a long array, of a long text
 
@@ -137,8 +137,8 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     """The plan for a context on the CPU with all its processors, in bytes."""
     if not file.tensors:
         return {"problem": "nothing to run"}
-    from backends.cpu.backend import default_threads
-    from backends.cpu.budget import plan_memory
+    from localllm.backends.cpu.backend import default_threads
+    from localllm.backends.cpu.budget import plan_memory
 
     config = _config(file)
     context = context_of(ctx or None, config)

@@ -20,8 +20,8 @@ INTEGERS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
 
 def formats() -> str:
     """Weight formats: how many bits a weight takes, and what can be done with each."""
-    import quant
-    from backends.cpu.unpack import FORMATS as kernels
+    from localllm import quant
+    from localllm.backends.cpu.unpack import FORMATS as kernels
 
     rows = [
         (
@@ -41,7 +41,7 @@ def formats() -> str:
 
 def architectures() -> str:
     """Architectures by the name in `general.architecture`, and what each is but for its file's own numbers."""
-    from models import ARCHITECTURES
+    from localllm.models import ARCHITECTURES
 
     rows = []
     for each in ARCHITECTURES.values():

@@ -23,11 +23,11 @@ from localllm.convert.shelf import Shelf
 from localllm.convert.tensor import Tensor
 from localllm.convert.vocabulary import vocabulary_keys
 from localllm.errors import LocalLLMError
-from models import ARCHITECTURES, ModelError, record
-from models import read_config as read_gguf_config
-from models.config import MAX_LAYERS
-from plan import summarize
-from quant.printable import printable
+from localllm.models import ARCHITECTURES, ModelError, record
+from localllm.models import read_config as read_gguf_config
+from localllm.models.config import MAX_LAYERS
+from localllm.plan import summarize
+from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")

@@ -10,7 +10,7 @@ from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
 from localllm.convert.recipes import Recipe
 from localllm.convert.rope import Rope
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 
 # GGUF key below the architecture's prefix: the names that config.json has for it. What is not there is not written.
 _INTEGERS = {

@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
+from localllm import quant
 from localllm.convert.errors import ConvertError
 
 U8 = NDArray[np.uint8]

@@ -19,8 +19,8 @@ from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
+from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
-from quant.printable import printable
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens in GGUF files
 SPACE = "\u2581"

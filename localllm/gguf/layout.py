@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-import quant
+from localllm import quant
 from localllm.errors import LocalLLMError
-from quant.printable import printable
+from localllm.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout when little-endian; 3 only adds big-endian files

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
+from localllm import quant
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, encode
 from localllm.outputs import new_file
-from quant.printable import printable
+from localllm.printable import printable
 
 Chunk = bytes | bytearray | memoryview | NDArray[np.uint8]
 Chunks = Chunk | Iterable[Chunk]

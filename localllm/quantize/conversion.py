@@ -16,14 +16,14 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-import quant
+from localllm import quant
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.method import Method
 from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor
+from localllm.plan import F32, Tensor
+from localllm.quant import FORMATS, QuantError
 from localllm.quantize.plan import QuantizeError, Step
-from plan import F32, Tensor
-from quant import FORMATS, QuantError
 
 U8 = NDArray[np.uint8]
 

@@ -13,9 +13,9 @@ from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor, file_size
 from localllm.gguf.header import Stored
 from localllm.gguf.layout import shape_problem, tensor_bytes
+from localllm.quant import FORMATS
+from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
 from localllm.quantize.source import Source, geometry_of
-from quant import FORMATS
-from quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
 
 QUANTIZATION_VERSION = 2  # of ggml's formats, in general.quantization_version
 _VERSION_KEY, _TYPE_KEY = "general.quantization_version", "general.file_type"

@@ -14,8 +14,8 @@ from localllm.convert import open_checkpoint
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.gguf.header import Stored
 from localllm.model import resolve
-from plan import Tensor
-from quant.mixes import ALIASES, MIXES, Geometry
+from localllm.plan import Tensor
+from localllm.quant.mixes import ALIASES, MIXES, Geometry
 
 _TYPE_SUFFIX = re.compile(rf"[-._]({'|'.join([*MIXES, *ALIASES])})$", re.IGNORECASE)
 _PART_SUFFIX = re.compile(r"-00001-of-\d{5}$")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import best
 from localllm.calibration.sensitivity import Trial, fit_kld
+from localllm.quant import FORMATS
+from localllm.quant.mixes import Options, role
 from localllm.quantize.plan import QuantizeError, Step, given_plan, quantizable, size_of
 from localllm.quantize.source import Source
-from quant import FORMATS
-from quant.mixes import Options, role
 
 # Formats to choose from, those that a good mix was ever seen to use; rows that are no multiple of 256 have the second.
 WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.compiled.jit import compiled
-from quant.compiled.simd import LANES, Lanes, absolute, load, pick, root, splat, store
-from quant.format import F32, U8
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.simd import LANES, Lanes, absolute, load, pick, root, splat, store
+from localllm.quant.format import F32, U8
 
 
 @compiled

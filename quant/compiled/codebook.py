@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.compiled.jit import compiled
-from quant.compiled.simd import LANES
-from quant.format import F32
-from quant.formats.grids import levels_of
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.simd import LANES
+from localllm.quant.format import F32
+from localllm.quant.formats.grids import levels_of
 
 I32 = NDArray[np.int32]
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.compiled.blocks import half_bits, put_half
-from quant.compiled.codebook import I32, Codebook
-from quant.compiled.iq2_iq3 import TOO_LARGE, put_word, weigh_block, weights_of
-from quant.compiled.jit import compiled
-from quant.compiled.runs import nearest
-from quant.format import F32, U8
+from localllm.quant.compiled.blocks import half_bits, put_half
+from localllm.quant.compiled.codebook import I32, Codebook
+from localllm.quant.compiled.iq2_iq3 import TOO_LARGE, put_word, weigh_block, weights_of
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.runs import nearest
+from localllm.quant.format import F32, U8
 
 I64 = NDArray[np.int64]
 _LOWEST = np.float32(-3.4028235e38)

@@ -10,13 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quant.compiled.blocks import put_half
-from quant.compiled.codebook import I32, Codebook
-from quant.compiled.jit import compiled
-from quant.compiled.runs import ALL, ANY, OFF, Tried, nearest, search_group, tried
-from quant.compiled.search import positive
-from quant.compiled.simd import LANES, store
-from quant.format import F32, U8
+from localllm.quant.compiled.blocks import put_half
+from localllm.quant.compiled.codebook import I32, Codebook
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.runs import ALL, ANY, OFF, Tried, nearest, search_group, tried
+from localllm.quant.compiled.search import positive
+from localllm.quant.compiled.simd import LANES, store
+from localllm.quant.format import F32, U8
 
 TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches such a value, and sums of its powers overflow
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.compiled.blocks import larger, put_half, square_sum, take, take_importance, weigh
-from quant.compiled.jit import compiled
-from quant.compiled.search import TINY, clamp, peak, ratio
-from quant.compiled.simd import LANES, Lanes, absolute, load, pick, rint, splat, store, store_bytes
-from quant.format import F32, U8
+from localllm.quant.compiled.blocks import larger, put_half, square_sum, take, take_importance, weigh
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.search import TINY, clamp, peak, ratio
+from localllm.quant.compiled.simd import LANES, Lanes, absolute, load, pick, rint, splat, store, store_bytes
+from localllm.quant.format import F32, U8
 
 # Where one level gives way to the next, halfway between them; and the levels, the lowest apart.
 BETWEEN = (-115.5, -93.5, -74.0, -57.0, -42.0, -28.5, -16.0, -4.5, 7.0, 19.0, 31.5, 45.5, 61.0, 79.0, 101.0)

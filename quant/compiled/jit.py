@@ -16,7 +16,7 @@ from typing import Any
 from numba import config, njit
 from numba.core.caching import FunctionCache
 
-from quant.codecache import check_tree, default_folder, private_folder, tell_unwritten
+from localllm.quant.codecache import check_tree, default_folder, private_folder, tell_unwritten
 
 
 class _Cache(FunctionCache):

@@ -9,11 +9,33 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.compiled.blocks import larger, put_half, round_halves, square_sum, take, take_importance, total, weigh
-from quant.compiled.jit import compiled
-from quant.compiled.search import NAN, TINY, affine, clamp, descent, positive, symmetric
-from quant.compiled.simd import LANES, Lanes, absolute, least, load, most, pick, rint, root, splat, store, store_bytes
-from quant.format import F32, U8
+from localllm.quant.compiled.blocks import (
+    larger,
+    put_half,
+    round_halves,
+    square_sum,
+    take,
+    take_importance,
+    total,
+    weigh,
+)
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.search import NAN, TINY, affine, clamp, descent, positive, symmetric
+from localllm.quant.compiled.simd import (
+    LANES,
+    Lanes,
+    absolute,
+    least,
+    load,
+    most,
+    pick,
+    rint,
+    root,
+    splat,
+    store,
+    store_bytes,
+)
+from localllm.quant.format import F32, U8
 
 
 @compiled

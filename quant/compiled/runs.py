@@ -12,12 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.compiled.codebook import I32, Codebook
-from quant.compiled.jit import compiled
-from quant.compiled.search import clamp
-from quant.compiled.simd import LANES, fields, load, lowest, numbers, pick, splat, store
-from quant.compiled.simd import nearest as nearest_each
-from quant.format import F32
+from localllm.quant.compiled.codebook import I32, Codebook
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.search import clamp
+from localllm.quant.compiled.simd import LANES, fields, load, lowest, numbers, pick, splat, store
+from localllm.quant.compiled.simd import nearest as nearest_each
+from localllm.quant.format import F32
 
 OFF, ANY, ALL = 0, 1, 2  # which runs are looked up again for the final scale: those between points, all if any is, all
 _HIGHEST = np.float32(3.4028235e38)

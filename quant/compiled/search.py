@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.compiled.blocks import larger
-from quant.compiled.jit import compiled
-from quant.compiled.simd import Lanes, absolute, any_lane, least, load, most, nearest, pick, rint, splat, store
-from quant.format import F32
+from localllm.quant.compiled.blocks import larger
+from localllm.quant.compiled.jit import compiled
+from localllm.quant.compiled.simd import Lanes, absolute, any_lane, least, load, most, nearest, pick, rint, splat, store
+from localllm.quant.format import F32
 
 TINY = np.float32(1e-15)  # a group whose largest magnitude is below this is stored as zero
 NAN = np.float32(np.nan)

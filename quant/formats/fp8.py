@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
+from localllm.quant.format import F32, U8
 
 LARGEST = 448.0
 _BIAS = np.float32(2.0**120)  # from float32's bias of the exponent to this format's

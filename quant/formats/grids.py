@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.format import F32
+from localllm.quant.format import F32
 
 # name: levels of a coordinate, coordinates of a point, bitmap
 _SETS: dict[str, tuple[tuple[int, ...], int, str]] = {

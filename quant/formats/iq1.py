@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.formats.grids import grid
-from quant.formats.iq2 import words
-from quant.kernel import search
-from quant.pack import half, planes
+from localllm.quant.format import F32, U8
+from localllm.quant.formats.grids import grid
+from localllm.quant.formats.iq2 import words
+from localllm.quant.kernel import search
+from localllm.quant.pack import half, planes
 
 _SHIFT = np.float32(0.125)
 

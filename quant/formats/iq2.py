@@ -17,10 +17,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from quant.format import F32, U8
-from quant.formats.grids import grid
-from quant.kernel import search
-from quant.pack import bits_of, half, planes
+from localllm.quant.format import F32, U8
+from localllm.quant.formats.grids import grid
+from localllm.quant.kernel import search
+from localllm.quant.pack import bits_of, half, planes
 
 
 def signs(bits: U8) -> F32:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.formats.grids import grid
-from quant.formats.iq2 import signs, signs_of_codes, words
-from quant.kernel import search
-from quant.pack import bits_of, half, planes
+from localllm.quant.format import F32, U8
+from localllm.quant.formats.grids import grid
+from localllm.quant.formats.iq2 import signs, signs_of_codes, words
+from localllm.quant.kernel import search
+from localllm.quant.pack import bits_of, half, planes
 
 
 def _values(points: F32, sign: F32, scale: F32) -> F32:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.kernel import search
-from quant.pack import half, planes
+from localllm.quant.format import F32, U8
+from localllm.quant.kernel import search
+from localllm.quant.pack import half, planes
 
 LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from quant.format import F32, U8
+from localllm.quant.format import F32, U8
 
 
 def dequantize_f32(blocks: U8) -> F32:

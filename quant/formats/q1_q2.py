@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.pack import bits_of, half, half_bytes, reciprocal, round_away, sequential_sum
+from localllm.quant.format import F32, U8
+from localllm.quant.pack import bits_of, half, half_bytes, reciprocal, round_away, sequential_sum
 
 _SHIFTS = np.array([0, 2, 4, 6], np.uint8)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.kernel import search
-from quant.pack import half, planes
+from localllm.quant.format import F32, U8
+from localllm.quant.kernel import search
+from localllm.quant.pack import half, planes
 
 
 def dequantize(blocks: U8) -> F32:

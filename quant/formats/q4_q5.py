@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.pack import bits_of, half, half_bytes, join, peak, planes, reciprocal
-from quant.search import row_weights, search_affine, search_symmetric
+from localllm.quant.format import F32, U8
+from localllm.quant.pack import bits_of, half, half_bytes, join, peak, planes, reciprocal
+from localllm.quant.search import row_weights, search_affine, search_symmetric
 
 
 def _nibbles(blocks: U8, at: int) -> U8:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.pack import half, half_bytes, reciprocal, round_away
+from localllm.quant.format import F32, U8
+from localllm.quant.pack import half, half_bytes, reciprocal, round_away
 
 
 def dequantize(blocks: U8) -> F32:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quant.format import F32, U8
-from quant.pack import half, half_bytes, join, planes, reciprocal, round_away
+from localllm.quant.format import F32, U8
+from localllm.quant.pack import half, half_bytes, join, planes, reciprocal, round_away
 
 _RUNS = ((0, 32, 5), (32, 48, 5), (48, 52, 4))  # first byte, last byte + 1, digits per byte
 _POWERS = np.array([1, 3, 9, 27, 81], np.uint8)

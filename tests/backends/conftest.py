@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.backend import CpuBackend
 
 
 @pytest.fixture(scope="session")

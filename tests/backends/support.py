@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-import quant
-from backends.base import F16_CACHE, Backend, CacheTypes, Executable, Limits
-from plan import BLOCK, Plan, Recorder, Value
+from localllm import quant
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Executable, Limits
+from localllm.plan import BLOCK, Plan, Recorder, Value
 from tests.models.support import Driver, MemoryWeight, plan_of
 
 Build = Callable[[Recorder, Value], Value]

@@ -7,10 +7,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends.base import Backend, BackendError, Executable
-from backends.cpu.backend import CpuBackend
-from backends.reference import ReferenceBackend
-from plan import BLOCK
+from localllm.backends.base import Backend, BackendError, Executable
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK
 from tests.backends.support import Shape, bind, plan, tokens
 from tests.models.support import Driver
 

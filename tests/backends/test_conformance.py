@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quant
-from backends.base import F16_CACHE, CacheTypes
-from backends.cache import CACHE_TYPES
-from backends.cpu.backend import CpuBackend
-from backends.cpu.unpack import FORMATS
-from backends.reference import ReferenceBackend
-from plan import BLOCK, Experts, Recorder, Rope, Value
+from localllm import quant
+from localllm.backends.base import F16_CACHE, CacheTypes
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.unpack import FORMATS
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK, Experts, Recorder, Rope, Value
 from tests.backends.support import UNIT, Build, bind, feed, record, stored
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 

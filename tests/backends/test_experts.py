@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from backends.cpu.backend import CpuBackend
-from backends.reference import ReferenceBackend
-from plan import Gating, GluActivation, Recorder, Stack, Value
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import Gating, GluActivation, Recorder, Stack, Value
 from tests.backends.support import Build, bind, feed, record
 from tests.models.support import MemoryWeight, stack
 

@@ -14,14 +14,14 @@ import llvmlite.binding as llvm
 import numpy as np
 import pytest
 
-from backends.cpu import isa
-from backends.cpu.backend import CpuBackend
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Kernel, assembly
-from backends.cpu.kernels import linear, wide
-from backends.cpu.kernels.common import kernel
-from backends.cpu.unpack import INTEGER_PANELS
-from plan import Plan, Recorder, Value
+from localllm.backends.cpu import isa
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel, assembly
+from localllm.backends.cpu.kernels import linear, wide
+from localllm.backends.cpu.kernels.common import kernel
+from localllm.backends.cpu.unpack import INTEGER_PANELS
+from localllm.plan import Plan, Recorder, Value
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -123,7 +123,7 @@ def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> 
 
 
 CHILD = """
-from backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.backend import CpuBackend
 from tests.backends.test_instruction_sets import digest, mixed_plan
 backend = CpuBackend(2)
 print(backend.isa.name, digest(backend, mixed_plan()))

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from backends.cpu import isa
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Kernel, Library
-from backends.cpu.simd import Function
-from quant.codecache import NoCodeCache
+from localllm.backends.cpu import isa
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel, Library
+from localllm.backends.cpu.simd import Function
+from localllm.quant.codecache import NoCodeCache
 
 HOST = isa.host()
 
@@ -125,6 +125,6 @@ def test_the_key_holds_the_instruction_set_and_the_name(tmp_path: Path) -> None:
 def test_the_key_holds_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that has changed finds nothing that the code before it has left."""
     load(tmp_path, answer(42))
-    monkeypatch.setattr("backends.cpu.jit._source_hash", lambda: b"another version")
+    monkeypatch.setattr("localllm.backends.cpu.jit._source_hash", lambda: b"another version")
     changed = load(tmp_path, answer(43))
     assert (run(changed), changed.compiled) == (43, 1)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import BackendError, Limits
-from backends.cpu.backend import CpuBackend
-from backends.reference import ReferenceBackend
-from plan import BLOCK, Experts, Linear, Plan, Value
+from localllm.backends.base import BackendError, Limits
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK, Experts, Linear, Plan, Value
 from tests.backends.support import feed, model, plan, record, tokens
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.models.support import Driver, MemoryWeight, plan_of

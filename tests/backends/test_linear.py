@@ -13,11 +13,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import quant
-from backends.cpu.backend import CpuBackend
-from backends.cpu.unpack import INTEGER_PANELS
-from backends.reference import ReferenceBackend
-from plan import Recorder, Value
+from localllm import quant
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.unpack import INTEGER_PANELS
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import Recorder, Value
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.models.support import MemoryWeight
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from backends.base import CacheTypes, Limits
-from backends.cache import CACHE_TYPES, rotate
-from backends.cpu.backend import CpuBackend
-from backends.cpu.kernels.attention import PARTITION, Shape, Work
-from backends.cpu.sharing import Sharing
-from plan import BLOCK, Batch, Plan
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cache import CACHE_TYPES, rotate
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
+from localllm.backends.cpu.sharing import Sharing
+from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.backends.test_instruction_sets import needs

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quant
-from backends.base import Backend, BackendError, CacheTypes, Executable, Limits
-from backends.checks import check_batch
-from backends.reference import ReferenceBackend, ReferenceExecutable
-from backends.reference_operations import OPERATIONS
-from plan import BLOCK, Batch, Plan, Recorder, Rope, Value, rope_table
+from localllm import quant
+from localllm.backends.base import Backend, BackendError, CacheTypes, Executable, Limits
+from localllm.backends.checks import check_batch
+from localllm.backends.reference import ReferenceBackend, ReferenceExecutable
+from localllm.backends.reference_operations import OPERATIONS
+from localllm.plan import BLOCK, Batch, Plan, Recorder, Rope, Value, rope_table
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight, bind_reference
 
 random = np.random.RandomState(3)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from plan import Recorder, Value
+from localllm.plan import Recorder, Value
 from tests.backends.test_reference import X, bind, close, random, run, weight
 from tests.models.support import stack
 

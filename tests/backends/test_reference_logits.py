@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import localllm
-import quant
+from localllm import quant
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.conftest import reference
 from tests.models.support import nmse
 

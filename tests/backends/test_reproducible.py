@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from backends.base import CacheTypes, Executable
-from backends.cpu.backend import CpuBackend
-from plan import BLOCK, Plan
+from localllm.backends.base import CacheTypes, Executable
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.plan import BLOCK, Plan
 from tests.backends import support
 from tests.backends.support import Shape, bind, feed, plan, tokens
 from tests.models.support import Driver, MemoryWeight, plan_of

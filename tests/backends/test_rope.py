@@ -7,8 +7,8 @@ from decimal import Decimal, localcontext
 import numpy as np
 import pytest
 
-from backends.cpu import rope
-from plan import Rope, rope_table
+from localllm.backends.cpu import rope
+from localllm.plan import Rope, rope_table
 
 POSITIONS = [0, 1, 2, 3, 17, 1000, 4095, 32767, 131071, 524288, 999_424, 1_000_000]
 

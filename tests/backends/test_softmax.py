@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from llvmlite import ir
 
-from backends.cpu import isa
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Kernel, Library
-from backends.cpu.kernels.common import f32x16
-from backends.cpu.kernels.softmax import exp_negative
-from backends.cpu.memory import address
-from backends.cpu.simd import Function
+from localllm.backends.cpu import isa
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel, Library
+from localllm.backends.cpu.kernels.common import f32x16
+from localllm.backends.cpu.kernels.softmax import exp_negative
+from localllm.backends.cpu.memory import address
+from localllm.backends.cpu.simd import Function
 from tests.backends.test_instruction_sets import needs
 
 COUNT = 1 << 16

@@ -13,7 +13,7 @@ import numpy as np
 
 import localllm
 from localllm import prompt_cache
-from plan import BLOCK
+from localllm.plan import BLOCK
 from tests.fuzz import fence, values
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.localllm.cli_support import write_model

@@ -9,10 +9,10 @@ from pathlib import Path
 from random import Random
 from typing import ClassVar, Protocol
 
-from backends import BackendError
+from localllm.backends import BackendError
 from localllm.errors import LocalLLMError
-from models import ModelError
-from quant import QuantError
+from localllm.models import ModelError
+from localllm.quant import QuantError
 
 OURS = (LocalLLMError, ModelError, BackendError, QuantError, OSError)
 _BREAKS = ("Cc", "Zl", "Zp")  # Unicode categories: control characters, line and paragraph separators

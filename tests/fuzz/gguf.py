@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 import localllm
-import quant
-from models import ARCHITECTURES
+from localllm import quant
+from localllm.models import ARCHITECTURES
 from tests.fuzz import fence, values
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.image import ARRAY, BOOL, FLOAT_TYPES, INTEGER_TYPES, STRING, Array, Entry, Image, Key

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-import quant
+from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
-from models import ARCHITECTURES, ModelError, architecture_of, read_config, summarize
+from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config, summarize
 from tests.fuzz.image import Array, Image, decode
 from tests.localllm.cli_support import CHATML
 from tests.models.tiny import VARIANTS, Model

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalLLMError
-from quant import QuantError
+from localllm.quant import QuantError
 from tests.fuzz import fence
 from tests.fuzz.__main__ import KINDS
 from tests.fuzz.case import Case

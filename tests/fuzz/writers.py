@@ -16,9 +16,9 @@ import numpy as np
 from llvmlite import ir
 
 import localllm
-from backends.cpu.isa import Isa, host
-from backends.cpu.jit import Kernel, Library
 from localllm import prompt_cache
+from localllm.backends.cpu.isa import Isa, host
+from localllm.backends.cpu.jit import Kernel, Library
 from localllm.calibration import imatrix
 from localllm.calibration.imatrix import Entry, Imatrix
 from localllm.evaluation import Windows

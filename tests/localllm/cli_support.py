@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-import quant
+from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
 
 REPOSITORY = Path(__file__).resolve().parents[2]

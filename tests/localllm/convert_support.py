@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-import quant
+from localllm import quant
 from localllm.convert import Checkpoint, Tensor
 from localllm.gguf.writer import NewTensor, write_gguf
-from models import architecture_of, read_config, record
+from localllm.models import architecture_of, read_config, record
 from tests.models.support import Driver, bind_reference
 
 HF = Path(__file__).parent / "data" / "hf"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-import quant
+from localllm import quant
 from tests.localllm.hf_tokenizers import VOCABULARY, save_tokenizer
 
 TOKENS = 24  # of the text that is evaluated: longer than the windows below

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.base import CacheTypes, Limits
-from backends.cache import CACHE_TYPES
-from backends.cpu.backend import CpuBackend
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache_types import cache_bytes, choose
 from localllm.errors import LocalLLMError
-from plan import BLOCK, Plan, Recorder
+from localllm.plan import BLOCK, Plan, Recorder
 from tests.models.support import MemoryWeight
 
 

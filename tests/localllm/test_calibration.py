@@ -14,8 +14,8 @@ from localllm.calibration.observe import steps
 from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
 from localllm.gguf import NewTensor, write_gguf
+from localllm.plan import Experts, Linear
 from localllm.quantize.plan import metadata
-from plan import Experts, Linear
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quant
-from localllm import load
+from localllm import load, quant
 from localllm.calibration.awq import Scaling, _add, scale_model
 from localllm.calibration.hessian import collect, portions
 from localllm.calibration.method import METHODS
@@ -17,7 +16,7 @@ from localllm.calibration.smooth import Group, groups
 from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
 from localllm.gguf import NewTensor, write_gguf
 from localllm.model import Model
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.conftest import SHARED_DATA, reference
 from tests.localllm.cli_support import REPOSITORY
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import quant
-from localllm import LocalLLMError, load
+from localllm import LocalLLMError, load, quant
 from localllm.calibration.imatrix import measure
 from localllm.calibration.mix import Effect, best, smallest
 from localllm.calibration.sensitivity import Trial, fit_kld

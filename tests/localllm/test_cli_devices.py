@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import backends.opencl.backend
-from backends.base import BackendError
+import localllm.backends.opencl.backend
+from localllm.backends.base import BackendError
 from localllm.cli.main import main
 
 
@@ -39,10 +39,10 @@ def test_every_device_of_several_is_listed_and_what_fails_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Three cards: one works, one has no memory left for a measurement, one does not open."""
-    pocl = backends.opencl.backend.devices()[0]
+    pocl = localllm.backends.opencl.backend.devices()[0]
     opened = []
 
-    class Device(backends.opencl.backend.OpenClDevice):
+    class Device(localllm.backends.opencl.backend.OpenClDevice):
         def __init__(self, card: int) -> None:
             if card == 2:
                 raise BackendError("card 2 is held by another program")
@@ -59,8 +59,8 @@ def test_every_device_of_several_is_listed_and_what_fails_says_why(
         def close(self) -> None:
             opened.remove(self)
 
-    monkeypatch.setattr("backends.opencl.backend.devices", lambda: [0, 1, 2])
-    monkeypatch.setattr("backends.opencl.backend.OpenClDevice", Device)
+    monkeypatch.setattr("localllm.backends.opencl.backend.devices", lambda: [0, 1, 2])
+    monkeypatch.setattr("localllm.backends.opencl.backend.OpenClDevice", Device)
     assert main(["devices"]) == 0
     out = capsys.readouterr().out
     parts = out.split("opencl ")[1:]

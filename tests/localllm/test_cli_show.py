@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import localllm as api
-import quant
+from localllm import quant
 from localllm.cli.main import main
 from localllm.gguf import NewTensor, write_gguf
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.conftest import reference
 from tests.localllm.cli_support import write_model
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import quant
+from localllm import quant
 from localllm.convert import ConvertError, Tensor
 from localllm.convert import tensor as t
 from localllm.convert.recipes import RECIPES, Sizes

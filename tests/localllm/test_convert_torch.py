@@ -9,7 +9,7 @@ import pytest
 
 from localllm.convert import open_checkpoint
 from localllm.convert.recipes import RECIPES
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.localllm.convert_support import logits_of
 from tests.localllm.hf_models import MODELS, ids, make
 from tests.localllm.hf_synthetic import DATA, LEFT_OUT, POSITIONS, read_specs, write_folder

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import quant
+from localllm import quant
 from localllm.gguf import GGUFError, StringArray, open_gguf, write_gguf
 from localllm.gguf.strings import scan
 from tests.conftest import reference

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import localllm
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
 from localllm.model import NoTokenizer, NoWeights
+from localllm.plan import BLOCK
 from localllm.session import ContextFull
-from plan import BLOCK
 from tests.backends.support import model as random_model
 from tests.backends.support import tokens
 from tests.conftest import reference

@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 
 import localllm
-from backends import open_backend
-from backends.base import BackendError, CacheTypes, Memory
-from backends.gpu.executable import GpuExecutable
-from backends.hybrid.cut import Placement
-from backends.opencl.backend import OpenClBackend
+from localllm.backends import open_backend
+from localllm.backends.base import BackendError, CacheTypes, Memory
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.hybrid.cut import Placement
+from localllm.backends.opencl.backend import OpenClBackend
 from localllm.cli.main import main
 from localllm.errors import LocalLLMError
 from localllm.model import limits_of
 from localllm.offload import RESERVE, DoesNotFit, Offload, Planner
+from localllm.plan import Plan
 from localllm.prompt_cache import read, restore, save
-from plan import Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan
 from tests.conftest import reference
@@ -170,7 +170,7 @@ def test_one_line_says_what_runs_where(capsys: pytest.CaptureFixture[str], layer
 
 @pytest.fixture
 def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("backends._CARDS", ())
+    monkeypatch.setattr("localllm.backends._CARDS", ())
 
 
 @pytest.mark.usefixtures("no_card")

@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import localllm as api
-from backends.base import BackendError
 from localllm import prompt_cache
+from localllm.backends.base import BackendError
 from localllm.chat import Conversation, template_of
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.outputs import OutputError
+from localllm.plan import BLOCK
 from localllm.prompt_cache import CacheFileError, read, restore, save
-from plan import BLOCK
 from tests.conftest import full_disk
 from tests.localllm.cli_support import localllm, write_model
 

@@ -13,15 +13,15 @@ from time import monotonic, sleep
 import numpy as np
 import pytest
 
-import quant
+from localllm import quant
 from localllm.calibration.imatrix import Entry, Imatrix, write
 from localllm.cli.main import main
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
+from localllm.quant.mixes import Options, find
 from localllm.quantize import conversion as module
 from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import QuantizeError, given_plan, metadata, plan
 from localllm.quantize.source import default_target, geometry_of
-from quant.mixes import Options, find
 from tests.localllm.cli_support import REPOSITORY, default_signals
 
 # Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.

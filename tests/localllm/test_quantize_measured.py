@@ -8,15 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import quant
-from localllm import load
+from localllm import load, quant
 from localllm.calibration.method import Gptq
 from localllm.cli.main import main
 from localllm.evaluation import cut
 from localllm.gguf import open_gguf
+from localllm.quant import FORMATS
+from localllm.quant.mixes import Options
 from localllm.quantize.target import NARROW, WIDE, candidates
-from quant import FORMATS
-from quant.mixes import Options
 from tests.localllm.cli_support import REPOSITORY, write_model
 from tests.localllm.convert_support import HF
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import localllm
-from backends.base import BackendError
+from localllm.backends.base import BackendError
 from localllm.paging import CacheFull
+from localllm.plan import BLOCK
 from localllm.session import ContextFull
-from plan import BLOCK
 from tests.localllm.cli_support import SPECIAL, write_model
 
 SPACE = len(SPECIAL) + 256  # the tokens are: control tokens, all bytes, the space, printable ASCII from "!" on

@@ -12,8 +12,8 @@ import localllm as api
 import localllm.model
 from localllm.gguf import NewTensor, write_gguf
 from localllm.paging import SLACK
+from localllm.plan import BLOCK
 from localllm.prompt_cache import read, restore, save
-from plan import BLOCK
 from tests.models.tiny_families import FAMILIES
 
 WINDOW, CONTEXT, PAST = 100, 1500, 256  # tokens

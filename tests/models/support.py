@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-import plan
-import quant
-from backends.base import CacheTypes, Executable, Limits
-from backends.reference import ReferenceBackend, ReferenceExecutable
-from models import architecture_of, read_config, record
-from plan import BLOCK, Batch, Operation, Plan, Stack, Weight
+from localllm import plan, quant
+from localllm.backends.base import CacheTypes, Executable, Limits
+from localllm.backends.reference import ReferenceBackend, ReferenceExecutable
+from localllm.models import architecture_of, read_config, record
+from localllm.plan import BLOCK, Batch, Operation, Plan, Stack, Weight
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models import ARCHITECTURES, ModelError, architecture_of, read_config
-from models.rope import inverse_frequencies, magnitude
+from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config
+from localllm.models.rope import inverse_frequencies, magnitude
 
 MINIMAL: dict[str, Any] = {
     "general.architecture": "llama",

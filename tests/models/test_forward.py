@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from models import ModelError, record
-from models.architectures import architecture_of
-from models.config import read_config
-from plan import Linear, Norm, Rotate, SelectRows
+from localllm.models import ModelError, record
+from localllm.models.architectures import architecture_of
+from localllm.models.config import read_config
+from localllm.plan import Linear, Norm, Rotate, SelectRows
 from tests.models import tiny
 from tests.models.straight_line import forward
 from tests.models.support import Driver, MemoryWeight, bind_reference, nmse, plan_of

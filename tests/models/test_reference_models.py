@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from models import architecture_of
+from localllm.models import architecture_of
 from tests.conftest import reference
 from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from plan import Plan
+from localllm.plan import Plan
 from tests.models.support import plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES

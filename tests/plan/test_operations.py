@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.cache import EXACT
-from backends.reference import _dequantize
-from backends.reference_operations import OPERATIONS, State
-from plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
+from localllm.backends.cache import EXACT
+from localllm.backends.reference import _dequantize
+from localllm.backends.reference_operations import OPERATIONS, State
+from localllm.plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
 from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, tiny_plan
 

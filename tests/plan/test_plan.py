@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from plan import Part, Plan, Recorder
+from localllm.plan import Part, Plan, Recorder
 from tests.models.support import MemoryWeight
 from tests.plan.support import MODELS, tiny_plan
 

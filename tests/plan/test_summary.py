@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plan import summarize
+from localllm.plan import summarize
 from tests.models import tiny
 from tests.models.support import plan_of
 from tests.models.tiny import FFN, VARIANTS, VOCABULARY, WIDTH

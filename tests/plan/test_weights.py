@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import quant
-from plan import Tensor, Weight
+from localllm import quant
+from localllm.plan import Tensor, Weight
 from tests.models.support import MemoryWeight
 
 RANDOM = np.random.RandomState(4)

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 
 from localllm.gguf import NewTensor, open_gguf, write_gguf
+from localllm.quant import FORMATS
+from localllm.quant.mixes import ALIASES, MIXES, in_order
 from localllm.quantize.source import geometry_of
-from quant import FORMATS
-from quant.mixes import ALIASES, MIXES, in_order
 from tests.conftest import SHARED_DATA
 
 OUT = Path(__file__).with_name("mixes.json.gz")

@@ -10,7 +10,7 @@ from time import time
 
 import pytest
 
-from quant.atomic import ABANDONED, NewFile, hidden_path
+from localllm.quant.atomic import ABANDONED, NewFile, hidden_path
 from tests.conftest import full_disk
 
 DEAD = 2**22 + 1  # above the highest number that Linux gives a process

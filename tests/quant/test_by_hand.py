@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-import quant
+from localllm import quant
 
 
 def one(stored: bytes, name: str) -> list[float]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from quant.codecache import CodeCache, NoCodeCache, check_tree, default_folder, private_folder
+from localllm.quant.codecache import CodeCache, NoCodeCache, check_tree, default_folder, private_folder
 from tests.conftest import full_disk
 
 NOBODY = 65534

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-import quant
-from quant.codecache import NoCodeCache
-from quant.compiled import jit
-from quant.formats.grids import levels_of
+from localllm import quant
+from localllm.quant.codecache import NoCodeCache
+from localllm.quant.compiled import jit
+from localllm.quant.formats.grids import levels_of
 from tests.conftest import full_disk
 
 X = (np.random.RandomState(8).standard_normal((2, 256)) * 0.02).astype(np.float32)
@@ -35,7 +35,7 @@ def test_a_group_of_zeros_in_iq3_s_holds_nothing_of_what_came_before(importance:
 
 def test_every_neighbour_is_read_as_its_point() -> None:
     """The packed coordinates are those of the points that the lists name, up to the last of the last list."""
-    from quant.compiled.codebook import codebook
+    from localllm.quant.compiled.codebook import codebook
 
     for name in ("IQ1S", "IQ2XXS", "IQ2XS", "IQ2S", "IQ3XXS", "IQ3S"):
         book = codebook(name)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import quant
-from quant import awq, gptq
-from quant.codes import CODED, grid
+from localllm import quant
+from localllm.quant import awq, gptq
+from localllm.quant.codes import CODED, grid
 
 BLOCKS = np.load(Path(__file__).with_name("blocks.npz"))
 RANDOM = np.random.RandomState(4)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-import quant
+from localllm import quant
 
 WRITABLE = [name for name, fmt in quant.FORMATS.items() if fmt.quantize]
 BLOCK_WRITABLE = [name for name in WRITABLE if quant.FORMATS[name].block_values > 1]

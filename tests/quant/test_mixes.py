@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from quant import QuantError
-from quant.mixes import ALIASES, MIXES, Geometry, Options, allows, choose, find, in_order
+from localllm.quant import QuantError
+from localllm.quant.mixes import ALIASES, MIXES, Geometry, Options, allows, choose, find, in_order
 
 CASES = json.loads(gzip.decompress(Path(__file__).with_name("mixes.json.gz").read_bytes()))
 OPTIONS = {
@@ -65,7 +65,7 @@ def test_the_numbers_of_llama_quantize_are_names_too() -> None:
 
 
 def test_every_format_of_a_rule_is_one_that_exists() -> None:
-    from quant import FORMATS
+    from localllm.quant import FORMATS
 
     for mix in MIXES.values():
         assert {mix.format, mix.output, mix.embedding or mix.format, *(rule.format for rule in mix.rules)} <= set(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import quant
+from localllm import quant
 from tests.conftest import reference
 
 STORED = sorted(set(quant.FORMATS) - {"F32", "F64", "I8", "I16", "I32", "I64"})  # those with reference bytes

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from backends.cpu.cache import CACHE
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
-from backends.cpu.simd import Function, Value
-from plan import BLOCK
+from localllm.backends.cpu.cache import CACHE
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
+from localllm.backends.cpu.simd import Function, Value
+from localllm.plan import BLOCK
 
 
 class AppendArg(IntEnum):

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from backends.cpu import dot
-from backends.cpu.cache import FOUR, GROUP, PANELS, Blocks, CacheRow, Floats, fifth_bits, groups, head, rotate
-from backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x16, quantize_block
-from backends.cpu.memory import LINE, aligned
-from backends.cpu.panels import u8x64
-from backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
-from plan import BLOCK
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.cache import FOUR, GROUP, PANELS, Blocks, CacheRow, Floats, fifth_bits, groups, head, rotate
+from localllm.backends.cpu.kernels.common import X_BLOCK, X_OFFSET, X_SCALE, X_SUM, f32x16, quantize_block
+from localllm.backends.cpu.memory import LINE, aligned
+from localllm.backends.cpu.panels import u8x64
+from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
+from localllm.plan import BLOCK
 
 LOWEST = -3.0e38  # of a position that a row must not look at, and finite: the first maximum
 FLOOR = -1.0e38  # of all others: where every score is as low, those that count weigh all the same

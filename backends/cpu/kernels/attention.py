@@ -17,14 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.attend import FLOOR, LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
-from backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, tasks
-from backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
-from backends.cpu.memory import aligned
-from backends.cpu.simd import F32, I32, LANES, Function, Value
-from plan import BLOCK
+from localllm.backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
+from localllm.backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, tasks
+from localllm.backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
+from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+from localllm.plan import BLOCK
 
 
 class AttentionArg(IntEnum):

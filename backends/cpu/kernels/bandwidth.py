@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, kernel, read_ahead, tasks
-from backends.cpu.memory import LINE
-from backends.cpu.simd import I64, Function, Value, vector
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.common import Arguments, kernel, read_ahead, tasks
+from localllm.backends.cpu.memory import LINE
+from localllm.backends.cpu.simd import I64, Function, Value, vector
 
 PIECE = 1 << 18  # bytes of one task, fewer where there are not so many
 STEP = 256  # a piece is a multiple of this

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from backends.cpu import dot
-from backends.cpu.isa import Isa
-from backends.cpu.kernels.common import (
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.kernels.common import (
     X_BLOCK,
     X_OFFSET,
     X_OFFSET_HALF,
@@ -21,8 +21,8 @@ from backends.cpu.kernels.common import (
     i32x16,
     read_ahead,
 )  # fmt: skip
-from backends.cpu.panels import Block, IntegerPanel, u8x64
-from backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
+from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 
 VALUES = X_VALUES  # of what `tile` multiplies at a time
 X_BYTES = X_BLOCK  # of their activations

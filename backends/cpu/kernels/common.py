@@ -8,10 +8,10 @@ from enum import IntEnum
 
 from llvmlite import ir
 
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Kernel
-from backends.cpu.memory import LINE
-from backends.cpu.simd import F32, I8, I16, I32, Function, Value, vector
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.memory import LINE
+from localllm.backends.cpu.simd import F32, I8, I16, I32, Function, Value, vector
 
 f32x16 = vector(F32)
 i32x16 = vector(I32)

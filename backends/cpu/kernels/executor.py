@@ -10,9 +10,9 @@ from enum import IntEnum
 
 from llvmlite import ir
 
-from backends.cpu.isa import Isa
-from backends.cpu.jit import Kernel
-from backends.cpu.simd import I64, Function, Value
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.simd import I64, Function, Value
 
 
 class Entry(IntEnum):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from enum import IntEnum
 from operator import add
 
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, exp, f32x16, kernel, own_rows, sigmoid, tasks
-from backends.cpu.kernels.linear import LinearArg, Place, ways
-from backends.cpu.simd import F32, I32, LANES, Function, Value
-from backends.cpu.unpack import panel_of
-from plan import Gating
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.common import Arguments, exp, f32x16, kernel, own_rows, sigmoid, tasks
+from localllm.backends.cpu.kernels.linear import LinearArg, Place, ways
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+from localllm.backends.cpu.unpack import panel_of
+from localllm.plan import Gating
 
 LOWEST = -3.0e38
 UNROLLED = 32  # chosen experts; no model known takes more

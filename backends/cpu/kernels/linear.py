@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from types import ModuleType
 
-from backends.cpu import dot
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels import blocks, super_blocks, wide
-from backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
-from backends.cpu.panels import FloatPanel, IntegerPanel
-from backends.cpu.simd import LANES, Function, Value, Variable
-from backends.cpu.unpack import panel_of
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels import blocks, super_blocks, wide
+from localllm.backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
+from localllm.backends.cpu.panels import FloatPanel, IntegerPanel
+from localllm.backends.cpu.simd import LANES, Function, Value, Variable
+from localllm.backends.cpu.unpack import panel_of
 
 READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
-from backends.cpu.panels import Block, FloatPanel
-from backends.cpu.simd import I8, I16, I32, LANES, Function, Value, vector
-from backends.cpu.unpack import panel_of
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
+from localllm.backends.cpu.panels import Block, FloatPanel
+from localllm.backends.cpu.simd import I8, I16, I32, LANES, Function, Value, vector
+from localllm.backends.cpu.unpack import panel_of
 
 
 class RepackArg(IntEnum):

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Literal
 
-from backends.cpu.jit import Kernel
-from backends.cpu.kernels.common import (
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels.common import (
     S_VALUES,
     X_VALUES,
     Arguments,
@@ -26,9 +26,9 @@ from backends.cpu.kernels.common import (
     sigmoid,
     tanh,
 )  # fmt: skip
-from backends.cpu.panels import Activations
-from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
-from plan import Activation, GluActivation
+from localllm.backends.cpu.panels import Activations
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, vector
+from localllm.plan import Activation, GluActivation
 
 
 def _add(a: Value, b: Value) -> Value:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import reduce
 from operator import add
 
-from backends.cpu.kernels.attend import LOWEST, divisor, each
-from backends.cpu.kernels.common import f32x16
-from backends.cpu.memory import aligned
-from backends.cpu.simd import F32, I32, LANES, Function, Value, vector
-from plan import BLOCK
+from localllm.backends.cpu.kernels.attend import LOWEST, divisor, each
+from localllm.backends.cpu.kernels.common import f32x16
+from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, vector
+from localllm.plan import BLOCK
 
 # e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: the p of least relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from backends.cpu import dot
-from backends.cpu.isa import Isa
-from backends.cpu.kernels.common import (
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.kernels.common import (
     S_BLOCK,
     S_OFFSET,
     S_OFFSETS_16,
@@ -26,8 +26,8 @@ from backends.cpu.kernels.common import (
     i32x16,
     read_ahead,
 )  # fmt: skip
-from backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
-from backends.cpu.simd import F32, I32, Function, Value, Variable
+from localllm.backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
+from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
 
 VALUES = S_VALUES  # of what `tile` multiplies at a time
 X_BYTES = S_BLOCK  # of their activations

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from backends.cpu import dot
-from backends.cpu.isa import Isa
-from backends.cpu.kernels.common import S_BLOCK, S_SCALE, S_VALUES, X_BLOCK, X_SCALE, X_VALUES, f32x16, i32x16
-from backends.cpu.panels import Block, IntegerPanel, u8x64
-from backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.kernels.common import S_BLOCK, S_SCALE, S_VALUES, X_BLOCK, X_SCALE, X_VALUES, f32x16, i32x16
+from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
+from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
 ROWS = 4  # of a tile, by one panel: 8 registers of sums, 2 of weights, 1 of activations, and products on their way
 SUMS_BYTES = 64 * ROWS  # of a tile's sums in float32, which wait in memory

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from backends.cpu.panels import Activations, FloatPanel, IntegerPanel
-from backends.cpu.simd import F32, vector
-from backends.cpu.unpack import codebook, k_quants, legacy, nonlinear, small
+from localllm.backends.cpu.panels import Activations, FloatPanel, IntegerPanel
+from localllm.backends.cpu.simd import F32, vector
+from localllm.backends.cpu.unpack import codebook, k_quants, legacy, nonlinear, small
 
 INTEGER_PANELS: dict[str, IntegerPanel] = {
     panel.name: panel

@@ -14,7 +14,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from backends.cpu.panels import (
+from localllm.backends.cpu.panels import (
     SUPER_BLOCK,
     Block,
     IntegerPanel,
@@ -28,8 +28,8 @@ from backends.cpu.panels import (
     u8x64,
     word32,
 )
-from backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
-from quant.formats.grids import grid
+from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value, vector
+from localllm.quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
 CENTRE = 64  # what stands for zero: coordinates lie within +-62, so that bytes stay below 128

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from backends.cpu.panels import SUPER_BLOCK, Block, IntegerPanel, Scales, Step, SuperScales, byte, half, words
-from backends.cpu.simd import Function, Value
+from localllm.backends.cpu.panels import SUPER_BLOCK, Block, IntegerPanel, Scales, Step, SuperScales, byte, half, words
+from localllm.backends.cpu.simd import Function, Value
 
 
 def _six_bits(f: Function, block: Block, group: int) -> Scales:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from backends.cpu.panels import Block, IntegerPanel, Scales, Step, half, word32, words
-from backends.cpu.simd import I32, Function, Value
+from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, half, word32, words
+from localllm.backends.cpu.simd import I32, Function, Value
 
 Steps = Callable[[Function, Block], Iterator[Step]]
 

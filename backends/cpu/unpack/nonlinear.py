@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.cpu.panels import Block, IntegerPanel, Scales, Step, SuperScales, byte, half, short, words
-from backends.cpu.simd import F32, Function, vector
-from quant.formats import fp4, iq4
+from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, SuperScales, byte, half, short, words
+from localllm.backends.cpu.simd import F32, Function, vector
+from localllm.quant.formats import fp4, iq4
 
 # Levels plus what stands for zero: a small number where it can be, since AVX2 adds up more products of small bytes.
 IQ4_LEVELS = tuple(128 + int(level) for level in iq4.LEVELS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, f32x16, half, u8x64, words
-from backends.cpu.simd import I8, I16, Function, Value, vector
-from backends.cpu.unpack.nonlinear import FP4_CENTRE, FP4_LEVELS
+from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, byte, f32x16, half, u8x64, words
+from localllm.backends.cpu.simd import I8, I16, Function, Value, vector
+from localllm.backends.cpu.unpack.nonlinear import FP4_CENTRE, FP4_LEVELS
 
 
 def _digit(f: Function, w: Value, n: int) -> Value:

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.gpu.backend import GpuBackend
-from backends.opencl.backend import OPTIONS, SIMULATOR, OpenClDevice
+from localllm.backends.gpu.backend import GpuBackend
+from localllm.backends.opencl.backend import OPTIONS, SIMULATOR, OpenClDevice
 from tests.backends.gpu.small import PLANS, check
 
 # What must be reported: text of the kernels -> what stands there instead; the plan; the report.

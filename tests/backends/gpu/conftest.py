@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.base import Backend, BackendError
-from backends.opencl.backend import OpenClBackend, devices
+from localllm.backends.base import Backend, BackendError
+from localllm.backends.opencl.backend import OpenClBackend, devices
 
 
 def pocl() -> OpenClBackend:
@@ -22,7 +22,7 @@ def card() -> OpenClBackend:
 
 
 def cuda() -> Backend:
-    from backends.cuda.backend import CudaBackend
+    from localllm.backends.cuda.backend import CudaBackend
 
     return CudaBackend(cache=None)
 

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from backends.base import F16_CACHE, CacheTypes, Limits, Progress
-from backends.gpu.device import Facts, Grid
-from backends.gpu.executable import GpuExecutable
-from plan import Plan, Value
+from localllm.backends.base import F16_CACHE, CacheTypes, Limits, Progress
+from localllm.backends.gpu.device import Facts, Grid
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.plan import Plan, Value
 
 HEADER = Path(__file__).with_name("emulation.h")
 OPTIONS = (

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from backends.cuda import backend
-from backends.cuda.nvrtc import Compiled
+from localllm.backends.cuda import backend
+from localllm.backends.cuda.nvrtc import Compiled
 from tests.backends.gpu.emulation import EmulatedDevice
 
 FREE, TOTAL = 1 << 30, 2 << 30

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-import quant
-from backends.base import F16_CACHE, Backend, CacheTypes
-from backends.gpu import formats
-from backends.gpu.executable import GpuExecutable
-from backends.reference import ReferenceBackend
-from plan import Batch, Recorder, Rope, Value
+from localllm import quant
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import Batch, Recorder, Rope, Value
 from tests.backends.support import Build, bind, record, stored
 from tests.backends.test_conformance import VOCABULARY, Heads
 from tests.models.support import Driver, MemoryWeight, stack

@@ -6,10 +6,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.base import Backend, BackendError, CacheTypes
-from backends.cache import CACHE_TYPES, store
-from backends.gpu.cachetypes import CACHE, GROUP, CacheRow
-from plan import BLOCK, Plan
+from localllm.backends.base import Backend, BackendError, CacheTypes
+from localllm.backends.cache import CACHE_TYPES, store
+from localllm.backends.gpu.cachetypes import CACHE, GROUP, CacheRow
+from localllm.plan import BLOCK, Plan
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.base import BackendError
-from backends.cuda.backend import CudaBackend
-from backends.cuda.nvrtc import Nvrtc
+from localllm.backends.base import BackendError
+from localllm.backends.cuda.backend import CudaBackend
+from localllm.backends.cuda.nvrtc import Nvrtc
 from tests.backends.gpu import fake_cuda
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
 from tests.backends.gpu.fake_cuda import Card

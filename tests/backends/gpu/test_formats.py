@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import quant
-from backends.base import Backend, BackendError
-from backends.gpu import formats
-from backends.gpu.kernels import FEW_ROWS
+from localllm import quant
+from localllm.backends.base import Backend, BackendError
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.kernels import FEW_ROWS
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.backends.test_linear import VOCABULARY, activations, columns, quantized
 from tests.models.support import MemoryWeight

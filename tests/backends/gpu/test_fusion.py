@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from backends.base import F16_CACHE, Backend, CacheTypes, Limits
-from backends.gpu import bind
-from backends.gpu.kernels import FEW_ROWS
-from backends.reference import ReferenceBackend
-from plan import BLOCK, Plan, Recorder, Value
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
+from localllm.backends.gpu import bind
+from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK, Plan, Recorder, Value
 from tests.backends.support import Shape, plan, record, tokens
 from tests.backends.test_conformance import VOCABULARY
 from tests.backends.test_experts import TABLE, mixture

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import localllm
-from backends.base import Backend, BackendError, Picks
-from backends.gpu.executable import GpuExecutable
-from backends.gpu.kernels import SORTED
+from localllm.backends.base import Backend, BackendError, Picks
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.kernels import SORTED
+from localllm.plan import Batch
 from localllm.sampling.options import SamplerOptions, SamplingError
 from localllm.sampling.sampler import Sampler
 from localllm.sampling.select import largest
-from plan import Batch
 from tests.backends.support import bind, record
 from tests.conftest import reference
 from tests.models.support import MemoryWeight

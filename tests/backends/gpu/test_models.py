@@ -10,7 +10,7 @@ import pytest
 
 import localllm
 from localllm.cli.main import main
-from models import ARCHITECTURES
+from localllm.models import ARCHITECTURES
 from tests.backends.test_reference_logits import logits, paths
 from tests.conftest import reference
 from tests.localllm.cli_support import Terminal

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import F16_CACHE, Backend, CacheTypes
-from backends.gpu import products
-from backends.gpu.kernels import FEW_ROWS
-from backends.reference import ReferenceBackend
-from plan import BLOCK, Experts, Linear, Plan
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.gpu import products
+from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.reference import ReferenceBackend
+from localllm.plan import BLOCK, Experts, Linear, Plan
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_conformance import (
     CACHES,

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Backend, BackendError
-from backends.cuda.graph import Graph
-from backends.gpu.executable import GpuExecutable
-from backends.gpu.kernels import PARTITION
-from backends.gpu.replay import MOST, Replays, bucket
+from localllm.backends.base import Backend, BackendError
+from localllm.backends.cuda.graph import Graph
+from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.kernels import PARTITION
+from localllm.backends.gpu.replay import MOST, Replays, bucket
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight

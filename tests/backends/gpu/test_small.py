@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from backends.base import Limits
-from backends.gpu import bind, formats
-from backends.gpu.cachetypes import CACHE
+from localllm.backends.base import Limits
+from localllm.backends.gpu import bind, formats
+from localllm.backends.gpu.cachetypes import CACHE
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
 from tests.backends.gpu.small import PLANS, check
 from tests.backends.support import record
@@ -39,7 +39,7 @@ def test_cuda(folder: Path, compute: str, backwards: bool, name: str) -> None:
 
 
 def test_every_kernel_format_and_cache_type_is_there() -> None:
-    sources = [path.read_text(encoding="utf-8") for path in (files("backends.gpu") / "kernels").iterdir()]
+    sources = [path.read_text(encoding="utf-8") for path in (files("localllm.backends.gpu") / "kernels").iterdir()]
     written = {name for text in sources for name in re.findall(r"^KERNEL\(\w+, (\w+)\)", text, re.MULTILINE)}
     every = [small for name in PLANS for small in PLANS[name]]
     programs = [

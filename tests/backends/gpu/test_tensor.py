@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from backends.gpu import formats, kernels, products
-from backends.gpu.kernels import Kernel, Tile
-from backends.reference import ReferenceBackend
+from localllm.backends.gpu import formats, kernels, products
+from localllm.backends.gpu.kernels import Kernel, Tile
+from localllm.backends.reference import ReferenceBackend
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend, EmulatedDevice
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.backends.test_experts import TABLE, TOKENS, mixture

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from backends.base import Backend
-from backends.cpu.backend import CpuBackend
+from localllm.backends.base import Backend
+from localllm.backends.cpu.backend import CpuBackend
 from tests.backends.gpu.conftest import pocl
 
 

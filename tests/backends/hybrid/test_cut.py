@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from backends.hybrid.cut import Placement, cut, most_layers, sides
-from plan import Add, Append, Attention, Embed, Experts, Linear, Plan
+from localllm.backends.hybrid.cut import Placement, cut, most_layers, sides
+from localllm.plan import Add, Append, Attention, Embed, Experts, Linear, Plan
 from tests.backends.support import Shape, plan
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends.base import Backend, BackendError, Executable, Limits, Picks
-from backends.hybrid.backend import HybridBackend
-from backends.hybrid.cut import Placement, most_layers
-from backends.hybrid.executable import HybridExecutable
-from plan import BLOCK, Batch, Plan
+from localllm.backends.base import Backend, BackendError, Executable, Limits, Picks
+from localllm.backends.hybrid.backend import HybridBackend
+from localllm.backends.hybrid.cut import Placement, most_layers
+from localllm.backends.hybrid.executable import HybridExecutable
+from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
 from tests.conftest import reference

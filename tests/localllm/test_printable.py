@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFError
-from quant.printable import printable
+from localllm.printable import printable
 
 
 def test_no_control_character_and_no_half_of_a_surrogate_is_left() -> None:
@@ -44,10 +44,10 @@ def test_an_error_is_one_line_whoever_raises_it() -> None:
 
 
 def test_the_errors_of_every_room_are_one_harmless_line() -> None:
-    from backends import BackendError
+    from localllm.backends import BackendError
     from localllm.errors import LocalLLMError
-    from models import ModelError
-    from quant import QuantError
+    from localllm.models import ModelError
+    from localllm.quant import QuantError
 
     for kind in (LocalLLMError, ModelError, BackendError, QuantError):
         assert str(kind("tensor 'a\x1b[2J\nb'")) == r"tensor 'a\x1b[2J\nb'"
