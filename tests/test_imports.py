@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "localllm/template": {"localllm", "jinja2"},
     "localllm/confined": {"localllm", "tokenizers"},
     "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
-    "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich"},
+    "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich", "typer"},
 }
 FILES = sorted(
     path

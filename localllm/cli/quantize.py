@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from localllm.calibration.imatrix import Imatrix, measure, read
 from localllm.calibration.method import METHODS, Method
+from localllm.cli.app import UsageError
 from localllm.cli.console import YELLOW, RateProgress, say
 from localllm.cli.options import Quantize
-from localllm.cli.parser import UsageError
 from localllm.cli.perplexity import read_text
 from localllm.cli.quantize_report import error_table, show, summary, text_report
 from localllm.convert import Checkpoint

@@ -66,7 +66,7 @@ def architectures() -> str:
 def commands() -> str:
     """Every command and every option; what several commands share stands once, behind them."""
     from localllm.cli.main import COMMANDS
-    from localllm.cli.parser import title
+    from localllm.cli.options import title
 
     users: dict[type[Any], list[str]] = {}
     for name, command in COMMANDS.items():

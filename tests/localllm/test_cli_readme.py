@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from localllm.cli.app import read
 from localllm.cli.main import COMMANDS
-from localllm.cli.parser import parse
 from localllm.cli.tables import SECTIONS, brought_up_to_date
 from localllm.model import resolve
 from tests.localllm.cli_support import REPOSITORY
@@ -43,7 +43,7 @@ def test_every_command_shown_can_be_parsed() -> None:
     assert len(shown) >= 5
     for line in shown:
         name, *words = (part.strip('"') for part in re.findall(r'"[^"]*"|\S+', line))
-        parse(name, "", COMMANDS[name].groups, words)
+        assert read(COMMANDS, [name, *words]) is not None
 
 
 def test_its_python_runs() -> None:
