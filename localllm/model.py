@@ -250,10 +250,10 @@ class Model(Closing):
             for piece in model.generate("Once upon a time", max_tokens=100, stop="The end"):
                 print(piece.text, end="", flush=True)
 
-        Yields pieces with `.text` and `.token`, then one with `.statistics`. `stop` is a text that ends the
-        answer, or several. Options left out are as the file recommends, or else the program's defaults. `sampling` replaces
-        temperature, top_k, top_p, min_p and seed with a full set. Setting `cancel` from another thread ends the answer.
-        LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
+        Yields pieces with `.text` and `.token`, then one with `.statistics`. `stop` is a text that ends the answer, or
+        several. Options left out are as the file recommends, or else the program's defaults. `sampling` replaces
+        temperature, top_k, top_p, min_p and seed with a full set. Setting `cancel` from another thread ends the
+        answer. LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
         """
         if not isinstance(prompt, str) and not all(isinstance(token, Integral) for token in prompt):
             raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
