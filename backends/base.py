@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
 

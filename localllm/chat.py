@@ -183,7 +183,9 @@ class Conversation:
         return next((tried for tried in tried if self._words.decode(tried) == text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
-        """Tokens of a conversation, reusing those in the cache. A complete conversation asks nothing."""
+        """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
+        for message in messages:
+            self._model.check_length(message["content"])
         rendered = self._template.render(messages, add_generation_prompt=not complete)
         for note in rendered.notes:
             if note not in self._told:

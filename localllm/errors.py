@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 
 class LocalLLMError(Exception):

@@ -22,7 +22,7 @@ from localllm.gguf.strings import StringArray, decode, encode
 from localllm.model import Model
 from localllm.outputs import new_file
 from localllm.plan import F32
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 F64 = NDArray[np.float64]
 

@@ -29,7 +29,7 @@ from localllm.cli.text import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.plan import Summary, summarize
-from localllm.quant.printable import printable
+from localllm.printable import printable
 from localllm.session import Session
 
 

@@ -14,7 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentTypeError
 from collections.abc import Callable
 from dataclasses import field
 from typing import Any, NamedTuple
+
+
+class OptionError(ValueError):
+    """A value that an option does not take; says what it does take."""
 
 
 class Declared(NamedTuple):
@@ -15,10 +18,11 @@ class Declared(NamedTuple):
     flags: tuple[str, ...]  # empty for positional arguments
     help: str
     metavar: str
-    read: Callable[[str], Any]  # reads one value; raises ArgumentTypeError if it is wrong
-    repeat: bool = False  # the option may be repeated, each use adds a value
-    shown: str = ""  # the default as shown in the help, if any
-    finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated option into the field
+    read: Callable[[str], Any]  # one written value; OptionError where it is wrong
+    repeat: bool = False  # every use adds a value
+    shown: str = ""  # the default in words, where there is one to show
+    finish: Callable[[list[Any]], Any] = tuple  # from the values of a repeated option to the field
+    complete: Callable[[str], list[str]] | None = None  # what a shell offers after the beginning of a value
 
 
 def option(
@@ -29,10 +33,13 @@ def option(
     read: Callable[[str], Any] = str,
     repeat: bool = False,
     shown: str | None = None,
+    complete: Callable[[str], list[str]] | None = None,
 ) -> Any:
     """A field that is an option: a switch if the default is False, else a value that `read` makes from its text."""
     text = ("" if default in (None, False, "", ()) else str(default)) if shown is None else shown
-    return field(default=default, metadata={"option": Declared(flags, help, metavar, read, repeat, text)})
+    return field(
+        default=default, metadata={"option": Declared(flags, help, metavar, read, repeat, text, complete=complete)}
+    )
 
 
 def whole(least: int) -> Callable[[str], int]:
@@ -44,7 +51,7 @@ def whole(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+            raise OptionError(f"{text!r} is not a whole number of at least {least}")
         return number
 
     return read
@@ -62,14 +69,14 @@ def gpu_layers(text: str) -> int | str:
         return text if text != "-1" else "auto"
     try:
         return whole(0)(text)
-    except ArgumentTypeError:
-        raise ArgumentTypeError(f"{text!r} is not a number of layers, all or auto") from None
+    except OptionError:
+        raise OptionError(f"{text!r} is not a number of layers, all or auto") from None
 
 
 def one_of(*names: str) -> Callable[[str], str]:
     def read(text: str) -> str:
         if text not in names:
-            raise ArgumentTypeError(f"{text!r} is not one of {', '.join(names)}")
+            raise OptionError(f"{text!r} is not one of {', '.join(names)}")
         return text
 
     return read
@@ -84,7 +91,7 @@ def above(least: float) -> Callable[[str], float]:
         except ValueError:
             number = least
         if not least < number < float("inf"):
-            raise ArgumentTypeError(f"{text!r} is not a number above {least:g}")
+            raise OptionError(f"{text!r} is not a number above {least:g}")
         return number
 
     return read
@@ -94,7 +101,7 @@ def size(text: str) -> int:
     """Reads a number of bytes: 6GB, 700MiB, 1.5G. A single letter is a power of 1000, as on a disk's label."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)(b?)", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
-        raise ArgumentTypeError(f"{text!r} is not a size like 6GB, 6GiB or 700MB")
+        raise OptionError(f"{text!r} is not a size like 6GB, 6GiB or 700MB")
     return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
 
 
@@ -104,7 +111,7 @@ def pair(form: str) -> Callable[[str], tuple[str, str]]:
     def read(text: str) -> tuple[str, str]:
         first, equals, second = text.rpartition("=")
         if not (first and equals and second):
-            raise ArgumentTypeError(f"{text!r} is not of the form {form}")
+            raise OptionError(f"{text!r} is not of the form {form}")
         return first, second
 
     return read

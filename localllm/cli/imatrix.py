@@ -12,7 +12,7 @@ from localllm.cli.options import Imatrix, Measuring
 from localllm.cli.perplexity import model_files, read_text
 from localllm.evaluation import cut
 from localllm.outputs import check_target
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:

@@ -9,39 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 from localllm.cli import options
+from localllm.cli.app import Command, UsageError, read
 from localllm.cli.console import YELLOW, fail, guarded, say
-from localllm.cli.parser import UsageError, parse
 from localllm.cli.signals import unwinding
 from localllm.cli.version import version
 from localllm.sampling.options import SamplerOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
-
-HELP = """usage: localllm COMMAND [OPTIONS]
-
-Run large language models from GGUF files on this computer.
-
-{commands}
-
-  --help       show this page; after a command, its options
-  --version    show the version
-  --debug      show the traceback of an error (any command)
-"""
-
-
-class Command(NamedTuple):
-    """A command: its arguments, a line of help, more help, its option groups, and the function that takes them."""
-
-    arguments: str
-    line: str
-    more: str
-    groups: tuple[type[Any], ...]
-    call: Callable[..., None]
 
 
 def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
@@ -189,7 +168,7 @@ def _guarded_main(words: list[str], debug: bool) -> int:
             _dispatch(words)
         sys.stdout.flush()
         return 0
-    except SystemExit as leave:  # argparse after a help page, or a signal
+    except SystemExit as leave:  # Typer, after what it does for a shell's completion; or a signal
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -234,19 +213,14 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _dispatch(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
-        width = max(len(f"{name} {command.arguments}") for name, command in COMMANDS.items())
-        lines = [f"  {f'{name} {c.arguments}':{width}}   {c.line}" for name, c in COMMANDS.items()]
-        print(HELP.format(commands="\n".join(lines)), end="")
-        return
-    if words[0] == "--version":
+    if words == ["--version"]:
         print(f"localllm {version()}")
         return
-    command = COMMANDS.get(words[0])
-    if command is None:
-        raise UsageError(f"unknown command {words[0]!r}; commands are {', '.join(COMMANDS)} (localllm --help)")
-    description = f"{command.line[0].upper()}{command.line[1:]}.\n\n{command.more}".rstrip()
-    command.call(*parse(f"{words[0]} {command.arguments}", description, command.groups, words[1:]))
+    if not words or words[0] == "help":
+        words = [*words[1:], "--help"]
+    asked = read(COMMANDS, words)
+    if asked is not None:
+        asked.run()
 
 
 def _explain(error: Exception) -> int:
@@ -264,7 +238,7 @@ def _explain(error: Exception) -> int:
 
 
 def _users() -> tuple[type[Exception], ...]:
-    """The errors that the user can fix."""
+    """The errors that are the user's to mend."""
     from localllm.backends import BackendError
     from localllm.errors import LocalLLMError
     from localllm.models import ModelError

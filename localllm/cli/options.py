@@ -1,7 +1,5 @@
 """The option groups of the commands. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench), defaults are
 those of the program itself.
-
-argparse rather than Typer: measured, Typer 0.29 adds 0.3 s of imports (pydantic) to the start of every command.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
+from localllm.cli.complete import backends, cache_types, files, models, types
 from localllm.cli.declare import Declared, above, gpu_layers, one_of, option, pair, size, whole, wholes
 from localllm.cli.sampling import sampling
 from localllm.sampling.options import SamplerOptions
@@ -24,7 +23,14 @@ DEVICE_HELP = "which device: its number or part of its name (see localllm device
 
 # Speculation, for the commands that can use it.
 DRAFT_MODEL = partial(
-    option, "", "-md", "--model-draft", "--spec-draft-model", metavar="MODEL", help="a smaller model that drafts tokens"
+    option,
+    "",
+    "-md",
+    "--model-draft",
+    "--spec-draft-model",
+    metavar="MODEL",
+    help="a smaller model that guesses ahead",
+    complete=models,
 )
 SPEC = partial(
     option, "", "--spec", metavar="KIND", read=one_of(*KINDS), shown="off; auto with -md",
@@ -46,8 +52,10 @@ DRAFT_MAX = partial(
 class ModelName:
     """MODEL or -m MODEL."""
 
-    words: tuple[str, ...] = option((), help="a GGUF file, or a built-in model (demo, draft)", metavar="MODEL")
-    model: str = option("", "-m", "--model", metavar="MODEL", help="same as MODEL")
+    words: tuple[str, ...] = option(
+        (), help="a GGUF file, or a model in the box: demo, draft", metavar="MODEL", complete=models
+    )
+    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option", complete=models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +74,16 @@ class Loading:
     threads: int | None = option(
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
     )
-    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
+    backend: str = option(
+        "auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)", complete=backends
+    )
     gpu_layers: int | str = option(
         "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", read=gpu_layers, help=LAYERS_HELP
     )
     cpu_moe: int = option(0, "-ncmoe", "--n-cpu-moe", metavar="N", read=whole(0), help=EXPERTS_HELP)
     device: str = option("", "-dev", "--device", metavar="DEVICE", help=DEVICE_HELP)
-    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
-    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP, complete=cache_types)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP, complete=cache_types)
 
     def of_load(self) -> dict[str, Any]:
         """These options as arguments of `localllm.load`."""
@@ -138,7 +148,11 @@ class Keeping:
     """How to keep a conversation in a file."""
 
     prompt_cache: str = option(
-        "", "--prompt-cache", metavar="FILE", help="load text and cache from FILE, and save them there at the end"
+        "",
+        "--prompt-cache",
+        metavar="FILE",
+        complete=files,
+        help="begin with the text and cache kept in FILE, and keep them there",
     )
     prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the --prompt-cache file")
 
@@ -153,13 +167,15 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    words: tuple[str, ...] = option((), help="the model and the prompt", metavar="MODEL [PROMPT]")
-    model: str = option("", "-m", "--model", metavar="MODEL", help="same as MODEL")
-    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="same as PROMPT")
-    file: str = option("", "-f", "--file", metavar="FILE", help="read the prompt from a file")
-    raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
-    stats: bool = option(False, "-v", "--stats", help="show statistics on stderr at the end")
-    prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
+    words: tuple[str, ...] = option(
+        (), help="the model, and what to say to it", metavar="MODEL [PROMPT]", complete=models
+    )
+    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option", complete=models)
+    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="the prompt, as an option")
+    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="read the prompt from a file")
+    raw: bool = option(False, "--raw", help="continue the prompt as it is, without a chat template")
+    stats: bool = option(False, "-v", "--stats", help="statistics on stderr at the end")
+    prompt_cache_all: bool = option(False, "--prompt-cache-all", help="keep the answer in the prompt cache too")
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +189,8 @@ class Show:
         read=whole(0),
         help="context size for the memory plan (0: same as chat)",
     )
-    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
-    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP, complete=cache_types)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP, complete=cache_types)
     tensors: bool = option(False, "--tensors", help="list every tensor")
     formats: bool = option(False, "--formats", help="list the supported weight formats (no MODEL)")
     archs: bool = option(False, "--archs", help="list the supported architectures (no MODEL)")
@@ -204,14 +220,16 @@ class Bench:
     output: str = option(
         "md", "-o", "--output", metavar="KIND", read=one_of("md", "json", "csv"), help="output format: md, json or csv"
     )
-    backend: str = option("auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)")
+    backend: str = option(
+        "auto", "--backend", metavar="NAME", help="auto, cpu, cuda, opencl, or reference (slow)", complete=backends
+    )
     gpu_layers: int | str = option(
         "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", metavar="N", read=gpu_layers, help=LAYERS_HELP
     )
     cpu_moe: int = option(0, "-ncmoe", "--n-cpu-moe", metavar="N", read=whole(0), help=EXPERTS_HELP)
     device: str = option("", "-dev", "--device", metavar="DEVICE", help=DEVICE_HELP)
-    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP)
-    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP)
+    cache_type_k: str = option("f16", "-ctk", "--cache-type-k", metavar="TYPE", help=KEYS_HELP, complete=cache_types)
+    cache_type_v: str = option("f16", "-ctv", "--cache-type-v", metavar="TYPE", help=VALUES_HELP, complete=cache_types)
     model_draft: str = DRAFT_MODEL()
     spec: str = SPEC()
     draft_max: int = DRAFT_MAX()
@@ -232,15 +250,25 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    file: str = option("", "-f", "--file", metavar="FILE", help="the text (default: stdin)")
+    file: str = option(
+        "", "-f", "--file", metavar="FILE", complete=files, help="the text; without it, what is piped in"
+    )
     chunks: int = option(
         0, "--chunks", metavar="N", read=whole(0), help="maximum number of windows (0: the whole text)", shown="all"
     )
     kld: str = option(
-        "", "--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp"
+        "",
+        "--kld",
+        metavar="BASE",
+        complete=files,
+        help="compare with a model, or with a file that --save-base or llama.cpp wrote",
     )
     save_base: str = option(
-        "", "--save-base", metavar="FILE", help="write log-probabilities in llama.cpp's --kl-divergence-base format"
+        "",
+        "--save-base",
+        metavar="FILE",
+        complete=files,
+        help="write the log-probabilities, in the format of --kl-divergence-base",
     )
     force: bool = option(False, "--force", help="overwrite the --save-base FILE")
     json: bool = option(False, "--json", help="print everything as JSON")
@@ -248,8 +276,17 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    file: str = option("", "-f", "--file", metavar="FILE", help="the text (default: stdin)")
-    output: str = option("imatrix.gguf", "-o", "--output", metavar="FILE", help="output file (.dat: the older format)")
+    file: str = option(
+        "", "-f", "--file", metavar="FILE", complete=files, help="the text; without it, what is piped in"
+    )
+    output: str = option(
+        "imatrix.gguf",
+        "-o",
+        "--output",
+        metavar="FILE",
+        complete=files,
+        help="what to write; a name in .dat gives the older format",
+    )
     chunks: int = option(
         0, "--chunks", metavar="N", read=whole(0), help="maximum number of windows (0: the whole text)", shown="all"
     )
@@ -259,14 +296,18 @@ class Imatrix:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    words: tuple[str, ...] = option((), help="the input, the output, and the type to write", metavar="IN [OUT] TYPE")
+    words: tuple[str, ...] = option((), help="from, to, and the type to write", metavar="IN [OUT] TYPE", complete=types)
     force: bool = option(False, "--force", help="overwrite OUT")
     dry_run: bool = option(False, "--dry-run", help="show what every tensor would become, and the size; write nothing")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"
     )
     imatrix: str = option(
-        "", "--imatrix", metavar="FILE", help="importance matrix (ours or llama.cpp's), or auto: measure one on -f"
+        "",
+        "--imatrix",
+        metavar="FILE",
+        complete=files,
+        help="importance matrix, ours or llama.cpp's; auto: measure one on -f",
     )
     method: str = option(
         "",
@@ -296,9 +337,14 @@ class Quantize:
     report: bool = option(
         False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
     )
-    file: str = option("", "-f", "--file", metavar="FILE", help="text to measure on")
+    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="the text to measure on")
     test: str = option(
-        "", "--test", metavar="FILE", help="separate text for perplexity and divergence", shown="same as -f"
+        "",
+        "--test",
+        metavar="FILE",
+        complete=files,
+        help="another text for perplexity and divergence",
+        shown="that of -f",
     )
     chunks: int = option(
         0, "--chunks", metavar="N", read=whole(0), help="maximum number of windows (0: the whole text)", shown="all"
@@ -306,6 +352,21 @@ class Quantize:
     threads: int | None = option(
         None, "-t", "--threads", metavar="N", read=whole(1), help="CPU threads", shown="all processors"
     )
+
+
+_TITLES = {
+    "ModelName": "which model",
+    "Opening": "opening a model",
+    "Measuring": "opening a model to measure it",
+    "Answering": "the answer",
+    "Keeping": "keeping a conversation",
+    "SamplerOptions": "sampling",
+}
+
+
+def title(group: type[Any]) -> str:
+    """What a group of options is about."""
+    return _TITLES.get(group.__name__, "options")
 
 
 def declared(group: type[Any]) -> Iterator[tuple[str, Any, Declared]]:

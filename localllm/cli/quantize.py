@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from localllm.calibration.imatrix import Imatrix, measure, read
 from localllm.calibration.method import METHODS, Method
+from localllm.cli.app import UsageError
 from localllm.cli.console import YELLOW, RateProgress, say
 from localllm.cli.options import Quantize
-from localllm.cli.parser import UsageError
 from localllm.cli.perplexity import read_text
 from localllm.cli.quantize_report import error_table, show, summary, text_report
 from localllm.convert import Checkpoint
@@ -24,9 +24,9 @@ from localllm.evaluation import cut
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
 from localllm.model import load
 from localllm.outputs import check_target, scratch
+from localllm.printable import printable
 from localllm.quant import FORMATS, QuantError
 from localllm.quant.mixes import FLOATS, Mix, Options, find
-from localllm.quant.printable import printable
 from localllm.quantize.conversion import Error, How, conversion
 from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
 from localllm.quantize.source import Source, default_target, open_source

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from typing import Any, NamedTuple
 
-from localllm.cli.declare import Declared
+from localllm.cli.declare import Declared, OptionError
 from localllm.sampling.options import ORDER, SamplerOptions, SamplingError
 
 
@@ -18,7 +17,7 @@ def _bias(text: str) -> tuple[int, float]:
             raise ValueError
         return int(digits), float(text[len(digits) :])
     except (ValueError, IndexError):
-        raise ArgumentTypeError(f"{text!r} is not TOKEN+BIAS or TOKEN-BIAS, such as 15043+1 or 2-inf") from None
+        raise OptionError(f"{text!r} is not TOKEN+BIAS or TOKEN-BIAS, such as 15043+1 or 2-inf") from None
 
 
 def _breaker(text: str) -> str:
@@ -95,13 +94,15 @@ def _sampler_reader(name: str, row: _Row, number: Callable[[str], Any]) -> Calla
     def read(text: str) -> Any:
         try:
             value = (row.read or number)(text)
+        except OptionError:
+            raise
         except ValueError:
             what = "whole number" if number is int else "number"
-            raise ArgumentTypeError(f"{text!r} is not a {what}") from None
+            raise OptionError(f"{text!r} is not a {what}") from None
         try:
             SamplerOptions(**{name: row.finish([value]) if row.finish else value})
         except SamplingError as error:
-            raise ArgumentTypeError(str(error).removeprefix(f"sampler option {name} ").removeprefix("is ")) from None
+            raise OptionError(str(error).removeprefix(f"sampler option {name} ").removeprefix("is ")) from None
         return value
 
     return read

@@ -19,7 +19,7 @@ INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights ne
 
 
 def formats() -> str:
-    """Weight formats: bits per weight, and what each supports."""
+    """Weight formats: how many bits a weight takes, and what can be done with each."""
     from localllm import quant
     from localllm.backends.cpu.unpack import FORMATS as kernels
 
@@ -40,7 +40,7 @@ def formats() -> str:
 
 
 def architectures() -> str:
-    """Architectures by the name in `general.architecture`, and what the file's own numbers do not say about each."""
+    """Architectures by the name in `general.architecture`, and what each is but for its file's own numbers."""
     from localllm.models import ARCHITECTURES
 
     rows = []
@@ -66,7 +66,7 @@ def architectures() -> str:
 def commands() -> str:
     """Every command and every option. Options that several commands share follow at the end, once."""
     from localllm.cli.main import COMMANDS
-    from localllm.cli.parser import title
+    from localllm.cli.options import title
 
     users: dict[type[Any], list[str]] = {}
     for name, command in COMMANDS.items():

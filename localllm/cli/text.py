@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 
 def size(count: float) -> str:

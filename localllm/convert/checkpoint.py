@@ -28,7 +28,7 @@ from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
 from localllm.models.config import MAX_LAYERS
 from localllm.plan import summarize
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")

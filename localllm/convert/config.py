@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 _MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
 

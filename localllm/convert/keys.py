@@ -77,6 +77,9 @@ def _check(config: Config, recipe: Recipe) -> None:
             raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 
 
+_KINDS = ("sliding_attention", "full_attention")
+
+
 def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
     """The window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
@@ -87,12 +90,11 @@ def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
     if kinds is None:
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period
         slides = [(layer + 1) % period != 0 for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"sliding_attention", "full_attention"}:
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _KINDS for kind in kinds):
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
-        raise config.error(
-            "layer_types", f"{len(kinds)} entries", f"sliding_attention or full_attention, {layers} times"
-        )
+        found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
+        raise config.error("layer_types", found, f"{' or '.join(_KINDS)}, {layers} times")
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps as parts
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 _ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"

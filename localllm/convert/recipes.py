@@ -13,7 +13,7 @@ from localllm.convert import tensor as t
 from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
 from localllm.convert.tensor import Tensor
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import numpy as np
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import parse_json, read_json
 from localllm.convert.tensor import U8, Tensor
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
 _MAX_DIMENSIONS = 8

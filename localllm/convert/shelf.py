@@ -9,7 +9,7 @@ from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import Tensor
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 # Multimodal models keep their text model under these names.
 _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))

@@ -18,7 +18,7 @@ from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
-from localllm.quant.printable import printable
+from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types in GGUF files

@@ -22,7 +22,7 @@ from localllm.closing import Closing
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 Value = bool | int | float | str | NDArray[Any] | StringArray
 

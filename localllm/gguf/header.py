@@ -21,7 +21,7 @@ from localllm import quant
 from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, decode, scan
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 Read = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
 Stored = bool | str | np.generic | NDArray[Any] | StringArray

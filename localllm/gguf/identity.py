@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 
 from localllm.gguf.file import GGUFFile
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 SAMPLE = 1024  # bytes, three times per tensor
 _CHUNK = 1 << 20

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm import quant
 from localllm.errors import LocalLLMError
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)  # the same layout when little-endian; version 3 only adds big-endian files

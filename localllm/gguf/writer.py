@@ -17,7 +17,7 @@ from localllm.gguf import layout
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, encode
 from localllm.outputs import new_file
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 Chunk = bytes | bytearray | memoryview | NDArray[np.uint8]
 Chunks = Chunk | Iterable[Chunk]

@@ -17,7 +17,7 @@ import pytest
 from localllm.cli import console
 from localllm.cli.main import COMMANDS
 from localllm.gguf import NewTensor, open_gguf, write_gguf
-from localllm.quant.printable import printable
+from localllm.printable import printable
 from tests.localllm.cli_support import CHATML, REPOSITORY, SPECIAL, write_model
 
 NAME = "\x1b]0;PWNED\x07\x1b[31m\r\b\x7f\x9b2J\u202e\u2066\nevil"  # of files, keys and tensors

@@ -348,3 +348,10 @@ def test_fp8_weights_are_scaled(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + new)
     with open_checkpoint(folder) as model:
         np.testing.assert_array_equal(values(model.tensors["blk.0.attn_output.weight"]), np.full((32, 32), 2.0))
+
+
+@pytest.mark.parametrize("kinds", [0.5, "full_attention", [["full_attention"]] * 4, ["full_attention"]])
+def test_kinds_of_layers_of_the_wrong_shape_are_one_line(kinds: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"layer_types .*sliding_attention or full_attention, \d+ times") as error:
+        open_checkpoint(changed(tmp_path, "mxfp4", "config.json", layer_types=kinds))
+    assert "\n" not in str(error.value)

@@ -9,7 +9,7 @@ import pytest
 
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFError
-from localllm.quant.printable import printable
+from localllm.printable import printable
 
 
 def test_no_control_character_and_no_half_of_a_surrogate_is_left() -> None:
