@@ -1,6 +1,7 @@
 """Time localllm and llama.cpp in turn on the same files, threads and tests; keep every sample, print the ratios.
 
     python benchmarks/compare.py --table
+    python benchmarks/compare.py --summary
     python benchmarks/compare.py MODEL.gguf ... [--llama-bench PATH] [-t 2] [--rounds 3] [--tests pp512,tg128]
 
 Without a llama-bench the peer is llama.cpp as the package llama-cpp-python brings it (llama_cpp_bench.py).
@@ -31,6 +32,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 LLAMA_CPP_BENCH = ROOT / "benchmarks" / "llama_cpp_bench.py"
+SUMMARY_DEVICE = "cpu: znver4, avx512-vnni, 2 threads"  # what the README shows
+SUMMARY_MODELS = ("1b-Q4_0", "1b-Q4_K_M", "1b-Q8_0", "8b-Q4_K_M")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +158,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown, what the README shows: a table per device, a line per model."""
+    """Markdown, what docs/speed.md shows: a table per device, a line per model."""
     parts = []
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
@@ -171,6 +174,17 @@ def table(rows: Sequence[Row]) -> str:
             lines.append(f"| {model.removesuffix('.gguf')} | {' | '.join(cells)} | {ours:.2f} : {peer:.2f} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Markdown, what the README shows: a few models on one device."""
+    columns = {"pp512": "prompt of 512", "tg128": "decoding 128", "tg32@4096": "decoding after 4096"}
+    lines = [f"| model | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
+    for model in SUMMARY_MODELS:
+        found = {row.label: row for row in rows if (row.device, row.model) == (SUMMARY_DEVICE, f"{model}.gguf")}
+        cells = [_cells(test, found.get(test))[:2] for test in columns]
+        lines.append(f"| {model} | {' | '.join(f'{rates} (x{ratio})' for rates, ratio in cells)} |")
+    return "\n".join(lines)
 
 
 def _columns(test: str) -> list[str]:
@@ -201,7 +215,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*")
     parser.add_argument("--llama-bench", type=Path, help="the peer; llama-cpp-python where none is given")
-    parser.add_argument("--table", action="store_true", help="print what is stored: the table of the README")
+    parser.add_argument("--table", action="store_true", help="print what is stored: the table of docs/speed.md")
+    parser.add_argument("--summary", action="store_true", help="print the README's table of what is stored")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", default="pp512,tg128")
@@ -209,8 +224,8 @@ def main() -> None:
     parser.add_argument("--no-plain", action="store_true", help="leave out the peer's run with --repack 0")
     parser.add_argument("--out", type=Path, default=RESULTS / "compare.jsonl", help="JSON lines are appended here")
     arguments = parser.parse_args()
-    if arguments.table:
-        print(table(stored(arguments.out)))
+    if arguments.table or arguments.summary:
+        print((table if arguments.table else summary)(stored(arguments.out)))
         return
     if not arguments.models:
         parser.error("give a model, or --table")

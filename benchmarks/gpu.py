@@ -6,7 +6,7 @@
 Checks: packages, a kernel compiled and loaded, the conformance table (pytest), the model in the box against the CPU.
 Timed: copy bandwidth, dense rates (by PyTorch where it is there), every format's kernels, then Llama geometries whose
 weights are made in memory: decoding, verifying and prompts. A JSON line per row goes to --out, a table to stdout.
-CONTRIBUTING.md has the command for a card that is lent.
+CONTRIBUTING.md has the commands.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draw the README's pictures from the stored results: the roofline of the kernels, and speed against depth.
+"""Draw the pictures of docs/speed.md from the stored results: the roofline of the kernels, and speed against depth.
 
     pip install matplotlib
     python benchmarks/pictures.py

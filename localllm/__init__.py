@@ -1,6 +1,15 @@
-"""Run large language models from GGUF files: `localllm.load(path).generate(prompt)`.
+"""Run large language models from GGUF files.
 
-The names below are the Python API. They are looked up when used, so that `localllm --help` imports no NumPy.
+    import localllm
+
+    with localllm.load("model.gguf") as model:  # or "demo", the model in the box
+        for piece in model.chat("Who are you?"):
+            print(piece.text, end="", flush=True)
+        for piece in model.generate("Once upon a time", max_tokens=100):
+            print(piece.text, end="", flush=True)
+
+`load` opens a file and says how it may run. `Model` has `chat`, `generate`, `tokenize`, `detokenize` and `logits`.
+Every error that a caller can mend is a LocalLLMError: one line on what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -18,8 +27,11 @@ if TYPE_CHECKING:
 if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
     __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
 
+if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
+    __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
+
 __all__ = ["LocalLLMError", "Model", "Piece", "SamplerOptions", "Session", "Statistics", "load"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "LocalLLMError": "localllm.errors",
@@ -33,8 +45,13 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    # Late, so that `localllm --help` imports no NumPy.
     if name not in _HOMES:
         raise AttributeError(f"module 'localllm' has no attribute '{name}'")
     from importlib import import_module
 
     return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})  # help(localllm) shows the names that are looked up when used

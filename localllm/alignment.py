@@ -1,7 +1,7 @@
-"""Tokens of a text, chosen so that what a cache holds already is kept.
+"""Choose tokens of a text so that what a cache already holds is kept.
 
-The same text has many tokenizations. A model does not always write the one its tokenizer would; what it wrote is in
-the cache, so a conversation that is rendered anew takes those tokens for as long as their bytes are the text's.
+The same text has many tokenizations, and a model does not always write the tokenizer's own. The cache holds the
+model's. A conversation that is rendered again keeps those tokens as long as their bytes match the text.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Callable, Collection, Sequence
 def keep_held(
     held: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
 ) -> list[int]:
-    """`held[:i]` + `fresh[j:]` with the same bytes as `fresh`, and i as large as can be.
+    """`held[:i]` + `fresh[j:]` with the same bytes as `fresh`, and the largest possible i.
 
-    `fresh` is the text as the tokenizer writes it. The two are exchanged only where both have a token's end at the same
+    `fresh` is the text as the tokenizer writes it. The two are exchanged only where tokens of both end at the same
     byte. A token in `special` stands for itself, never for its text.
     """
     length = min(len(held), len(fresh))
     equal = next((i for i in range(length) if held[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
-    ours = theirs = b""  # bytes of either that the other has not come to yet; one of them is empty
+    ours = theirs = b""  # bytes of one that the other has not reached yet; one of the two is empty
     while True:
         if not ours and not theirs and i < len(held) and j < len(fresh) and held[i] == fresh[j]:
             i, j = i + 1, j + 1

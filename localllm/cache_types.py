@@ -1,7 +1,7 @@
-"""Which formats the cache of a model gets: what was asked for, unless it is known to harm, and what `auto` stands for.
+"""Chooses the cache types of a model: as requested unless known to harm, and what `auto` means.
 
-What `benchmarks/cache_quality.py` found (`benchmarks/results/cache_quality.jsonl`): q4_0 costs 1 to 2 % of perplexity
-with heads of 64, 62 % with heads of 8; attention sinks, on the random model that has them, changed nothing.
+Measured by `benchmarks/cache_quality.py` (`benchmarks/results/cache_quality.jsonl`): q4_0 costs 1 to 2 % of perplexity
+with heads of 64, 62 % with heads of 8. Attention sinks changed nothing, on the random model that has them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from localllm.plan import BLOCK, Plan
 
 AUTO = "auto"
 SMALL = "q8_0"  # measured: KL divergence from f16 of 0.0003 and less with heads of 16 and 64, 0.0018 with heads of 8
-WORTH = 0.1  # share of the weights from which on a cache is worth making smaller
+WORTH = 0.1  # smallest share of the weights that makes a smaller cache worthwhile
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The types, and one line that says how `auto` came to them; "" where all was asked for."""
+    """The types, and a line that explains what `auto` chose; "" if both were given."""
 
     types: CacheTypes
     note: str
 
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
-    """Bytes of the cache before a backend's padding; layers with a window keep little more than it."""
+    """Cache size in bytes before a backend's padding. Layers with a window keep little more than the window."""
     pair = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
         layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair) * limits.blocks_of(layer) * BLOCK
@@ -36,7 +36,7 @@ def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
 
 
 def harm(name: str, plan: Plan) -> str:
-    """Why a type must not be used with a model, or "": measured, see the module."""
+    """Why this type harms the model, or "". Measured, see the module."""
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
@@ -49,7 +49,7 @@ def harm(name: str, plan: Plan) -> str:
 
 
 def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> Choice:
-    """What to bind. LocalLLMError where a type that was asked for is known to harm and `force` is not given."""
+    """The types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
     for option, name in (("-ctk", asked.keys), ("-ctv", asked.values)):
         reason = harm(name, plan)
         if reason and not force:

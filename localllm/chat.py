@@ -1,7 +1,7 @@
 """A conversation: turns in, a chat template around them, an answer out as a stream of pieces.
 
-Every turn renders the whole history anew and hands all of it to the session, which evaluates only what its cache does
-not hold.
+Every turn renders the whole history again and passes it to the session, which evaluates only what its cache does not
+hold.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _HELD_BACK = 64  # tokens at the end of an answer that may not have been shown y
 
 
 class Conversation:
-    """One conversation with a model. Close it to give its part of the cache back.
+    """One conversation with a model. Close it to return its part of the cache.
 
-    With `context_shift` the oldest turns are dropped where the context is full; else ContextFull, or an answer that
-    ends with the reason "context", leave the choice to the caller. `tell` hears, once each, what had to be changed in
-    the messages for the template to take them, and every time which turns were dropped. Control tokens spelled in
-    messages are text, unless `parse_special_in_content`.
+    With `context_shift`, a full context drops the oldest turns. Otherwise ContextFull, or an answer that ends with the
+    reason "context", leaves the choice to the caller. `tell` receives a note, once each, about every change that the
+    template required in the messages, and a note each time turns are dropped. Control tokens spelled in messages are
+    text, unless `parse_special_in_content`.
     """
 
     def __init__(
@@ -68,51 +68,52 @@ class Conversation:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """The answer to `text`, piece by piece; the last holds the statistics.
+        """The answer to `text`, piece by piece; the last piece holds the statistics.
 
-        An answer that was cancelled is kept as far as it came. A turn without any answer is forgotten: ContextFull, a
-        template that refuses it (TemplateError), a cancel while the prompt is read.
+        A cancelled answer is kept as far as it came. A turn without any answer is forgotten: ContextFull, a template
+        that refuses it (TemplateError), or a cancel while the prompt is evaluated.
         """
         return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
 
     def again(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Another answer in the place of the last one."""
-        return self._turn(self._asked("no answer that could be written anew"), [], cancel)
+        """Replace the last answer by another one."""
+        return self._turn(self._asked("no answer to write again"), [], cancel)
 
     def go_on(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """The last answer where it broke off: what is new of it."""
-        messages, said = self._asked("no answer that could go on"), self.messages[-1]["content"]
+        """Continue the last answer; yields the new part."""
+        messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
         return self._turn(messages, begun, cancel)
 
     def undo(self) -> str:
-        """Forget the last turn; what was asked in it."""
-        *before, asked = self._asked("no turn to take back")
+        """Remove the last turn; returns its question."""
+        *before, asked = self._asked("no turn to undo")
         self.messages, self._answered = before, []
         return asked["content"]
 
     def clear(self, system: str = "") -> None:
-        """Start over, with `system` beside the system prompt; the cache keeps what is alike."""
+        """Start over, with `system` after the system prompt. The cache keeps the common prefix."""
         told = "\n\n".join(part for part in (*(m["content"] for m in self._system), system) if part)
         self.messages = [{"role": "system", "content": told}] if told else []
         self._answered = []
 
     def shift(self) -> int:
-        """Drop the oldest turns, so that at most half of the context is used where that is possible: how many."""
+        """Drop the oldest turns, so that at most half of the context is used if possible. Returns their number."""
         messages, dropped = self._shifted(self.messages, [])
         if dropped:
             self.messages = messages
         return dropped
 
     def save(self, path: Path, overwrite: bool = False) -> int:
-        """Keep text and cache in a file; its bytes. CacheFileError and OutputError as in `localllm.prompt_cache`."""
+        """Save text and cache to a file; returns its size in bytes. CacheFileError and OutputError as in
+        `localllm.prompt_cache`."""
         self.forget_rest()
         return save(path, self._model, self.session, self.messages, overwrite)
 
     def load(self, path: Path) -> Kept:
-        """Take up what a file holds in the place of this conversation. CacheFileError, and this one goes on as it was.
+        """Replace this conversation by the one in a file. After CacheFileError this one continues unchanged.
 
-        Where `problem` is set the cache in the file is of no use here, and the next turn evaluates its text.
+        If `problem` is set, the cache in the file cannot be used, and the next turn evaluates its text.
         """
         kept = read(path, self._model)
         restore(kept, self._model, self.session)
@@ -120,10 +121,10 @@ class Conversation:
         return kept
 
     def forget_rest(self) -> None:
-        """Leave nothing in the cache that is not of this conversation, as turns that were taken back."""
+        """Remove from the cache what is not in this conversation, such as turns that were undone."""
         try:
             held = self._prompt(self.messages, complete=True)
-        except TemplateError:  # as of no messages at all
+        except TemplateError:  # as for no messages at all
             held = []
         self.session.rewind(self.session.shared(held))
 
@@ -133,15 +134,15 @@ class Conversation:
     # -- how -------------------------------------------------------------------------------------------------------
 
     def _asked(self, problem: str) -> list[dict[str, str]]:
-        """The messages up to the question that was answered last."""
+        """The messages up to the last question that has an answer."""
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
-            raise LocalLLMError(f"there is {problem}: nothing has been answered yet")
+            raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
 
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Iterator[Piece]:
-        """The answer to the last of `messages`, of which the tokens `begun` are there already."""
+        """The answer to the last of `messages`. Its first tokens, `begun`, exist already."""
         spent: Statistics | None = None
         tokens, text = list(begun), self._words.decode(begun)
         started = text
@@ -150,7 +151,7 @@ class Conversation:
             if self._context_shift and len(prompt) >= self._context:
                 messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
             while True:
-                self._sampler.restore(0)  # the prompt holds the history; random numbers go on
+                self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
                 left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
                 for piece in self.session.generate(
                     prompt, self._sampler, left, self._stop, cancel, self._ignore_end, resumed=bool(tokens)
@@ -177,12 +178,14 @@ class Conversation:
                 self._answered = tokens
 
     def _whole(self, tokens: list[int], text: str) -> list[int] | None:
-        """Tokens of just `text`: without those of which half a character, or what may become a stop, was held back."""
+        """Tokens of exactly `text`, without half a character or the beginning of a stop string that was held back."""
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._words.decode(tried) == text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
         """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
+        for message in messages:
+            self._model.check_length(message["content"])
         rendered = self._template.render(messages, add_generation_prompt=not complete)
         for note in rendered.notes:
             if note not in self._told:
@@ -193,9 +196,9 @@ class Conversation:
         return keep_held(self.session.tokens, fresh, self._words.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
-        """`messages` without as many of the oldest turns as must go, and how many those are.
+        """`messages` without as many of the oldest turns as necessary, and their number.
 
-        What is left fills half of the context, or more where the newest turn alone does.
+        The rest fills half of the context, or more if the newest turn alone does.
         """
         starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
         if len(starts) < 2:
@@ -213,7 +216,7 @@ class Conversation:
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]
     ) -> tuple[list[dict[str, str]], list[int]] | None:
-        """Messages and prompt without the oldest turns, which is told; None where that makes no room."""
+        """Messages and prompt without the oldest turns, with a note; None if that makes no room."""
         messages, dropped = self._shifted(messages, tokens)
         prompt = [*self._prompt(messages), *tokens]
         if not dropped or len(prompt) >= self._context:
@@ -227,12 +230,12 @@ class Conversation:
 
 
 def template_of(model: Model, confined: Confined | None = None) -> tuple[ChatTemplate, str | None]:
-    """The model's chat template, rendered in `confined`; and a note to be shown where it is not the file's own."""
+    """The model's chat template, rendered in `confined`, and a note if it is not the file's own."""
     return choose_template(model.file.metadata, _words(model), confined)
 
 
 def is_plain(template: ChatTemplate) -> bool:
-    """Whether neither the file nor its vocabulary tells how a conversation is written for its model."""
+    """Whether neither the file nor its vocabulary says how to write a conversation for its model."""
     return template.source == FAMILIES[-1].source
 
 
@@ -242,5 +245,5 @@ def _turns(count: int) -> str:
 
 def _words(model: Model) -> Tokenizer:
     if model.tokenizer is None:
-        raise LocalLLMError(f"{model.file.path}: the file has no tokenizer, so there is no talking with it")
+        raise LocalLLMError(f"{model.file.path}: the file has no tokenizer, so it cannot chat")
     return model.tokenizer

@@ -1,4 +1,4 @@
-"""What has to be closed, and is where its `with` ends: opened files, folders and models."""
+"""Base of things to close: opened files, folders and models. Leaving their `with` block closes them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Self
 
 
 class Closing(ABC):
-    """`with` gives the object itself, and closes it."""
+    """`with` yields the object itself, and closes it at the end."""
 
     @abstractmethod
     def close(self) -> None: ...

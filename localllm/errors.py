@@ -1,4 +1,4 @@
-"""The base of every error that is the user's to mend; `localllm.cli` turns these into one red line and an exit code."""
+"""The base of every error that the user can fix; `localllm.cli` turns it into one red line and an exit code."""
 
 from __future__ import annotations
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,9 @@ from localllm.speculation.options import MOST_DRAFTED, SpeculationOptions
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
+    from localllm.confined import Confined
     from localllm.speculation.setup import Reader, Speculation
+    from localllm.template import ChatTemplate
 
 BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
 DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
@@ -62,7 +67,11 @@ def resolve(name: str | os.PathLike[str]) -> Path:
 
 
 class Model(Closing):
-    """An open model. `load` is the way to make one; a context manager closes it."""
+    """An open model: `load` makes one, `with` closes it.
+
+    `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` turn text into token ids and back,
+    `logits` gives the numbers behind an answer.
+    """
 
     def __init__(self, file: GGUFFile) -> None:
         self.file = file
@@ -80,6 +89,7 @@ class Model(Closing):
         self.draft: Model | None = None  # guesses ahead; closed with this one
         self._executable: Executable | None = None
         self._engine: Engine | None = None
+        self._confined: Confined | None = None
         self._close = file.close
 
     def bind(
@@ -252,29 +262,121 @@ class Model(Closing):
         top_p: float | None = None,
         min_p: float | None = None,
         seed: int = -1,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         sampling: SamplerOptions | None = None,
         cancel: threading.Event | None = None,
     ) -> Iterator[Piece]:
-        """Stream the continuation of a text or of ids: pieces with `.text` and `.token`, then one with `.statistics`.
+        """Stream the continuation of a text or of token ids.
 
-        What is None is as the file recommends, or else as the program has it. `sampling` replaces temperature, top_k,
-        top_p, min_p and seed with a full set of options.
+            for piece in model.generate("Once upon a time", max_tokens=100, stop="The end"):
+                print(piece.text, end="", flush=True)
+
+        Yields pieces with `.text` and `.token`, then one with `.statistics`. `stop` is a text that ends the answer, or
+        several. Options left out are as the file recommends, or else the program's defaults. `sampling` replaces
+        temperature, top_k, top_p, min_p and seed with a full set. Setting `cancel` from another thread ends the
+        answer. LocalLLMError for wrong values, ContextFull for a prompt that does not fit.
         """
+        if not isinstance(prompt, str) and not all(isinstance(token, Integral) for token in prompt):
+            raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
         asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+        sampler = self._sampler(sampling, asked)
+        limit, stops = _most(max_tokens), _stops(stop)
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        return self._stream(ids, sampler, limit, stops, cancel)
+
+    def chat(
+        self,
+        messages: str | Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        seed: int = -1,
+        stop: str | Sequence[str] = (),
+        sampling: SamplerOptions | None = None,
+        cancel: threading.Event | None = None,
+    ) -> Iterator[Piece]:
+        """Stream the answer to a conversation, written as the file's chat template wants it.
+
+            messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+            answer = "".join(piece.text for piece in model.chat(messages, max_tokens=100))
+
+        A plain text is one message of the user. `tools` are functions as JSON schemas, `template_options` further
+        variables of the template, such as {"enable_thinking": False}. The rest is as for `generate`. Control tokens
+        written in messages and tools are text. What has to be changed for the template comes as a warning.
+        """
+        from localllm.template import ChatEncoder
+
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            example = '[{"role": "user", "content": "Hello!"}]'
+            raise LocalLLMError(f"chat answers messages such as {example}; to continue a text, use generate")
+        asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seed": seed}
+        sampler = self._sampler(sampling, asked)
+        template, note = self.template
+        for message in messages:
+            self.check_length(str(message.get("content") or ""))
+        rendered = template.render(messages, tools=tools, extra=template_options)
+        for told in (*([note] if note else []), *rendered.notes):
+            warnings.warn(told, stacklevel=2)
+        self.check_length(rendered.text)
+        ids = ChatEncoder(self._words(), template.source).encode(rendered.text)
+        return self._stream(ids, sampler, _most(max_tokens), (*_stops(stop), *template.stops), cancel)
+
+    @cached_property
+    def template(self) -> tuple[ChatTemplate, str | None]:
+        """The chat template, and a note where it is not the file's own. It is rendered in a child process."""
+        from localllm.template import choose_template, renderer
+
+        words = self._words()
+        self._confined = renderer()
+        return choose_template(self.file.metadata, words, self._confined)
+
+    def _sampler(self, sampling: SamplerOptions | None, asked: Mapping[str, Any]) -> Sampler:
         given = {name: value for name, value in asked.items() if value is not None}
-        options = sampling or self.sampling_defaults.options(given)
-        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else list(prompt)
+        return self.sampler(sampling or self.sampling_defaults.options(given))
+
+    def _stream(
+        self,
+        ids: Sequence[int],
+        sampler: Sampler,
+        max_tokens: int | None,
+        stop: tuple[str, ...],
+        cancel: threading.Event | None,
+    ) -> Iterator[Piece]:
         session = self.session()
         try:
-            yield from session.generate(ids, self.sampler(options), max_tokens, tuple(stop), cancel)
+            yield from session.generate(ids, sampler, max_tokens, stop, cancel)
         finally:
             session.close()
 
     def close(self) -> None:
+        """Free the weights and the cache, and end the child process of the chat template."""
+        if self._confined is not None:
+            self._confined.close()
         if self.draft is not None:
             self.draft.close()
         self._close()
+
+
+def _most(max_tokens: int | None) -> int | None:
+    if max_tokens is None:
+        return None
+    if isinstance(max_tokens, bool) or not isinstance(max_tokens, Integral) or max_tokens < 0:
+        raise LocalLLMError(f"max_tokens is {max_tokens!r}: it must be a whole number from 0 up, or None for no limit")
+    return int(max_tokens)
+
+
+def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if not all(isinstance(text, str) and text for text in stops):
+        raise LocalLLMError(f"stop is {stop!r}: it must be a text, or several, none of them empty")
+    return stops
 
 
 def load(

@@ -1,7 +1,7 @@
-"""Which layers go to a graphics card: as many as were asked for, or as fit beside what is free there.
+"""Decides which layers go to a GPU: as many as requested, or as many as fit its free memory.
 
-`-ngl N` counts as llama.cpp's: the last N of the model's layers and its output, which is one more; with all of them go
-the embeddings. What is asked for and does not fit fails here, before a weight is read, and what would fit is said.
+`-ngl N` counts as in llama.cpp: the last N layers, the output being one more; all of them include the embeddings. A
+request that does not fit fails here, before any weight is read, and the error says what would fit.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from localllm.backends.hybrid.executable import HybridExecutable
 from localllm.errors import LocalLLMError
 from localllm.plan import Plan
 
-RESERVE, SHARE = 1 << 30, 20  # bytes left free at most, and the share of the device's memory where that is less
-SMALLEST_CONTEXT = 256  # tokens that are worth a proposal
-SMALLER_TYPE = "q8_0"  # of the cache, for a proposal
+RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
+SMALLEST_CONTEXT = 256  # tokens; the smallest context worth proposing
+SMALLER_TYPE = "q8_0"  # the cache type to propose
 
-LimitsAt = Callable[[int], Limits]  # by tokens of context
+LimitsAt = Callable[[int], Limits]  # by context size
 
 
 class DoesNotFit(LocalLLMError):
-    """What was asked for is more than the device has free."""
+    """The request needs more memory than the device has free."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
-    """What was asked for: layers on the card, first layers whose experts are not, and which card."""
+    """The request: layers on the GPU, first layers whose experts stay on the CPU, and which GPU."""
 
     layers: int | str = "auto"  # or "all"
     host_experts: int = 0
@@ -40,19 +40,19 @@ class Offload:
         if isinstance(self.layers, str) and self.layers not in ("auto", "all"):
             raise LocalLLMError(f"-ngl {self.layers}: give a number of layers, all or auto")
         if (isinstance(self.layers, int) and self.layers < 0) or self.host_experts < 0:
-            raise LocalLLMError("-ngl and -ncmoe: give numbers of layers from 0 up")
+            raise LocalLLMError("-ngl and -ncmoe: give numbers of layers of at least 0")
 
     @property
     def asked(self) -> str:
-        """The options that only a card can follow; "" where there are none."""
+        """The options that require a GPU; "" if there are none."""
         layers = f"-ngl {self.layers}" if self.layers not in ("auto", 0) else ""
         experts = f"-ncmoe {self.host_experts}" if self.host_experts else ""
         return " ".join(part for part in (layers, experts) if part)
 
     def check(self, backend: str) -> None:
-        """LocalLLMError where a backend is named that has no cards."""
+        """LocalLLMError if the named backend has no GPUs."""
         if self.asked and backend in ("cpu", "reference"):
-            raise LocalLLMError(f"{self.asked}: the {backend} backend has no card for it; leave one of the two out")
+            raise LocalLLMError(f"{self.asked}: the {backend} backend has no GPU; omit one of the two")
 
 
 AUTOMATIC = Offload()
@@ -60,7 +60,7 @@ AUTOMATIC = Offload()
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """A plan and a card, before anything is loaded."""
+    """A plan and a GPU, before anything is loaded."""
 
     card: Card
     name: str  # of the card
@@ -70,7 +70,7 @@ class Planner:
     cache: CacheTypes
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
-        """What the card's side of a placement takes; None where nothing is there."""
+        """Memory that the GPU's part of a placement needs; None if nothing is placed there."""
         own = cut(self.plan, placement).plans.get("card")
         if own is None:
             return None
@@ -86,7 +86,7 @@ class Planner:
         return free - min(RESERVE, free // SHARE)
 
     def place(self, offload: Offload) -> Placement:
-        """Where everything goes; DoesNotFit where more layers were asked for than fit."""
+        """Place every layer; DoesNotFit if more layers were requested than fit."""
         most = most_layers(self.plan)
         if offload.layers == "auto":
             return Placement(self.most_that_fit(offload.host_experts), offload.host_experts)
@@ -110,7 +110,7 @@ class Planner:
         )
 
     def _proposals(self, wanted: Placement) -> Iterator[str]:
-        """One change of what was asked for each, that makes it fit."""
+        """Changes that make the request fit, each by itself."""
         if layers := self.most_that_fit(wanted.host_experts):
             yield f"-ngl {layers}"
         count = most_layers(self.plan) - 1
@@ -124,12 +124,12 @@ class Planner:
         try:
             if self.fits(wanted, cache=CacheTypes(SMALLER_TYPE, SMALLER_TYPE)):
                 yield f"-ctk {SMALLER_TYPE} -ctv {SMALLER_TYPE}"
-        except BackendError:  # the card has no such cache
+        except BackendError:  # the GPU does not support this cache type
             return
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `high` that fits, where `low` does and what does not fit grows."""
+    """The largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -150,15 +150,15 @@ def _size(count: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A backend to bind a plan to, and what is to be said of it."""
+    """A backend to bind a plan to, and the line to print about it."""
 
     backend: Backend
-    card: str = ""  # which; "": there is none
-    placed: str = ""  # layers on it, in words
+    card: str = ""  # which GPU; "" if none
+    placed: str = ""  # the layers on it, in words
     note: str = ""
 
     def line(self, executable: Executable) -> str:
-        """What runs where, where a card takes part or was asked for; else ""."""
+        """What runs where, if a GPU takes part or was requested; else ""."""
         if not self.card:
             return self.note
         if not isinstance(executable, HybridExecutable):
@@ -170,9 +170,9 @@ class Arrangement:
 def arrange(
     opened: Backend, offload: Offload, planner: Callable[[Card, str], Planner], threads: int | None
 ) -> Arrangement:
-    """Put a card and the CPU together as was asked for. Takes `opened` over: it is closed where it is of no use.
+    """Combine a GPU and the CPU as requested. Takes ownership of `opened`, and closes it if it is not used.
 
-    LocalLLMError where what was asked for cannot be.
+    LocalLLMError if the request is impossible.
     """
     if not isinstance(opened, Card):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"

@@ -1,7 +1,7 @@
-"""The one way in which commands write files: nothing is replaced unasked, and nobody sees half a file.
+"""The only way in which commands write files: nothing is replaced unless asked, and nobody sees half a file.
 
-`check_target` refuses early, before long work. `new_file` writes beside the target and renames; what fails, or is
-ended by a signal that raises (`localllm.cli.signals`), leaves nothing, and leaves what was there.
+`check_target` refuses early, before long work. `new_file` writes beside the target and renames. A failure, or a signal
+that raises (`localllm.cli.signals`), leaves nothing new, and keeps the old file.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _EXISTS = "exists; give another name, or --force"
 
 
 class OutputError(LocalLLMError):
-    """A file that is not written: what is there stays."""
+    """A file was not written; the old one is unchanged."""
 
 
 class Output:
-    """A file that is being written. OutputError where the disk refuses."""
+    """A file that is being written. OutputError if the disk refuses."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -43,12 +43,12 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
         found = os.lstat(path)
     except FileNotFoundError:
         if not path.parent.is_dir():
-            raise OutputError(f"no such folder: {path.parent}; make it first") from None
+            raise OutputError(f"no such folder: {path.parent}; create it first") from None
         return
     except OSError as error:
         raise OutputError(f"{path}: cannot be written: {error.strerror or error}") from None
     for each in reading:
-        with suppress(OSError):  # a name that is no file, such as a model in the box
+        with suppress(OSError):  # a name that is not a file, such as a built-in model
             if path.samefile(each):
                 raise OutputError(f"{path}: this file is being read; give the output another name")
     if path.is_dir():
@@ -61,16 +61,16 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
 
 @contextmanager
 def new_file(path: Path, overwrite: bool = False) -> Iterator[Output]:
-    """A file that takes the place of `path`, durably, when the block ends without an exception; else nothing is left.
+    """A file that replaces `path`, durably, if the block ends without an exception; otherwise nothing is left.
 
-    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and where the disk refuses.
+    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and if the disk refuses.
     """
     check_target(path, overwrite)
     with _system_errors(path):
         new = NewFile(path)
     with new:
         yield Output(path, new.file)
-        check_target(path, overwrite)  # it may have appeared meanwhile
+        check_target(path, overwrite)  # it may have appeared in the meantime
         with _system_errors(path):
             _keep_mode(path, new.file.fileno())
             try:
@@ -81,7 +81,7 @@ def new_file(path: Path, overwrite: bool = False) -> Iterator[Output]:
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A hidden name beside `target` for a file that is needed for a while, and removed when the block ends."""
+    """A hidden name beside `target` for a temporary file, which is removed when the block ends."""
     sweep(target.parent)
     path = hidden_path(target.parent)
     try:

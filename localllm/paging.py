@@ -1,10 +1,11 @@
-"""Who owns which block of the key-value cache: block tables, reference counts, copy-on-write. No tensors here.
+"""Ownership of key-value cache blocks: block tables, reference counts, copy-on-write. No tensors here.
 
 A block holds the keys and values of `block_size` consecutive positions, in every layer of its pool. Sequences share
 blocks after `fork`; the first to write into a shared block gets its own copy. Before each step the backend must carry
-out `BlockPool.take_copies()` of every pool. Layers that see a window only may have a pool of their own: what has
-fallen out of the window is kept there for as long as nobody else needs the block, so that a sequence can be truncated
-far, and then given up.
+out `BlockPool.take_copies()` of every pool.
+
+Layers with a sliding window may have a pool of their own. Blocks that have left the window stay there until others need
+them, so that a sequence can be truncated far back.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from localllm.errors import LocalLLMError
 
 Int32s = NDArray[np.int32]
 
-SLACK = 128  # tokens that can be taken back whatever has been given up; of a sequence from a file half as many
+SLACK = 128  # tokens that can always be taken back, whatever was given up; half as many for a sequence from a file
 
 
 class CacheFull(LocalLLMError):
-    """The tokens do not fit into the cache; nothing has been changed. `fit` is how many would have."""
+    """The tokens do not fit into the cache; nothing has changed. `fit` is how many would fit."""
 
     def __init__(self, wanted: int, fit: int, blocks: int, block_size: int) -> None:
         super().__init__(
@@ -34,10 +35,10 @@ class CacheFull(LocalLLMError):
 
 
 class BlockPool:
-    """`blocks` cache blocks of `block_size` tokens, and how many sequences use each.
+    """`blocks` cache blocks of `block_size` tokens, with a count of the sequences that use each.
 
-    A token sees the `window` last ones, itself included; 0: all. `windowed` is the second pool of a model that has
-    layers with a window beside others.
+    A token sees the last `window` tokens, itself included (0: all). `windowed` is the second pool of a model that has
+    layers with a window besides others.
     """
 
     def __init__(self, blocks: int, block_size: int, window: int = 0, windowed: BlockPool | None = None) -> None:
@@ -46,7 +47,7 @@ class BlockPool:
         self.window = window
         self.windowed = windowed
         self._users = [0] * blocks
-        self._free = list(range(blocks - 1, -1, -1))  # the last is taken next
+        self._free = list(range(blocks - 1, -1, -1))  # the last one is taken next
         self._copies: dict[int, int] = {}  # target -> source
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
@@ -69,9 +70,9 @@ class BlockPool:
         return bool(self._copies)
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
-        """Blocks to copy, source (n,) -> target (n,), before the next step; they are handed out once.
+        """Blocks to copy before the next step, source (n,) -> target (n,); each is returned once.
 
-        All sources count as they are before the first copy: `cache[target] = cache[source]` does it.
+        All sources mean their content before the first copy: `cache[target] = cache[source]` is correct.
         """
         source = np.fromiter(self._copies.values(), np.int32, len(self._copies))
         target = np.fromiter(self._copies, np.int32, len(self._copies))
@@ -127,25 +128,25 @@ class BlockPool:
     def _copy(self, source: int) -> int:
         """A copy of a shared block, for one of its users alone."""
         target = self._take()
-        self._copies[target] = self._copies.get(source, source)  # a source still to be copied to is read where it was
+        self._copies[target] = self._copies.get(source, source)  # a pending target is read from its source
         self._release(source)
         return target
 
 
 class _Table:
-    """One sequence's blocks in one pool."""
+    """The blocks of one sequence in one pool."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        self.start = 0  # blocks that were given up
-        self.blocks: list[int] = []  # block i holds positions (start + i) * block_size and on
+        self.start = 0  # number of blocks given up
+        self.blocks: list[int] = []  # block i holds the positions from (start + i) * block_size on
         self.length = 0  # tokens
-        self._newest = 0  # how many there were before the last `append`: its tokens may not be evaluated yet
+        self._newest = 0  # their number before the last `append`: its tokens may not be evaluated yet
         pool._tables.add(self)
 
     @property
     def unneeded(self) -> list[int]:
-        """Blocks that may be given up, the oldest first."""
+        """Blocks that may be given up, oldest first."""
         return self.blocks[: max(0, self.pool.first_seen(max(0, self._newest - SLACK)) - self.start)]
 
     def give_up(self) -> None:
@@ -154,7 +155,7 @@ class _Table:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit as things stand; other sequences draw on the same blocks."""
+        """How many more tokens fit now; other sequences use the same blocks."""
         size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
         return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
 
@@ -173,7 +174,7 @@ class _Table:
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def reaches(self, length: int) -> bool:
-        """Whether all is there that the token after `length` others sees."""
+        """Whether everything is present that the token after `length` others sees."""
         return not length or self.pool.first_seen(length) >= self.start
 
     def truncate(self, length: int) -> None:
@@ -186,19 +187,19 @@ class _Table:
             self.start = 0
 
     def skip(self, length: int) -> None:
-        """Become `length` tokens long without blocks for what has fallen out of the window by then; empty before."""
+        """Set the length of an empty table to `length` tokens, without blocks for what has left the window by then."""
         self.start = self.pool.first_kept(length)
         self.length = self.start * self.pool.block_size
 
     def share(self, other: _Table) -> None:
-        """Use the blocks of another table, too; empty before."""
+        """Use the blocks of another table too; this one must be empty."""
         self.start, self.blocks, self.length = other.start, other.blocks.copy(), other.length
         self._newest = other._newest
         for block in self.blocks:
             self.pool._share(block)
 
     def numbers(self) -> Int32s:
-        """Physical blocks (blocks,), in order of position; 0, which nobody reads, for those given up."""
+        """Physical blocks (blocks,), in order of position; 0, which is never read, for those given up."""
         return np.array([0] * self.start + self.blocks, np.int32)
 
     def _more(self, count: int) -> int:
@@ -206,14 +207,14 @@ class _Table:
         return -(-(self.length + count) // self.pool.block_size) - self.start - len(self.blocks)
 
     def _must_copy(self) -> bool:
-        """Whether the next token goes into a block that another sequence reads too."""
+        """Whether the next token goes into a block that another sequence also reads."""
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
 
 
 class Sequence:
     """One conversation's part of the cache: the tokens at positions 0, 1, ... and the blocks that hold them.
 
-    There is a table for the layers that see everything and maybe one for those with a window, in this order.
+    It has a table for layers that see everything, and possibly one for layers with a window, in this order.
     """
 
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
@@ -239,10 +240,9 @@ class Sequence:
         return self._tables[0].pool
 
     def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
-        """Cache slots (n,) for the next n tokens, by table: physical block * block_size + offset.
+        """Cache slots (n,) for the next n tokens, per table: physical block * block_size + offset.
 
-        The next step must evaluate them; if it cannot, `truncate` takes them back. Raises CacheFull before anything is
-        changed.
+        The next step must evaluate them; if it cannot, `truncate` takes them back. Raises CacheFull before any change.
         """
         if len(tokens) > self.room:
             raise self._full(len(tokens))
@@ -251,7 +251,7 @@ class Sequence:
         return slots
 
     def occupy(self, tokens: abc.Sequence[int]) -> None:
-        """Take blocks for whole blocks of tokens whose content comes from elsewhere; the sequence is empty before."""
+        """Take blocks for whole blocks of tokens whose content comes from elsewhere. The sequence must be empty."""
         assert not self.tokens
         for table in self._tables:
             table.skip(len(tokens))
@@ -268,9 +268,9 @@ class Sequence:
         return CacheFull(wanted, self.room, tightest.pool.blocks, tightest.pool.block_size)
 
     def reach(self, length: int) -> int:
-        """To how many tokens the sequence can be truncated if it shall have `length` or fewer: those, or none at all.
+        """The length that truncating to `length` or fewer tokens can reach: that many, or none at all.
 
-        Where a window has moved on too far, what it saw must be evaluated again, and all that this came from.
+        If a window has moved on too far, what it saw must be evaluated again, and everything that depends on it.
         """
         return length if all(table.reaches(length) for table in self._tables) else 0
 
@@ -291,15 +291,15 @@ class Sequence:
         return other
 
     def free(self) -> None:
-        """Give every block back; the sequence is then empty and may be used anew."""
+        """Return every block; the sequence is then empty and reusable."""
         self.truncate(0)
 
     def tables(self) -> list[Int32s]:
-        """Physical blocks (blocks,) in order of position, by table; 0, which nobody reads, for those given up."""
+        """Physical blocks (blocks,) in order of position, per table; 0, which is never read, for those given up."""
         return [table.numbers() for table in self._tables]
 
     def common_prefix(self, tokens: abc.Sequence[int]) -> int:
-        """How many of the leading `tokens` are already in the cache, and what they see with them."""
+        """Number of leading `tokens` that are already in the cache, with what they see."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
 

@@ -1,9 +1,9 @@
-"""A conversation in a file: its messages, its tokens, and the cache blocks that hold their keys and values.
+"""A conversation in a file: its messages, its tokens, and the cache blocks with their keys and values.
 
-The file is a magic, a version, a JSON header with its length, the tokens (int32), the whole cache blocks layer by layer
-as the backend gives them out, and a digest of all that. Tokens past the last whole block are evaluated again when the
-file is taken up. Nothing it says is believed: sizes are compared with the file's before anything is read, the digest
-before anything is changed.
+The file holds a magic, a version, a JSON header with its length, the tokens (int32), the full cache blocks layer by
+layer as the backend exports them, and a digest of all that. Tokens after the last full block are evaluated again on
+loading. Nothing in the file is trusted: sizes are compared with the file's before reading, and the digest is checked
+before any change.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ MAGIC = b"LOCALLLM"
 VERSION = 1
 _START = struct.Struct("<8sII")  # magic, version, bytes of the header
 _DIGEST = 32
-_MAX_HEADER = 16 << 20  # bytes; text of a conversation
+_MAX_HEADER = 16 << 20  # maximum bytes of the text of a conversation
 _MAX_TOKENS = 1 << 30
-_CHUNK = 8 << 20  # bytes that are in memory at a time
+_CHUNK = 8 << 20  # bytes in memory at a time
 _ROLES = ("system", "user", "assistant")
 
 Messages = Sequence[dict[str, str]]
 
 
 class CacheFileError(LocalLLMError):
-    """A file that cannot be written, or is not what it should be; nothing has been changed."""
+    """A file cannot be written, or is not what it should be; nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A file that has been checked."""
+    """A file that passed the checks."""
 
     path: Path
     messages: list[dict[str, str]]
     tokens: list[int]
-    problem: str  # why the cache cannot be used though the text can; "": it can
+    problem: str  # why only the text can be used, not the cache; "" if both can
     _offset: int  # of the first block
 
 
 def save(path: Path, model: Model, session: Session, messages: Messages, overwrite: bool = False) -> int:
-    """Write what a session holds; bytes of the file. What was there before stays where this fails.
+    """Write what a session holds; returns the file's size in bytes. On failure the old file stays.
 
-    CacheFileError for a file of another kind; OutputError for a conversation without `overwrite`.
+    CacheFileError for a file of another kind; OutputError for an existing conversation without `overwrite`.
     """
     check_replaceable(path)
     executable, tokens = model.executable, session.tokens
@@ -77,7 +77,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages, overwri
     }
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
-        raise CacheFileError(f"{path}: the conversation is too long to be saved: {len(text)} bytes of text")
+        raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
     with new_file(path, overwrite) as file:
         digest = hashlib.blake2b(digest_size=_DIGEST)
 
@@ -96,13 +96,13 @@ def save(path: Path, model: Model, session: Session, messages: Messages, overwri
 
 
 def check_replaceable(path: Path) -> None:
-    """CacheFileError for a file that is neither a conversation nor empty."""
+    """CacheFileError if the file is neither a conversation nor empty."""
     if path.exists() and not _is_ours(path):
-        raise CacheFileError(f"{path}: exists and is not a conversation of localllm; give another name")
+        raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
 
 
 def read(path: Path, model: Model) -> Kept:
-    """Check a file against this model: CacheFileError for what cannot be taken up."""
+    """Check a file against this model; CacheFileError if it cannot be used."""
     try:
         with path.open("rb") as file:
             return _checked(path, file, model)
@@ -111,7 +111,7 @@ def read(path: Path, model: Model) -> Kept:
 
 
 def restore(kept: Kept, model: Model, session: Session) -> None:
-    """Make `session` hold what was kept; it is empty afterwards where that fails. What has no block is evaluated."""
+    """Load `kept` into `session`; on failure the session is empty. Tokens without a block are evaluated."""
     session.rewind(0)
     if kept.problem:
         return
@@ -138,13 +138,13 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
     size = os.fstat(file.fileno()).st_size
     digest = hashlib.blake2b(digest_size=_DIGEST)
     if size < _START.size + _DIGEST:
-        raise CacheFileError(f"{path}: is no conversation of localllm, or cut short: it has {size} bytes")
+        raise CacheFileError(f"{path}: not a localllm conversation file, or truncated: it has {size} bytes")
     start = _exactly(path, file, _START.size)
     magic, version, length = _START.unpack(start)
     if magic != MAGIC:
-        raise CacheFileError(f"{path}: is no conversation of localllm")
+        raise CacheFileError(f"{path}: not a localllm conversation file")
     if version != VERSION:
-        raise CacheFileError(f"{path}: has format {version}, this program reads {VERSION}; save it anew")
+        raise CacheFileError(f"{path}: has format {version}, this program reads {VERSION}; save it again")
     if length > min(_MAX_HEADER, size - _START.size - _DIGEST):
         raise CacheFileError(f"{path}: is damaged: a header of {length} bytes in a file of {size}")
     text = _exactly(path, file, length)
@@ -153,14 +153,12 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
     offset = _START.size + length + 4 * count
     expected = offset + sum(size * max(0, count // BLOCK - first) for size, first in kinds) + _DIGEST
     if size != expected:
-        raise CacheFileError(f"{path}: is cut short or damaged: it has {size} bytes and should have {expected}")
+        raise CacheFileError(f"{path}: truncated or damaged: it has {size} bytes and should have {expected}")
     if header["identity"] != identity(model.file):
         named = json.dumps(header["model"], ensure_ascii=False)[:80]
-        raise CacheFileError(
-            f"{path}: was made with another model, or another edition of it ({named}); give another file"
-        )
+        raise CacheFileError(f"{path}: made with another model, or another version of it ({named}); give another file")
     if count > model.context:
-        raise CacheFileError(f"{path}: holds {count} tokens, the context {model.context}; raise -c")
+        raise CacheFileError(f"{path}: holds {count} tokens, but the context is {model.context}; raise -c")
     digest.update(start)
     digest.update(text)
     raw = _exactly(path, file, 4 * count)
@@ -171,7 +169,7 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
         digest.update(part)
         left -= len(part)
     if digest.digest() != _exactly(path, file, _DIGEST):
-        raise CacheFileError(f"{path}: is damaged: its content does not match its digest; save it anew")
+        raise CacheFileError(f"{path}: is damaged: its content does not match its digest; save it again")
     tokens = np.frombuffer(raw, "<i4")
     assert model.config is not None
     if count and not 0 <= int(tokens.min()) <= int(tokens.max()) < model.config.vocabulary:
@@ -180,7 +178,7 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
 
 
 def _misfit(header: dict[str, Any], model: Model) -> str:
-    """Why the cache in a file is of no use here, though its text is."""
+    """Why the cache in a file cannot be used here although its text can."""
     executable = model.executable
     if header["program"] != __version__:
         return f"its cache was made by version {header['program'][:40]}"
@@ -192,11 +190,11 @@ def _misfit(header: dict[str, Any], model: Model) -> str:
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:
-    """The header, every field of the type it should have."""
+    """The header, with every field of the right type."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
-        raise CacheFileError(f"{path}: is damaged: its header is no JSON") from None
+        raise CacheFileError(f"{path}: is damaged: its header is not JSON") from None
     for name, good in _FIELDS.items():
         if not isinstance(header, dict) or not good(header.get(name)):
             raise CacheFileError(f"{path}: is damaged: its header has no usable {name!r}")
@@ -229,7 +227,7 @@ _FIELDS: dict[str, Any] = {
 
 
 def _first_blocks(model: Model, blocks: int) -> list[int]:
-    """By layer the first of `blocks` full blocks that is kept: all that is seen from there, and a little more."""
+    """Per layer, the first of `blocks` full blocks that is saved: everything visible from there, and a little more."""
     pool, windowed = model.pool, model.pool.windowed
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
@@ -240,7 +238,7 @@ def _table(model: Model, session: Session, layer: int) -> NDArray[np.int32]:
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
-    """(layer, first block, end) in order of the file, a bounded number of bytes at a time."""
+    """(layer, first block, end) in file order, a bounded number of bytes at a time."""
     for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
         step = max(1, _CHUNK // max(size, 1))
         for start in range(first, blocks, step):
@@ -250,12 +248,12 @@ def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> I
 def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
     data = file.read(count)
     if len(data) != count:
-        raise CacheFileError(f"{path}: was cut while it was read")
+        raise CacheFileError(f"{path}: truncated while being read")
     return data
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file may be written over: one of these, or an empty one."""
+    """Whether a file may be overwritten: a conversation file or an empty one."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

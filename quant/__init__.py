@@ -1,7 +1,7 @@
-"""How bytes mean numbers: the block formats of GGUF files and their exact conversions, in NumPy and, to search, Numba.
+"""The block formats of GGUF files and their exact conversions, in NumPy and, for searches, Numba.
 
-`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name, check what they are
-given and work in chunks, so temporary memory stays small whatever the size of the tensor.
+`FORMATS` is the support matrix. `dequantize` and `quantize` convert whole rows by format name. They check their input
+and work in chunks, so temporary memory stays small for any tensor.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "de
 
 _CHUNK_VALUES = 1 << 17  # values converted at a time: temporaries of half a megabyte each stay in the L2 cache
 
-_LARGEST_IMPORTANCE = 1e15  # far above what activations reach, and sums of weighted squares stay below infinity
+_LARGEST_IMPORTANCE = 1e15  # far above any activation; sums of weighted squares stay finite
 
 
 def _format(name: str) -> Format:
@@ -29,12 +29,12 @@ def _format(name: str) -> Format:
 
 
 def by_type_id(type_id: int) -> Format:
-    """The format with this GGUF tensor type number; KeyError where there is none."""
+    """The format with this GGUF tensor type number; KeyError if there is none."""
     return BY_TYPE_ID[type_id]
 
 
 def row_bytes(name: str, values: int) -> int:
-    """Bytes of a row of `values` numbers; QuantError where they do not fill whole blocks."""
+    """Bytes of a row of `values` numbers; QuantError if they do not fill whole blocks."""
     fmt = _format(name)
     if values < 0 or values % fmt.block_values:
         raise QuantError(f"{name}: a row of {values} values does not fill whole blocks of {fmt.block_values}")
@@ -42,9 +42,9 @@ def row_bytes(name: str, values: int) -> int:
 
 
 def dequantize(rows: U8, name: str) -> F32:
-    """The numbers that stored rows uint8 (n, bytes) mean: float32 (n, values), bit-equal to ggml's.
+    """The values of stored rows uint8 (n, bytes): float32 (n, values), bit-equal to ggml's.
 
-    Bytes are not judged: a damaged scale gives infinities or NaN, never an error. QuantError for an unknown format,
+    Bytes are not validated: a damaged scale gives infinities or NaN, never an error. QuantError for an unknown format,
     another dtype or shape, or a row that is not a whole number of blocks.
     """
     fmt = _format(name)
@@ -62,15 +62,15 @@ def dequantize(rows: U8, name: str) -> F32:
 
 
 def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1) -> U8:
-    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's, whatever `threads` is.
+    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's for any number of `threads`.
 
-    `importance` float32 (values,) is the mean square of the activations that meet each column (a row of an importance
-    matrix). The formats that search for their scales weigh the errors with it, as ggml does; the others have nothing
-    to search and give the same bytes with and without it, as in ggml.
+    `importance` float32 (values,) is the mean square of the activations of each column (a row of an importance matrix).
+    Formats that search for their scales weight errors by it, as ggml does. The others give the same bytes with and
+    without it, as in ggml.
 
-    QuantError for a format that cannot be written yet, another dtype or shape, values that do not fill whole blocks,
+    QuantError for a format that cannot be written, another dtype or shape, values that do not fill whole blocks,
     importance that is negative or not finite, and, in block formats, for NaN, infinity and blocks whose scale is too
-    large for a half. F32, F16 and BF16 keep NaN and infinity; F16 rounds what is too large for it to infinity.
+    large for a half. F32, F16 and BF16 keep NaN and infinity; F16 rounds larger values to infinity.
     """
     fmt = _format(name)
     if fmt.quantize is None:
@@ -89,7 +89,7 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
         if fmt.block_values > 1 and not np.isfinite(rows).all():
             row = start + int(np.argmin(np.isfinite(rows).all(axis=1)))
             raise QuantError(f"{name}: row {row} holds NaN or infinity; only F32, F16 and BF16 can store them")
-        with np.errstate(all="ignore"):  # zero and subnormal blocks divide by zero and are then set right
+        with np.errstate(all="ignore"):  # zero and subnormal blocks divide by zero and are corrected afterwards
             out[start : start + step] = write(rows, importance)
 
     _for_each(convert, range(0, n, step), threads)
@@ -97,7 +97,8 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
 
 
 def _for_each(convert: Callable[[int], None], starts: range, threads: int) -> None:
-    """Calls `convert` for every start; several threads take them as they come, the first error in order is raised."""
+    """Call `convert` for every start. Several threads take the starts as they come; the first error in order is
+    raised."""
     if threads <= 1 or len(starts) <= 1:
         for start in starts:
             convert(start)
@@ -112,7 +113,7 @@ def _check_importance(importance: F32 | None, values: int, name: str) -> None:
         return
     if not isinstance(importance, np.ndarray) or importance.dtype != np.float32 or importance.shape != (values,):
         raise QuantError(f"{name}: importance must be float32 ({values},), got {_describe(importance)}")
-    if not ((importance >= 0) & (importance <= _LARGEST_IMPORTANCE)).all():  # neither holds for NaN
+    if not ((importance >= 0) & (importance <= _LARGEST_IMPORTANCE)).all():  # false for NaN
         raise QuantError(f"{name}: importance holds NaN, negative numbers or some above {_LARGEST_IMPORTANCE:.0e}")
 
 

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all: written under a hidden name in the same folder, then renamed.
 
-Caches of compiled code (`quant.codecache`) and the outputs of commands (`localllm.outputs`) are written so. A process
-that is killed leaves its hidden file; the next one that writes to the folder removes it a day later.
+Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.outputs`). A killed process
+leaves its hidden file; a day later, the next one that writes to the folder removes it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from time import time
 from types import TracebackType
 from typing import Self
 
-ABANDONED = 24 * 3600  # seconds without a write
-_HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # holds the number of the process
+ABANDONED = 24 * 3600  # seconds since the last write
+_HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # contains the process id
 
 
 def hidden_path(folder: Path) -> Path:
@@ -26,10 +26,11 @@ def hidden_path(folder: Path) -> Path:
 
 
 class NewFile:
-    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block that ends without that removes it."""
+    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block that ends without `commit` removes
+    it."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
-        """`mode` is subject to the umask. OSError where no file can be made there."""
+        """`mode` is subject to the umask. OSError if no file can be created there."""
         sweep(path.parent)
         self.path = path
         self._hidden: Path | None = hidden_path(path.parent)
@@ -62,7 +63,7 @@ class NewFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            with suppress(OSError):  # closing writes what is buffered, which fails again on a full disk
+            with suppress(OSError):  # closing flushes the buffer, which fails again on a full disk
                 self.file.close()
         finally:
             if self._hidden is not None:
@@ -83,7 +84,7 @@ def _link(hidden: Path, path: Path) -> bool:
 
 
 def sweep(folder: Path) -> None:
-    """Remove the hidden files in `folder` that killed processes of this user left more than a day ago."""
+    """Remove hidden files in `folder` that killed processes of this user left more than a day ago."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             found = _HIDDEN.fullmatch(entry.name)
@@ -98,6 +99,6 @@ def _is_abandoned(entry: os.DirEntry[str], process: int) -> bool:
         return False
     try:
         os.kill(process, 0)
-    except OSError:  # no such process, or another user's: the number was used again
+    except OSError:  # no such process, or another user's: the id was reused
         return True
     return False

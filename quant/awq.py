@@ -1,8 +1,8 @@
-"""Activation-aware scaling (AWQ, Lin et al. 2023, arXiv:2306.00978): columns that see large inputs are made larger
-before they are rounded, and their inputs smaller by the same factors, so that they lose less.
+"""Activation-aware scaling (AWQ, Lin et al. 2023, arXiv:2306.00978).
 
-`search` finds the factors for matrices that read the same input; whoever calls it folds their inverse into what makes
-that input.
+Columns with large inputs are scaled up before rounding, and their inputs scaled down by the same factors, so that they
+lose less. `search` finds the factors for matrices that read the same input; the caller folds the inverse factors into
+what makes that input.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from localllm.quant.gptq import output_error
 
 F64 = NDArray[np.float64]
 
-EXPONENTS = tuple(i / 10 for i in range(10))  # of the size of the inputs; 0 leaves everything as it is
-ROWS = 256  # of a matrix that are tried: more take longer and choose the same
+EXPONENTS = tuple(i / 10 for i in range(10))  # powers of the input size; 0 changes nothing
+ROWS = 256  # rows of a matrix to try: more take longer and choose the same
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,11 @@ class Part:
 
     matrix: F32
     hessian: F64  # (columns, columns)
-    rounded: Callable[[F32, F32], F32]  # (matrix, mean squares of its inputs) to the values it has once it is stored
+    rounded: Callable[[F32, F32], F32]  # (matrix, mean squares of its inputs) to its values after storing
 
     def error(self, scale: F32) -> float:
-        """Squared error of the outputs over their squares, where the columns are times `scale` while stored."""
+        """Squared error of the outputs relative to their squares, if the columns are multiplied by `scale` while
+        stored."""
         tried = self.matrix[:: max(len(self.matrix) // ROWS, 1)]
         squares = np.diagonal(self.hessian).astype(np.float32)
         stored = self.rounded(tried * scale, squares / scale**2) / scale
@@ -40,7 +41,7 @@ class Part:
 
 
 def factors(mean_squares: F32, exponent: float) -> F32:
-    """What columns are multiplied by, (columns,): the size of their inputs to a power, centred on 1."""
+    """Factors of columns, (columns,): the size of their inputs to a power, centred on 1."""
     size = np.sqrt(np.maximum(mean_squares, 0, dtype=np.float64))
     size = np.maximum(size, 1e-4 * (size.max() or 1.0)) ** exponent
     centred: F32 = (size / np.sqrt(size.max() * size.min())).astype(np.float32)
@@ -50,9 +51,9 @@ def factors(mean_squares: F32, exponent: float) -> F32:
 def search(
     parts: Sequence[Part], mean_squares: F32, spread: Callable[[F32], F32] = lambda scale: scale
 ) -> tuple[F32, float, float]:
-    """The factors with the least error of all parts together, that error, and the error without factors.
+    """The factors with the least total error over all parts, that error, and the error without factors.
 
-    Factors belong to what makes the input, as `mean_squares` do; `spread` turns them into those of its columns.
+    Factors and `mean_squares` belong to what makes the input; `spread` turns them into those of its columns.
     """
     errors = [sum(part.error(spread(factors(mean_squares, e))) for part in parts) for e in EXPONENTS]
     best = int(np.argmin(errors))

@@ -1,8 +1,8 @@
-"""The cache of compiled code on disk. What it holds is run, so only this user may be able to write it.
+"""The cache of compiled code on disk. Its content is executed, so only this user may be able to write it.
 
 `private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
-elsewhere); `CodeCache` keeps files in one. A folder that fails is not used: code is compiled again at every start, and
-the warning `NoCodeCache` says why, which the command line shows as a note.
+elsewhere); `CodeCache` keeps files in one. A folder that fails is not used. Code is then compiled again at every start,
+and the warning `NoCodeCache` says why; the command line shows it as a note.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _MAX_LINKS = 40  # as in Linux
 
 
 class NoCodeCache(UserWarning):
-    """Compiled code is not kept, and why."""
+    """Compiled code is not cached; says why."""
 
 
 class _Refused(Exception):
-    """A folder or file that somebody else can change."""
+    """Another user can change this folder or file."""
 
 
 def default_folder(kind: str) -> Path | None:
-    """`~/.cache/localllm/KIND`, or the same under XDG_CACHE_HOME; None and a warning where no home is known."""
+    """`~/.cache/localllm/KIND`, or the same under XDG_CACHE_HOME; None and a warning if no home is known."""
     base, home = os.environ.get("XDG_CACHE_HOME", ""), _home()
     if os.path.isabs(base):  # https://specifications.freedesktop.org/basedir-spec: a relative path is ignored
         return Path(base, "localllm", kind)
@@ -40,7 +40,7 @@ def default_folder(kind: str) -> Path | None:
 
 
 def private_folder(folder: Path | None) -> Path | None:
-    """`folder` without links, made where it is missing (mode 0700); None and a warning if others can write there."""
+    """`folder` with links resolved, created if missing (mode 0700); None and a warning if others can write there."""
     if folder is None:
         return None
     try:
@@ -53,9 +53,11 @@ def private_folder(folder: Path | None) -> Path | None:
 
 
 def check_tree(folder: Path) -> bool:
-    """Whether all in a private folder is this user's files and folders; warns of the first that is not.
+    """Whether everything in a private folder consists of this user's files and folders; warns of the first that does
+    not.
 
-    For a cache whose files another package opens. The modes within do not matter: nobody else gets into the folder.
+    For a cache whose files another package opens. The modes inside do not matter, because nobody else can enter the
+    folder.
     """
     try:
         if os.stat(folder).st_mode & 0o077:
@@ -77,13 +79,14 @@ def check_tree(folder: Path) -> bool:
 
 
 class CodeCache:
-    """Files of compiled code in a private folder; None keeps nothing. Each file begins with the SHA-256 of the rest."""
+    """Files of compiled code in a private folder; None stores nothing. Each file begins with the SHA-256 of the
+    rest."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._checked = folder, False
 
     def read(self, name: str) -> bytes | None:
-        """What `write` kept under this name; None where there is nothing, or nothing that can be trusted."""
+        """The data that `write` stored under this name; None if there is none, or none that can be trusted."""
         folder = self._private()
         if folder is None:
             return None
@@ -98,7 +101,7 @@ class CodeCache:
         return data[_DIGEST:] if hashlib.sha256(data[_DIGEST:]).digest() == data[:_DIGEST] else None
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep `data`. A failure costs the next start time, nothing else; a warning says so."""
+        """Store `data`. A failure only costs time at the next start; a warning says so."""
         folder = self._private()
         if folder is None:
             return
@@ -116,7 +119,7 @@ class CodeCache:
 
 
 def _open_itself(path: str, flags: int) -> int:
-    """A file and not what a link means; a pipe is not waited for."""
+    """Open a file without following links and without waiting for pipes."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
@@ -126,7 +129,7 @@ def tell_unwritten(folder: Path, error: OSError) -> None:
 
 
 def _tell(problem: str) -> None:
-    """Python shows a warning of the same text from the same line once."""
+    """Python shows a warning with the same text from the same line only once."""
     warnings.warn(f"compiled code is not kept and every start is slower: {problem}", NoCodeCache, stacklevel=1)
 
 
@@ -142,9 +145,9 @@ def _home() -> str | None:
 
 
 def _walk(folder: Path) -> str:
-    """The real path of `folder`, component by component from the home directory or the root, each one checked.
+    """The real path of `folder`, checked component by component from the home directory or the root.
 
-    Checked from the top, nobody else can exchange a component afterwards.
+    Because it is checked from the top, nobody else can exchange a component afterwards.
     """
     folder, home = folder.absolute(), _home()
     trusted = Path(home) if home is not None and folder.is_relative_to(home) else Path("/")
@@ -173,19 +176,19 @@ def _walk(folder: Path) -> str:
         _check(at, facts)
         place = at
     facts = os.stat(place)
-    if facts.st_uid != os.geteuid() or _others_write(facts):  # root's, or open to all but sticky: fine above only
+    if facts.st_uid != os.geteuid() or _others_write(facts):  # root's, or sticky: acceptable only above
         raise _Refused(f"{place} is not this user's own; set XDG_CACHE_HOME to a folder of your own")
     return place
 
 
 def _made(path: str) -> os.stat_result:
-    """lstat of `path`, after making a folder for this user alone where there is nothing."""
+    """lstat of `path`, after creating a folder for this user alone if nothing is there."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
         try:
             os.mkdir(path, 0o700)
-            os.chmod(path, 0o700)  # an umask can take the user's own rights away
+            os.chmod(path, 0o700)  # an umask can remove the user's own rights
         except FileExistsError:  # another process was faster
             pass
         return os.lstat(path)
@@ -196,7 +199,7 @@ def _check(path: str, facts: os.stat_result) -> None:
         raise NotADirectoryError(20, "Not a directory", path)
     if facts.st_uid not in (0, os.geteuid()):
         raise _Refused(f"{path} belongs to another user; set XDG_CACHE_HOME to a folder of your own")
-    if _others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody renames what is ours
+    if _others_write(facts) and not facts.st_mode & stat.S_ISVTX:  # in a sticky folder nobody else can rename our files
         raise _Refused(f"other users can write {path}; chmod go-w {path}")
 
 
@@ -207,7 +210,7 @@ def _others_write(facts: os.stat_result) -> bool:
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether a group is this user's own: their primary one, of their name, with nobody else in it."""
+    """Whether a group belongs to this user alone: the primary group, of the user's name, without other members."""
     import grp
 
     try:

@@ -1,7 +1,7 @@
 """Blocks taken apart into scales and codes, for searches that choose the codes themselves (GPTQ).
 
-A format here stores one code per value, and means `offset + scale * level[code]` with a scale and an offset per group.
-`write` puts other codes under the scales that a block has; what they mean follows from `dequantize`, so scales need no
+A format here stores one code per value, which means `offset + scale * level[code]` with a scale and an offset per
+group. `write` puts other codes under a block's existing scales. `dequantize` provides the scales, so they need no
 second reader.
 """
 
@@ -20,7 +20,8 @@ from localllm.quant.table import FORMATS
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """How a format stores codes: its levels in rising order, the code of each, and how codes get into blocks."""
+    """How a format stores codes: its levels in rising order, the code of each, and how codes are written into
+    blocks."""
 
     levels: F32  # (levels,)
     codes: U8  # (levels,)
@@ -32,7 +33,7 @@ class Coded:
         return bool((np.diff(self.levels) == 1).all())
 
     def nearest(self, y: F32) -> U8:
-        """Index of the level nearest to each number, any shape."""
+        """Index of the nearest level for each number, any shape."""
         if self.even:
             clipped: F32 = np.clip(np.rint(y) - self.levels[0], 0, len(self.levels) - 1)
             return clipped.astype(np.uint8)
@@ -41,7 +42,7 @@ class Coded:
 
 
 def grid(blocks: U8, name: str) -> tuple[F32, F32]:
-    """Scale and offset of every value, both (n, values), of blocks (n, bytes) of a format in `CODED`."""
+    """Scale and offset of every value, both (n, values), for blocks (n, bytes) of a format in `CODED`."""
     coded, dequantize = CODED[name], FORMATS[name].dequantize
     ends = []
     for level in (0, len(coded.levels) - 1):

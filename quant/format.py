@@ -1,6 +1,6 @@
-"""What a block format is: a frozen value that names it and holds its sizes and its NumPy conversions.
+"""Defines a block format: a frozen value with its name, its sizes and its NumPy conversions.
 
-`quant.table` lists every format; the rest of the package works through these values only.
+`quant.table` lists every format; the rest of the package uses only these values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
-    """A format, a shape or a value that cannot be converted; the message says what is needed instead."""
+    """A format, shape or value cannot be converted; the message says what is needed instead."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
@@ -26,13 +26,13 @@ class QuantError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a GGUF tensor type stores numbers: rows are whole blocks, blocks are `block_bytes` bytes in a row.
+    """How a GGUF tensor type stores numbers: rows are whole blocks, blocks are `block_bytes` consecutive bytes.
 
-    `dequantize` maps blocks uint8 (n, block_bytes) to float32 (n, block_values), both C-contiguous.
-    `quantize` maps rows float32 (n, values), C-contiguous, and importance float32 (values,) or None to uint8
-    (n, bytes): whole rows, because the weighted searches use row statistics. None where nothing can be written yet.
-    Callers go through `quant.dequantize` and `quant.quantize`, which check shapes, silence floating-point warnings and
-    bound temporary memory.
+    `dequantize` maps blocks uint8 (n, block_bytes) to float32 (n, block_values), both C-contiguous. `quantize` maps
+    rows float32 (n, values), C-contiguous, and importance float32 (values,) or None to uint8 (n, bytes): whole rows,
+    because the weighted searches use row statistics. It is None for formats that cannot be written. Callers use
+    `quant.dequantize` and `quant.quantize`, which check shapes, silence floating-point warnings and bound temporary
+    memory.
     """
 
     name: str

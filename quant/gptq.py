@@ -1,9 +1,10 @@
-"""Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats, output an ordinary row.
+"""Second-order error feedback (GPTQ, Frantar et al. 2022, arXiv:2210.17323) for block formats; the output is an
+ordinary row.
 
-Columns are rounded one after the other; what rounding a column costs is made up for by the columns still to come, as
-far as the inputs of the matrix are correlated. A block gets its scales from the format's ordinary quantizer when its
-turn comes; then only codes are chosen. Formats without `quant.codes` entry feed back the error of whole blocks. Where
-that helps nothing, as with the coarsest formats, rows are rounded the ordinary way.
+Columns are rounded one after the other. Later columns compensate the rounding error of each, as far as the inputs of
+the matrix are correlated. A block gets its scales from the format's ordinary quantizer when its turn comes; after that
+only codes are chosen. Formats without an entry in `quant.codes` feed back the error of whole blocks. Where that does
+not help, as with the coarsest formats, rows are rounded the ordinary way.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from localllm.quant.format import F32, U8
 
 F64 = NDArray[np.float64]
 
-DAMPING = 0.01  # of the mean of the diagonal, added to it: keeps the inverse of a Hessian of few rows tame
-STRIPE = 32  # columns after which the error is carried to the rest of the matrix at once
+DAMPING = 0.01  # share of the mean diagonal, added to it: it stabilizes the inverse of a Hessian from few rows
+STRIPE = 32  # columns after which the error is applied to the rest of the matrix at once
 
 
 def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
     """Stored rows uint8 (rows, bytes) of a matrix float32 (rows, columns).
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
-    counts as unimportant. QuantError as of `quant.quantize`.
+    counts as unimportant. QuantError as for `quant.quantize`.
     """
     squares = np.maximum(np.diagonal(hessian), 0)
     plain = quant.quantize(weights, format_name, (squares / max(squares.mean(), 1e-30)).astype(np.float32))
@@ -37,7 +38,7 @@ def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
 def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
     feedback, importance = _feedback(hessian)
     fmt, columns = quant.FORMATS[format_name], weights.shape[1]
-    w = np.ascontiguousarray(weights.T)  # (columns, rows), what is left of every column
+    w = np.ascontiguousarray(weights.T)  # (columns, rows), the rest of every column
     out = []
     for start in range(0, columns, fmt.block_values):
         stop = start + fmt.block_values
@@ -46,7 +47,7 @@ def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
             _choose_codes(rows, w, feedback, start, stop, format_name)
         else:
             missed = w[start:stop] - quant.dequantize(rows, format_name).T
-            # e / U_ii of every column, with the feedback inside the block solved for at once
+            # e / U_ii of every column, with the feedback inside the block solved at once
             carried = np.linalg.solve(feedback[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
             w[stop:] -= feedback[start:stop, stop:].T @ carried.astype(np.float32)
         out.append(rows)
@@ -54,7 +55,7 @@ def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
 
 
 def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format_name: str) -> None:
-    """Write codes into the blocks `rows` (rows, bytes of one block) and carry the error into the columns after."""
+    """Write codes into the blocks `rows` (rows, bytes of one block), and carry the error into the later columns."""
     coded = CODED[format_name]
     scale, offset = (np.ascontiguousarray(part.T) for part in grid(rows, format_name))  # (block, rows)
     with np.errstate(divide="ignore"):
@@ -75,8 +76,8 @@ def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format
 
 
 def _feedback(hessian: F64) -> tuple[F32, F32]:
-    """The upper triangular U with U^T U = (H + damping)^-1, (columns, columns), and the weight of an error made in each
-    column when all later ones make up for it, (columns,)."""
+    """The upper triangular U with U^T U = (H + damping)^-1, (columns, columns), and the weight of an error in each
+    column if all later ones compensate it, (columns,)."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)
@@ -88,6 +89,6 @@ def _feedback(hessian: F64) -> tuple[F32, F32]:
 
 
 def output_error(weights: F32, stored: F32, hessian: F64) -> float:
-    """Squared error of the outputs, summed over the inputs behind `hessian`, of a matrix stored as other values."""
+    """Squared error of the outputs for a matrix stored with other values, summed over the inputs behind `hessian`."""
     missed = (weights - stored).astype(np.float64)
     return float(np.einsum("rc,rc->", missed @ hessian, missed))

@@ -1,6 +1,6 @@
-"""From a format's row in the table to its compiled search (`quant.compiled`), which is loaded when it is first called.
+"""From a format's row in the table to its compiled search (`quant.compiled`), which is loaded at its first call.
 
-Numba compiles a search in a few seconds on its first use ever and keeps it in the user's cache folder.
+Numba compiles a search in a few seconds at its first use ever, and caches it in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ def search(
 ) -> Callable[[F32, F32 | None], U8]:
     """A format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
 
-    `book` is the codebook that the format looks up its runs in; `weighted` formats lose too much without importance.
+    `book` is the codebook for the format's runs; `weighted` formats lose too much without importance.
     """
 
     def quantize(x: F32, importance: F32 | None) -> U8:
@@ -36,7 +36,7 @@ def search(
 
 
 def check_scale(largest: float) -> None:
-    """QuantError where the largest magnitude of a block scale, as a search returns it, does not fit a half."""
+    """QuantError if the largest magnitude of a block scale, as returned by a search, does not fit a half."""
     if not largest < 65520:  # from there on it would round to infinity
         raise QuantError(
             f"a block scale of {largest:.4g} is above the largest half, 65504: the weights or importance are too big"

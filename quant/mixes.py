@@ -1,8 +1,9 @@
-"""Which format every tensor of a model gets: the types of llama-quantize as data, and one function that applies them.
+"""The formats that llama-quantize's types give to every tensor of a model: the types as data, and one function that
+applies them.
 
-`MIXES` has a row for every name; `choose` gives the same formats, tensor by tensor, as llama-quantize does
-(src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules look at the role that a tensor's name tells, at how many of
-that role came before, and at a few sizes of the model.
+`MIXES` has a row for every name. `choose` gives the same formats, tensor by tensor, as llama-quantize
+(src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
+of that role, and a few sizes of the model.
 """
 
 from __future__ import annotations
@@ -16,27 +17,28 @@ from math import prod
 from localllm.quant.format import QuantError
 from localllm.quant.table import FORMATS
 
-FLOATS = ("F32", "F16", "BF16", "F64")  # not block formats: neither rules nor fallbacks apply to them
+FLOATS = ("F32", "F16", "BF16", "F64")  # not block formats, so neither rules nor fallbacks apply
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """What the rules look at besides the tensors; the numbers are of the first layer."""
+    """Properties of the model that the rules use; the numbers are those of the first layer."""
 
     architecture: str
-    layers: int  # all blocks of the file
+    layers: int  # all layers of the file
     heads: int = 0
     kv_heads: int = 0
     experts: int = 0
 
     @property
     def group(self) -> int:
-        """Query heads per key-value head; 0 where there is no attention."""
+        """Query heads per key-value head; 0 without attention."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def is_70b(self) -> bool:
-        """llama.cpp knows the 70B models by their layers; their few key-value heads deserve more bits."""
+        """llama.cpp recognises the 70B models by their number of layers; their few key-value heads deserve more
+        bits."""
         layers = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
         same_heads = self.architecture.startswith("llama") and self.heads == self.kv_heads
         return self.layers == layers.get(self.architecture) and not same_heads
@@ -44,9 +46,9 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the user changes about a mix. `overrides`: (regular expression, format), the first that is found counts."""
+    """The user's changes to a mix. `overrides`: (regular expression, format), the first match counts."""
 
-    pure: bool = False  # the mix's first format everywhere
+    pure: bool = False  # use the mix's first format everywhere
     leave_output: bool = False
     output: str | None = None
     embedding: str | None = None
@@ -56,16 +58,16 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What becomes of one tensor."""
+    """The result for one tensor."""
 
     name: str
     format: str
-    wanted: str  # what the rules say; `format` differs where rows of the tensor do not fill whole blocks of it
+    wanted: str  # the format by the rules; `format` differs if rows of the tensor do not fill whole blocks of it
     needs_imatrix: bool  # llama-quantize refuses to write it without an importance matrix
 
 
 class Rule:
-    """`format` for tensors of a role where all of the conditions in `when` hold; earlier rules go first."""
+    """`format` for tensors of a role if all conditions in `when` hold; earlier rules go first."""
 
     __slots__ = ("format", "role", "when")
 
@@ -75,7 +77,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """A type that llama-quantize knows; `file_type` is its number in general.file_type."""
+    """A type of llama-quantize; `file_type` is its number in general.file_type."""
 
     name: str
     file_type: int
@@ -179,7 +181,7 @@ _FALLBACK = {
 }
 _NEED_IMATRIX = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 
-# Matrices that are kept as they are: small ones, tables, and what is not multiplied with a vector of activations.
+# Matrices that keep their format: small ones, tables, and those not multiplied by a vector of activations.
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
@@ -196,7 +198,7 @@ _KEPT_PARTS_OF = {
 }
 _EIGHT_BITS_OF = {"glm5-next": re.compile(r"attn_q_a|attn_q_b|nextn\.eh_proj")}
 
-_ROLES = (  # the first whose pattern is found
+_ROLES = (  # the first match counts
     ("output", re.compile(r"^output\.weight$")),
     ("embedding", re.compile(r"^(per_layer_)?token_embd\.weight$")),
     ("attn_v", re.compile(r"attn_(qkv|kv_b|v)\.weight")),
@@ -211,21 +213,21 @@ _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
 def find(name: str) -> Mix:
-    """The mix of this name in any case, or of this number (15 is Q4_K_M); QuantError where there is none."""
+    """The mix with this name in any case, or this number (15 is Q4_K_M); QuantError if there is none."""
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
-        raise QuantError(f"there is no type {name!r}; known: {', '.join([*MIXES, *ALIASES])}, COPY, and their numbers")
+        raise QuantError(f"unknown type {name!r}; known: {', '.join([*MIXES, *ALIASES])}, COPY, and their numbers")
     return mix
 
 
 def role(name: str) -> str:
-    """What a tensor is to the rules, by its name; "" for what no rule speaks of."""
+    """The role of a tensor in the rules, by its name; "" if no rule mentions it."""
     return next((what for what, pattern in _ROLES if pattern.search(name)), "")
 
 
 def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
-    """Whether a tensor is one to quantize at all: a matrix of weights, and not one of those kept as they are."""
+    """Whether a tensor may be quantized at all: a matrix of weights that does not keep its format."""
     own = _KEPT_PARTS_OF.get(architecture)
     return (
         prod(shape[:-1]) > 1
@@ -237,7 +239,7 @@ def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in llama-quantize's order: what is in no layer first, then layer by layer, each sorted."""
+    """Names in llama-quantize's order: those outside layers first, then layer by layer, each sorted."""
     return sorted(names, key=lambda name: (_layer(name), name.encode()))
 
 
@@ -251,7 +253,7 @@ def _layer(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a tensor stands: number `i` of `n` of its role."""
+    """Position of a tensor: number `i` of `n` of its role."""
 
     i: int
     n: int
@@ -260,7 +262,7 @@ class _Place:
 
 
 def _more_bits(at: _Place) -> bool:
-    """The first and last eighth, and every third between."""
+    """The first and last eighth, and every third in between."""
     return at.i < at.n // 8 or at.i >= 7 * at.n // 8 or (at.i - at.n // 8) % 3 == 2
 
 
@@ -284,7 +286,7 @@ _CONDITIONS: dict[str, Callable[[_Place], bool]] = {
 
 @dataclass(slots=True)
 class _State:
-    """How far the walk over the tensors has come."""
+    """Progress of the walk over the tensors."""
 
     values: int  # matrices of attn_v's role in the model
     tied: bool
@@ -294,9 +296,9 @@ class _State:
 def choose(
     mix: Mix, geometry: Geometry, tensors: Sequence[tuple[str, tuple[int, ...], str]], options: Options
 ) -> list[Choice]:
-    """A format for every tensor (name, row-major shape, format now), which are in the order of `in_order`.
+    """A format for every tensor (name, row-major shape, current format), given in the order of `in_order`.
 
-    QuantError where a rule needs a layer that a name does not tell, or no format fits the rows of a tensor.
+    QuantError if a rule needs a layer number that a name lacks, or if no format fits the rows of a tensor.
     """
     roles = [role(name) for name, _, _ in tensors]
     state = _State(roles.count("attn_v"), "output" not in roles)
@@ -313,7 +315,7 @@ def choose(
 
 
 def _given(options: Options, name: str, what: str) -> str:
-    """Which of the user's wishes decides about a tensor: "embedding", "output", "override" or none of them."""
+    """Which of the user's options decides about a tensor: "embedding", "output", "override" or none of them."""
     named = any(pattern.search(name) for pattern, _ in options.overrides)
     if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
         return "embedding"
@@ -360,11 +362,11 @@ def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str,
     if what in _COUNTED:
         state.seen[what] += 1
     layered = what in ("ffn_down", "ffn_gate", "ffn_up") and not mix.low
-    if layered and geometry.experts > 1:  # experts in files of one tensor each do not come layer by layer
+    if layered and geometry.experts > 1:  # experts stored as one tensor each do not come layer by layer
         i = _layer(name)
         if not 0 <= i < geometry.layers:
             raise QuantError(
-                f"{name!r}: its name tells no layer from 0 to {geometry.layers - 1}, which {mix.name} needs"
+                f"{name!r}: its name has no layer number from 0 to {geometry.layers - 1}, which {mix.name} needs"
             )
     at = _Place(i, state.values if what == "attn_v" else geometry.layers, geometry, imatrix)
     holds = partial(_holds, at)
@@ -381,7 +383,7 @@ def _holds(at: _Place, condition: str) -> bool:
 
 
 def _fitting(name: str, columns: int, wanted: str) -> str:
-    """`wanted`, or what comes closest where rows of `columns` values do not fill its blocks."""
+    """`wanted`, or the closest format if rows of `columns` values do not fill its blocks."""
     block = FORMATS[wanted].block_values
     if columns % block == 0:
         return wanted

@@ -1,8 +1,8 @@
-"""Searches for the block scale that loses least, each value's squared error weighted by its importance.
+"""Searches for the block scale with the least squared error, each value weighted by its importance.
 
 They follow llama.cpp's search (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so
 that the same weights and importance give the same bytes. Sums run over the values of a block one by one, in order, for
-all blocks at once: arrays are held transposed, (block_values, n).
+all blocks at once: arrays are transposed, (block_values, n).
 """
 
 from __future__ import annotations

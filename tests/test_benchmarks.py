@@ -1,4 +1,4 @@
-"""The README's figures are those that were measured and stored, and the programs that measure do what they say."""
+"""The figures of README and docs/ are those measured and stored, and the programs that measure do what they say."""
 
 from __future__ import annotations
 
@@ -12,14 +12,30 @@ from statistics import median
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def test_the_readme_shows_the_stored_comparison(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def shown(page: str, name: str) -> str:
+    """The table of a page between the marks of its name."""
+    return (ROOT / page).read_text().split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0].strip()
+
+
+def test_the_readme_and_the_page_on_speed_show_the_stored_comparison(monkeypatch) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import compare
 
-    readme = (ROOT / "README.md").read_text()
-    shown = readme.split("<!-- performance -->")[1].split("<!-- /performance -->")[0].strip()
-    assert shown == compare.table(compare.stored(compare.RESULTS / "compare.jsonl"))
+    rows = compare.stored(compare.RESULTS / "compare.jsonl")
+    assert shown("docs/speed.md", "performance") == compare.table(rows)
+    assert shown("README.md", "speed") == compare.summary(rows)
     sys.modules.pop("compare", None)
+
+
+def test_the_page_on_speculation_shows_the_stored_rows(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import speculation
+
+    assert shown("docs/speculation.md", "speculation") == speculation.table(
+        speculation.stored(speculation.RESULTS / "speculation.jsonl")
+    )
+    for name in ("speculation", "speculation_pair", "compare"):
+        sys.modules.pop(name, None)
 
 
 def test_a_ratio_is_the_median_of_rounds_against_the_better_peer(monkeypatch) -> None:  # type: ignore[no-untyped-def]

@@ -1,4 +1,4 @@
-"""The CPU backend as the program sees it: open, bind a plan, step."""
+"""The CPU backend: open it, bind a plan, step."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ from localllm.backends.cpu.simd import LANES
 from localllm.plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
 from localllm.quant.codecache import default_folder
 
-READ_AT_MOST = 512 << 20  # bytes that a measurement of bandwidth reads
-ROPE_STEP = 1024  # positions by which the rope tables grow
+READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
+ROPE_STEP = 1024  # positions by which rope tables grow
 
 
 def default_threads() -> int:
-    """Processors this process may run on."""
+    """Number of processors this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
@@ -61,7 +61,7 @@ class CpuBackend:
         self.isa = isa or host()
         self.library = Library(self.isa, default_folder("kernels") if cache == "default" else cache)
         self.pool = Pool(self.library, threads or default_threads())
-        self._stop = weakref.finalize(self, self.pool.close)  # also for who forgets to close
+        self._stop = weakref.finalize(self, self.pool.close)  # also if the caller forgets to close
 
     def describe(self) -> str:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
@@ -94,7 +94,7 @@ class CpuExecutable:
         keep: Collection[Value],
     ) -> None:
         self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
-        self._backend = backend  # its threads live as long as this
+        self._backend = backend  # keeps its threads alive
         self._closed = False
         check_limits(limits)
         matrices = plan.matrices.values()
@@ -108,7 +108,7 @@ class CpuExecutable:
         self._scratch = program.buffers.commit()
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self._cache, cache_addresses = _cache(plan, limits, cache)
-        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as backends.cpu.cache has it
+        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
         sizes = [part.shape[1] for part in self._cache]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
         self._vectors: dict[str, NDArray[np.float32]] = {}
@@ -194,7 +194,7 @@ class CpuExecutable:
         return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
-        """Views of all there is room for."""
+        """Views with the maximum size."""
         choices, hidden = program.routings[op.out.index]
         ffn = op.down.weight.shape[2]
         return Routing(
@@ -225,14 +225,14 @@ class CpuExecutable:
         return self.result()
 
     def replay(self) -> None:
-        """Run the plan on the last batch again: what a step costs without the Python around it."""
+        """Run the plan on the last batch again: the cost of a step without the Python around it."""
         self._pool.run(self.entries, self._counters)
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
 
     def begin(self, batch: Batch) -> None:
-        """Take in the batch that is run next."""
+        """Take in the next batch to run."""
         self._must_be_open()
         self._inputs.fill(batch, self._vocabulary_in)
         last = int(batch.positions.max())
@@ -246,7 +246,7 @@ class CpuExecutable:
         for into, rows in zip(own.enters, entering, strict=True):
             into[: len(rows)] = rows
         entries = self.entries[own.calls]
-        if len(entries):  # none where additions alone were left, which linears before make
+        if len(entries):  # None if only additions remained, which earlier linears perform
             self._pool.run(entries, self._counters[own.calls])
         return [rows[: self._count(value)] for value, rows in own.leaves]
 
@@ -254,12 +254,12 @@ class CpuExecutable:
         return self._logits[: int(self._inputs.step[Step.LOGIT_ROWS])]
 
     def value(self, value: Value) -> F32:
-        """What the last step left in a value that was to be kept; a view that the next step overwrites."""
+        """The content of a kept value after the last step; a view that the next step overwrites."""
         self._must_be_open()
         return self._kept[value.index][: self._count(value)]
 
     def routing(self, out: Value) -> Routing:
-        """How the last step came to the kept result of experts; views as of `value`."""
+        """The routing of the last step for a kept result of experts; views as for `value`."""
         self._must_be_open()
         all_rows, count = self._routings[out.index], self._count(out)
         return Routing(all_rows.choices[:count], all_rows.hidden[:count])
@@ -293,13 +293,13 @@ class CpuExecutable:
         check_content(content, len(numbers), self.block_bytes[layer])
         keys, values = self._cache[2 * layer : 2 * layer + 2]
         new = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
-        # Infinity or NaN weighed by zero would still spoil a sum.
+        # Infinity or NaN with weight zero would still spoil a sum.
         if not (self._types[0].finite_keys(new[0]) and self._types[1].finite_values(new[1])):
             raise not_finite()
         keys[numbers], values[numbers] = new
 
     def close(self) -> None:
-        """Give the memory back. Logits that were returned stay readable."""
+        """Free the memory. Returned logits stay readable."""
         self._closed = True
         self._cache = []
         self._weights = self._scratch = self._attention_scratch = self._partials = self._tile_scratch = Arena(
@@ -313,7 +313,7 @@ class CpuExecutable:
             raise BackendError("this executable is closed; bind the plan again")
 
     def read_bandwidth(self) -> float:
-        """Bytes a second, best of three passes over the weights (of at most 512 MiB of them)."""
+        """Bytes per second, best of three passes over the weights (at most 512 MiB of them)."""
         self._must_be_open()
         size = min(self._weights.size, READ_AT_MOST)
         if size < bandwidth.LEAST:
@@ -342,7 +342,7 @@ class CpuExecutable:
         return best
 
     def profile(self) -> list[tuple[str, int, int]]:
-        """(operation, cycles spent since bind, those of them spent waiting for other threads) in order of the plan."""
+        """(operation, cycles since bind, cycles waiting for other threads) in plan order."""
         clocks = self.entries[:, [Entry.TICKS, Entry.WAITED]].tolist()
         return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
 
@@ -355,7 +355,7 @@ class CpuExecutable:
         return self._ropes[rope_][0]
 
     def _grow_ropes(self, needed: int) -> None:
-        """Fill tables up to a position of the batch; most chats never need a long context's full table."""
+        """Fill tables up to a position of the batch; most chats never need the full table of a long context."""
         stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
         for rope_, (arena, row) in self._ropes.items():
             values = rope.table(rope_, self._rope_filled, stop)
@@ -365,7 +365,7 @@ class CpuExecutable:
 
 
 class _Part(NamedTuple):
-    """Entries of a part, and the rows of what crosses its edges."""
+    """Entries of a part, and the rows of values that cross its edges."""
 
     calls: slice
     enters: list[F32]
@@ -373,7 +373,7 @@ class _Part(NamedTuple):
 
 
 def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:
-    """Per layer keys, then values: uint8 (blocks, bytes of a block); and their addresses by name."""
+    """Per layer, keys then values: uint8 (blocks, bytes per block); and their addresses by name."""
     parts = [
         (f"{what}_cache:{number}", limits.blocks_of(layer), size)
         for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))

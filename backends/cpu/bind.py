@@ -1,7 +1,7 @@
-"""From a plan to entries that threads replay: fuse, give every value a buffer, put barriers where data demands them.
+"""From a plan to entries that threads replay: fuse, assign buffers, and place barriers where data requires them.
 
-Fusions: an addition goes into the linear that feeds it; norm and glu write the quantized activations their readers
-want; linears that share an input run without a barrier between them.
+Fusions: an addition moves into the linear that feeds it; norm and glu write the quantized activations for their
+readers; linears that share an input run without a barrier in between.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from localllm.plan import (
 
 
 def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) -> dict[int, Slot]:
-    """Slots from `first` on for a kernel that writes activations of a kind."""
+    """Slots from `first` on, for a kernel that writes activations of one kind."""
     at = first + 3 * kind
     return {at: rows, at + 1: rows.stride, at + 2: width}
 
@@ -83,7 +83,7 @@ class _Binder:
         return buffer
 
     def used(self, *values: Value) -> None:
-        """One use less of each; the last gives its buffers back."""
+        """Count one use less of each; the last use returns its buffers."""
         for value in values:
             self.uses[value.index] -= 1
             if not self.uses[value.index]:
@@ -100,7 +100,7 @@ class _Binder:
         self.calls.append(Call(kernel.name, size, slots, domain, reads or set(), writes or set(), label))
 
     def quantize_slots(self, value: Value, first: int) -> tuple[dict[int, Slot], set[Resource]]:
-        """Slots for a kernel that also writes the value's activations of every kind that is wanted."""
+        """Slots for a kernel that also writes the value's activations of every required kind."""
         slots: dict[int, Slot] = {}
         writes: set[Resource] = set()
         for kind in Activations:
@@ -111,7 +111,7 @@ class _Binder:
         return slots, writes
 
     def input_of(self, value: Value, weight: Weight) -> Buffer:
-        """What a product with `weight` reads: float rows, or activations of its kind."""
+        """The input of a product with `weight`: float rows, or activations of its kind."""
         kind = activations_of(weight.format)
         if kind is None:
             return self.where[value.index]
@@ -138,7 +138,7 @@ class _Binder:
         return PartCalls(slice(first, len(self.calls)), enters, leaves)
 
     def emit(self, numbers: range, fused: dict[int, int]) -> None:
-        """Calls of the operations with these numbers; `fused`: additions that linears make."""
+        """Emit calls of operations with these numbers; `fused`: additions that linears perform."""
         operations = self.plan.operations
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
@@ -195,7 +195,7 @@ class _Binder:
             residual = {a.RESIDUAL: r, a.RESIDUAL_STRIDE: r.stride}
             reads.add(r.number)
             out = addition.out
-            self.used(other)  # the sum may take its place: every element is read by the thread that writes it
+            self.used(other)  # the sum may replace it: the thread that writes an element also reads it
         y = self.take(out)
         slots: dict[int, Slot] = {
             a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",
@@ -217,7 +217,7 @@ class _Binder:
 
     def rotate(self, op: Rotate) -> None:
         x = self.where[op.x.index]
-        self.used(op.x)  # in place where this was the last use: a pair is read before it is written
+        self.used(op.x)  # in place after the last use: a pair is read before it is written
         y, a = self.take(op.out), rowwise.RotateArg
         slots: dict[int, Slot] = {
             a.STEP: "step", a.X: x, a.X_STRIDE: x.stride, a.Y: y, a.Y_STRIDE: y.stride,
@@ -227,7 +227,7 @@ class _Binder:
         self.call(kernel, a.SIZE, slots, "batch", "rotate", {x.number}, {y.number})
 
     def step_of(self, layer: int) -> str:
-        """The step block with the slots and tables of the layer."""
+        """The step block with this layer's slots and tables."""
         return "window_step" if self.plan.layers[layer].window and self.limits.window_blocks else "step"
 
     def append(self, op: Append) -> None:
@@ -272,7 +272,8 @@ class _Binder:
         self.call(kernel, a.SIZE, slots, op.out.rows, "glu", reads, {y.number, *q_writes})
 
     def experts(self, op: Experts) -> None:
-        """Route, sort by expert, gate and up, glu, down, combine; a row and an expert of its choice are a row here."""
+        """Route, sort by expert, gate and up, glu, down, combine; here a row is a pair of a row and one of its
+        experts."""
         rows, used, count = op.x.rows, op.used, op.gate.weight.shape[0]
         pairs = {"batch": self.limits.rows, "logits": self.limits.logit_rows}[rows] * used
         own = f"experts.{op.out.index}"
@@ -385,7 +386,7 @@ class _Binder:
 
 
 def attention_shape(plan: Plan, op: Attention, cache: CacheTypes) -> attention.Shape:
-    """What this attention's kernel is compiled for."""
+    """The shape that this attention's kernel is compiled for."""
     layer = plan.layers[op.layer]
     return attention.Shape(
         layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,

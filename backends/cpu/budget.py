@@ -20,7 +20,7 @@ Uses = set[tuple[attention.Shape, int]]  # kernels of attention, with the window
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
-    """The memory of a plan before it is bound; BackendError for what cannot be bound."""
+    """Memory of a plan before it is bound; BackendError if it cannot be bound."""
     return memory(plan, bind.program(plan, limits, threads, cache), limits, threads, cache, host())
 
 
@@ -50,7 +50,7 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
-    """Bytes of the keys and of the values of a cache block, by layer."""
+    """Bytes of keys and values per cache block, by layer."""
     keys, values = CACHE[cache.keys], CACHE[cache.values]
     return [
         (layer.kv_heads * keys.key_bytes(layer.head_dim), layer.kv_heads * values.value_bytes(layer.head_dim))
@@ -68,7 +68,7 @@ def attention_stride(uses: Uses) -> int:
 
 
 def tile_stride(panels: dict[str, weights.Panels], threads: int) -> int:
-    """Bytes of one thread's unpacked weights and what stands beside them."""
+    """Bytes of one thread's unpacked weights, and of the activations beside them."""
     return aligned(max((p.scratch_bytes(threads) for p in panels.values()), default=0))
 
 
@@ -87,7 +87,7 @@ def vector_uses(plan: Plan) -> list[tuple[str, Weight, int]]:
 
 
 def expert_biases(plan: Plan) -> list[tuple[str, Weight, int]]:
-    """(address name, biases of expert matrices, how long each expert's are: as its panels)."""
+    """(address name, biases of expert matrices, padded length per expert)."""
     return [
         (f"experts_vector:{stack.bias.name}", stack.bias, panel_count(stack.weight.shape[1]) * LANES)
         for op in plan.operations

@@ -1,4 +1,4 @@
-"""Where the values of a plan live: row buffers, taken when a value is made and handed on after its last use."""
+"""Row buffers for a plan's values: taken when a value is made, reused after its last use."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from localllm.backends.cpu.memory import LINE, Arena, aligned
 from localllm.backends.cpu.panels import Activations
 from localllm.plan import Rows
 
-# Rows a power of two apart would share cache sets; one line more spreads them.
+# Rows a power of two apart would share cache sets; an extra line spreads them.
 ROW_PADDING = LINE
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`rows` rows, `stride` bytes apart. `number` tells buffers apart; `offset` is from the start of the arena."""
+    """`rows` rows, `stride` bytes apart. `number` identifies the buffer; `offset` is from the start of the arena."""
 
     number: int
     offset: int
@@ -29,7 +29,7 @@ def float_stride(width: int) -> int:
 
 
 def activation_stride(kind: Activations, width: int) -> int:
-    """Bytes of a row of activations of a kind; bfloats stand as float32 where the instruction set has no pairs."""
+    """Bytes of a row of activations of one kind; bfloats are stored as float32 if the instruction set has no pairs."""
     if kind is Activations.BFLOATS:
         return float_stride(width)
     return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
@@ -46,7 +46,7 @@ class Buffers:
         self._arena: Arena | None = None
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """A buffer of `times` rows of `stride` bytes for every row."""
+        """A buffer of `times` rows of `stride` bytes per row."""
         free = self._free.get((rows, stride, times))
         if free:
             return free.pop()

@@ -30,8 +30,8 @@ from localllm.plan import BLOCK
 U8 = NDArray[np.uint8]
 f32x16, i32x16 = vector(F32), vector(I32)
 PANELS = BLOCK // LANES
-GROUP = 32  # values of a head that share a scale
-FOUR = 4  # positions whose values stand side by side
+GROUP = 32  # values of a head per scale
+FOUR = 4  # positions whose values are adjacent
 HALF_AWAY = float(np.float32(0.49999997))  # as in quant.pack
 
 
@@ -45,13 +45,13 @@ def groups(head_dim: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Floats:
-    """A type that stores numbers one by one."""
+    """A type that stores single numbers."""
 
     type: CacheType
     bytes: int  # of a number
-    load: Callable[[Function, Value], Value]  # 16 numbers of memory as float32, times 1 / factor
-    bits: Callable[[Function, Value], Value]  # 16 numbers within the range, as integers to store
-    infinite: int  # bits that only what is no finite number has all; 0: there is no such thing
+    load: Callable[[Function, Value], Value]  # loads 16 numbers as float32, times 1 / factor
+    bits: Callable[[Function, Value], Value]  # converts 16 numbers in range to stored integers
+    infinite: int  # bits that are all set only in non-finite numbers; 0: there are none
     factor: float = 1.0
 
     def key_bytes(self, head_dim: int) -> int:
@@ -62,7 +62,7 @@ class Floats:
         return BLOCK * self.width(head_dim) * self.bytes
 
     def width(self, head_dim: int) -> int:
-        """Values of a head that kernels compute with."""
+        """Values per head that kernels compute with."""
         return whole(head_dim, LANES)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -78,7 +78,7 @@ class Floats:
     def write_value(self, f: Function, x: Value, values: Value, head_dim: int, position: Value) -> None:
         row = values + position * (self.width(head_dim) * self.bytes)
 
-        def write(d: Value, count: int) -> None:  # the last vector reaches into the next head: no more than `count`
+        def write(d: Value, count: int) -> None:  # the last vector extends into the next head: not beyond `count`
             numbers = self._numbers(f, x, d)
             if count == LANES:
                 f.store(row + d * self.bytes, numbers)
@@ -115,7 +115,7 @@ def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A type that stores integers, with a scale and perhaps a minimum for 32 of them."""
+    """A type that stores integers, with a scale and possibly a minimum per 32 of them."""
 
     type: CacheType
     integer_bits: int
@@ -128,12 +128,12 @@ class Blocks:
 
     @property
     def words(self) -> int:
-        """Words of four bytes that hold the integers of a group, fifth bits apart."""
+        """Four-byte words that hold the integers of a group, without fifth bits."""
         return 8 if self.integer_bits == 8 else 4
 
     @property
     def group_bytes(self) -> int:
-        """Bytes of a group of one position."""
+        """Bytes of a group for one position."""
         return 4 * (self.words + self.fifth) + 2 * (1 + self.minimum)
 
     def key_bytes(self, head_dim: int) -> int:
@@ -147,7 +147,7 @@ class Blocks:
 
     @property
     def value_integers(self) -> int:
-        """Where in a group of values the integers begin."""
+        """Offset of the integers within a group of values."""
         return BLOCK * (2 * (1 + self.minimum) + 4 * self.fifth)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -182,11 +182,11 @@ class Blocks:
                 bytes_ = f.join([f.truncate(half, I8) for half in integers])
             else:
                 bytes_ = self._nibbles(f, integers)
-            for number_of_byte in range(4 * self.words):  # the bytes between are other positions', of other threads
+            for number_of_byte in range(4 * self.words):  # the bytes in between belong to other threads
                 f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
     def finite_keys(self, content: U8) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks means numbers only: its scales and minimums are."""
+        """Whether the content uint8 (n, bytes) of blocks means finite numbers: whether its scales and minimums do."""
         scales = content.reshape(-1, LANES * self.group_bytes)[:, 64 * (self.words + self.fifth) :]
         return _finite_halves(scales)
 
@@ -241,7 +241,7 @@ CACHE: dict[str, CacheRow] = {
 
 
 def within(f: Function, x: Value, largest: float) -> Value:
-    """x, or the nearest of +-largest; a NaN becomes `largest`, so that what it weighs nothing for stays a number."""
+    """x, or the nearest of +-largest; a NaN becomes `largest`, so that with weight 0 it stays a number."""
     return f.fmax(f.fmin(x, f.constant(x.type, largest)), f.constant(x.type, -largest))
 
 

@@ -114,7 +114,7 @@ def pairs(f: Function, acc: Value, a: Value, b: Value) -> Value:
 
 
 def settled(f: Function, x: Value) -> Value:
-    """x, computed at this point: the compiler regroups no sums across it, which would keep products waiting (AVX2)."""
+    """x, computed at this point. The compiler regroups no sums across it, which would keep products waiting (AVX2)."""
     halves = [_part(f, x, i, 2) for i in range(2)]
     kind = ir.FunctionType(halves[0].type, [halves[0].type])
     return f.join([Value(f, f.builder.asm(kind, "", "=x,0", [half.ir], False)) for half in halves])

@@ -1,4 +1,4 @@
-"""What a step takes in, at addresses that never change: kernels find the batch by way of the step blocks."""
+"""The inputs of a step, at addresses that never change: kernels find the batch through the step blocks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.
 class Inputs:
     """The batch's arrays.
 
-    Layers with a window that have cache blocks of their own go by a step block of their own, with other slots and
-    tables. Filled between two tokens, with caches that the weights went through: what can be said before is.
+    Layers with a window and their own cache blocks use a step block of their own, with other slots and tables. The
+    arrays are filled between two tokens, when weights have displaced the caches, so as much as possible is precomputed.
     """
 
     def __init__(self, limits: Limits, window: int) -> None:

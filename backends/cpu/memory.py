@@ -1,4 +1,4 @@
-"""Memory that kernels address: aligned anonymous mappings with large pages where the system gives them."""
+"""Memory for kernels: aligned anonymous mappings, with large pages if the system provides them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.backends.base import BackendError
 
 LINE = 64
 
-# A shared mapping, which is Python's default, would get no large pages.
+# A shared mapping, Python's default, would get no large pages.
 PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 
 
@@ -22,7 +22,7 @@ def aligned(size: int) -> int:
 
 
 class Arena:
-    """One zeroed mapping handed out front to back; pages cost memory when first touched."""
+    """One zeroed mapping, allocated front to back; pages use memory when first touched."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size = size
@@ -53,7 +53,7 @@ class Arena:
 
 
 def int_block(size: int, values: dict[int, int | float]) -> NDArray[np.int64]:
-    """A kernel's argument block; a float goes in as float32 bits."""
+    """A kernel's argument block; a float is stored as float32 bits."""
     block = np.zeros(size, np.int64)
     for slot, value in values.items():
         block[slot] = int(np.float32(value).view(np.int32)) if isinstance(value, float) else value

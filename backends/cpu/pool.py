@@ -1,4 +1,5 @@
-"""Worker threads that live as long as the backend: they replay plans inside compiled code and sleep between answers."""
+"""Worker threads that live as long as the backend. They replay plans inside compiled code, and sleep between
+answers."""
 
 from __future__ import annotations
 
@@ -15,11 +16,11 @@ from localllm.backends.cpu.kernels import executor
 from localllm.backends.cpu.kernels.executor import Sync
 from localllm.backends.cpu.memory import address
 
-IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token takes, short enough not to heat an idle machine
+IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
 
 
 class Pool:
-    """`threads` threads counting the caller's; `run` replays a plan on all of them."""
+    """`threads` threads including the caller; `run` replays a plan on all of them."""
 
     def __init__(self, library: Library, threads: int) -> None:
         kernels = [executor.step(), executor.worker()]
@@ -27,14 +28,14 @@ class Pool:
         word = ctypes.c_int64
         self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
-        self._library = library  # the workers run its code for as long as they live
+        self._library = library  # the workers run its code as long as they live
         self.threads = threads
         self._sync = np.zeros(int(Sync.THREAD) + 8 * (threads + 1), np.int64)
         sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
         assert sched_yield is not None
         self._sync[Sync.YIELD] = sched_yield
         self._running = threading.Lock()
-        # Queues written in C: unlike the locks of threading, an exception of Ctrl-C cannot leave one half used.
+        # Queues written in C: unlike threading's locks, an exception from Ctrl-C cannot leave one half used.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
         self._asleep = [False] * threads
         self._workers = [
@@ -52,7 +53,7 @@ class Pool:
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], Sync.THREAD + 8 * thread + Sync.SEEN
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
-            self._asleep[thread] = True  # before looking: who asks after this sees it and wakes us
+            self._asleep[thread] = True  # before looking: whoever asks after this sees it and wakes us
             if sync[Sync.ASKED] == sync[seen] and not sync[Sync.QUIT]:
                 bed.get()
             self._asleep[thread] = False
@@ -73,17 +74,17 @@ class Pool:
             sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
             counters[:] = 0
             try:
-                sync[Sync.ASKED] = sync[Sync.COMMAND] + 1  # before waking anyone: who finds nothing sleeps again
+                sync[Sync.ASKED] = sync[Sync.COMMAND] + 1  # before waking anyone, so that no worker goes back to sleep
                 self._wake()
                 self._step(address(sync), self.threads)
             finally:
-                sync[Sync.ASKED] = sync[Sync.COMMAND]  # Ctrl-C before the batch began: as if never asked
+                sync[Sync.ASKED] = sync[Sync.COMMAND]  # Ctrl-C before the batch began: as if never requested
 
     def close(self) -> None:
-        """Stop the threads. Waits for a batch that another thread runs."""
+        """Stop the threads. Waits for a batch of another thread."""
         with self._running:
             self._sync[Sync.QUIT] = 1
         self._wake()
         for thread in self._workers:
-            if thread is not threading.current_thread():  # a worker may be who collects a forgotten backend
+            if thread is not threading.current_thread():  # a worker may be the one that collects a forgotten backend
                 thread.join(timeout=5)

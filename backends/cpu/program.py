@@ -1,4 +1,4 @@
-"""What a plan becomes on the CPU: kernel calls in order; who reads a value, what is fused, where threads must meet."""
+"""A plan on the CPU: kernel calls in order, the readers of every value, fusions, and barriers between threads."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from localllm.backends.cpu.kernels.attention import Shape
 from localllm.plan import Rope, Value
 
 Domain = Literal["batch", "logits", "tasks", "select"]
-# A number, the name of an address, one and an offset in bytes from it, a buffer, or a table made at the end.
+# A number, an address name, an address name with an offset in bytes, a buffer, or a table made at the end.
 Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["work"], Shape, int]
 Resource = int | str  # a buffer's number, or a name such as "cache.3"
 
 
 @dataclass(slots=True)
 class Call:
-    """One kernel call of the plan. Slots hold numbers, buffers, or the names of addresses that are known at the end."""
+    """One kernel call of the plan. Slots hold numbers, buffers, or names of addresses that are known at the end."""
 
     kernel: str
     size: int
@@ -32,7 +32,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class PartCalls:
-    """The calls of a part, and where values that cross its edges lie."""
+    """The calls of a part, and the locations of values that cross its edges."""
 
     calls: slice
     enters: tuple[tuple[Value, Buffer], ...]
@@ -41,20 +41,20 @@ class PartCalls:
 
 @dataclass(slots=True)
 class Program:
-    """What binding decides before any memory is taken."""
+    """Everything that binding decides before it allocates memory."""
 
     calls: list[Call]
     buffers: Buffers
     kernels: dict[str, Kernel]
     logits: Buffer
     lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
-    kept: dict[int, Buffer]  # value -> rows that nothing else is written to
+    kept: dict[int, Buffer]  # value -> rows that are used for nothing else
     routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
     parts: list[PartCalls]
 
 
 def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
-    """A barrier before a call that touches what another thread may still be reading or writing, and after a part."""
+    """Place a barrier before a call that touches what another thread may still read or write, and after a part."""
     since: list[Call] = []
     for number, call in enumerate(calls):
         for earlier in since:

@@ -1,7 +1,7 @@
-"""Cosine and sine tables for rotary embeddings, the same bits on every machine.
+"""Cosine and sine tables for rotary embeddings, with the same bits on every machine.
 
-NumPy's own sine differs between processors in the last place. These use only +, -, * and rounding in float64, which
-every processor does alike; the error (below 1e-11 at position 10^6) vanishes in float32.
+NumPy's own sine differs between processors in the last place. These tables use only +, -, * and rounding in float64,
+which every processor does alike; the error (below 1e-11 at position 10^6) vanishes in float32.
 """
 
 from __future__ import annotations

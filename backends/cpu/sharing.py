@@ -1,6 +1,6 @@
-"""How the attention of a step is shared out between threads: which rows make a tile, and whether tasks are split.
+"""Divides the attention of a step between threads: which rows make a tile, and whether tasks are split.
 
-Nothing here changes a result: the partitions of a row and the order they are merged in are fixed.
+This never changes a result: a row's partitions and the order of merging are fixed.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch
 
-SPLIT_ROWS = 32  # rows of a batch up to which tasks are split: more give tasks enough, and are bound by arithmetic
-SPLIT_BYTES = 16 << 20  # for the states of partitions, unless a single row needs more
+SPLIT_ROWS = 32  # maximum rows of a batch with split tasks; more rows give enough tasks, and are bound by arithmetic
+SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # that the end of one may come while others still work
-_FILLED = Work.PARTITIONS + 1  # of a work block, anew for every step
+_FILLED = Work.PARTITIONS + 1  # of a work block, new for every step
 
 
 class Sharing:
-    """The block of `Work` of one kernel, filled anew for every step."""
+    """The `Work` block of one kernel, filled for every step."""
 
     def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
         self.work = np.zeros(Work.SIZE, np.int64)
@@ -32,7 +32,7 @@ class Sharing:
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(limits.rows, SPLIT_ROWS)))
 
     def fill(self, batch: Batch, last: int) -> None:
-        """For a batch whose greatest position is `last`."""
+        """Fill it for a batch whose largest position is `last`."""
         shape, rows = self._shape, len(batch.tokens)
         tiles = fill_tiles(self._tiles, batch, shape.tokens)
         partitions = last // (BLOCK * PARTITION) + 1
@@ -47,8 +47,8 @@ class Sharing:
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
-    """Runs of neighbouring rows of one sequence at following positions, cut where the position is a multiple of `size`,
-    so that all rows of a tile see the same cache blocks. Returns how many."""
+    """Runs of neighbouring rows of one sequence at consecutive positions, cut where the position is a multiple of
+    `size`, so that all rows of a tile see the same cache blocks. Returns their number."""
     count = len(batch.tokens)
     if count == 1 or size == 1:
         tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1

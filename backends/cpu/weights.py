@@ -1,4 +1,4 @@
-"""Weights from the file to panels: read in pieces, repacked in parallel, never two copies of the model in memory."""
+"""Weights from the file to panels: read in pieces and repacked in parallel, never two copies of the model in memory."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from localllm.backends.cpu.unpack import FORMATS, panel_of
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
 
-PIECE = 1 << 20  # bytes read from the file at a time: fits L2 beside the panels it becomes
+PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
 
 
-PACKED_BYTES = 128 << 10  # of a task that multiplies out of the packed bytes: what a thread may wait for
-L2_BYTES = 512 << 10  # of unpacked weights that a task keeps in L2 while the rows pass by
+PACKED_BYTES = 128 << 10  # bytes of a task that multiplies packed bytes: the longest wait of a thread
+L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 while the rows pass
 
 
 def _even(panels: int) -> int:
@@ -36,7 +36,7 @@ def _even(panels: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix in panels: where it stands and how it is walked."""
+    """A matrix in panels: its location and its strides."""
 
     address: int
     format: str
@@ -56,7 +56,7 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Panels of one task, even: several tasks per thread, for balance, and no more than stays in L2."""
+        """Panels per task, even: several tasks per thread for balance, and no more than fit L2."""
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
@@ -64,7 +64,7 @@ class Panels:
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
-        """What a thread needs to multiply unpacked panels."""
+        """Scratch bytes of a thread that multiplies unpacked panels."""
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
@@ -78,7 +78,7 @@ def check(weight: Weight) -> None:
 
 
 def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
-    """Every matrix by name, without an address; BackendError for a format that has no kernels here."""
+    """Every matrix by name, without an address; BackendError for a format without kernels."""
     found: dict[str, Panels] = {}
     for weight in weights:
         check(weight)
@@ -97,7 +97,7 @@ def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
 
 
 def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple[int, int]:
-    """Bytes of one panel unpacked for the mat-mul, at most, and of the activations beside it."""
+    """Maximum bytes of one unpacked panel, and of the activations beside it."""
     if isinstance(panel, FloatPanel):
         return 0, 0
     if wide.used(isa, panel):
@@ -108,7 +108,7 @@ def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple
 def load(
     weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
 ) -> tuple[Arena, dict[str, Panels]]:
-    """Every matrix once, by name. `progress(done bytes, all bytes)`."""
+    """Load every matrix once, by name. `progress(done bytes, all bytes)`."""
     matrices = {weight.name: weight for weight in weights}
     without = shapes(matrices.values(), library.isa)
     arena = Arena(sum(aligned(panels.bytes) for panels in without.values()), "the weights")
@@ -181,7 +181,7 @@ def padded(count: int, lanes: int) -> int:
 
 
 def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """A tensor of plain numbers as float32, flat, with zeros up to `padded`."""
+    """A tensor of plain numbers as float32, flat, zero-padded to `padded`."""
     rows = math.prod(weight.shape[:-1])
     values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
     out = np.zeros(padded(values.size, lanes), np.float32)
@@ -190,7 +190,7 @@ def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
 
 
 def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
-    """(experts, rows) numbers as float32, each expert's padded with zeros to `width`, flat."""
+    """(experts, rows) numbers as float32, each expert's zero-padded to `width`, flat."""
     experts, rows = weight.shape
     out = np.zeros((experts, width), np.float32)
     out[:, :rows] = dequantize(weight.read(0, experts), weight.format)[:, :rows]

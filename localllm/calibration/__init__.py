@@ -1,6 +1,6 @@
-"""What a model does with its weights on a text, and what follows for quantizing them.
+"""What a model does with its weights on a text, as a basis for quantizing them.
 
-`observe` runs a text and shows the inputs of every matrix; `imatrix` sums them up as llama.cpp's importance matrices,
-`hessian` as second moments. `method` stores tensors by AWQ or GPTQ on these grounds; `sensitivity` measures what a
-format costs each tensor, and `mix` chooses by it.
+`observe` runs a text and provides the inputs of every matrix. `imatrix` sums them into llama.cpp's importance matrices,
+`hessian` into second moments. `method` stores tensors by AWQ or GPTQ. `sensitivity` measures what a format costs each
+tensor, and `mix` chooses formats by that cost.
 """

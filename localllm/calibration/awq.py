@@ -1,7 +1,7 @@
-"""Activation-aware scaling of a whole model: which factors every tensor gets, found group by group on a text.
+"""Activation-aware scaling of a whole model: finds factors for every tensor, group by group, on a text.
 
-What comes out are small vectors; `Scaling.apply` puts them into a tensor when it is read, and the tensors of the file
-stay an ordinary model that computes the same before it is quantized.
+The result is small vectors; `Scaling.apply` multiplies them into a tensor as it is read. The scaled tensors form an
+ordinary model that computes the same until it is quantized.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ NOT_ROUNDED = ("F32", "F16", "BF16", "F64")
 
 @dataclass(slots=True)
 class Scaling:
-    """What a tensor is multiplied by; each of `rows` and `columns` may have a first dimension of experts."""
+    """The factors of a tensor; each of `rows` and `columns` may have a first dimension of experts."""
 
-    rows: F32 | None = None  # (rows,) or (experts, rows); of a vector its values
+    rows: F32 | None = None  # (rows,) or (experts, rows); for a vector, its values
     columns: F32 | None = None  # (columns,) or (experts, columns)
 
     def apply(self, values: F32) -> F32:
@@ -40,7 +40,7 @@ class Scaling:
         return values
 
     def importance(self, mean_squares: F32) -> F32:
-        """Mean squares of the inputs (..., columns) of the tensor after it was scaled."""
+        """Mean squares of the inputs (..., columns) of the scaled tensor."""
         return mean_squares if self.columns is None else (mean_squares / self.columns**2).astype(np.float32)
 
 
@@ -51,7 +51,7 @@ def scale_model(
     progress: Callable[[str, int, int], None] | None = None,
     memory: int = MEMORY,
 ) -> dict[str, Scaling]:
-    """Factors by tensor, where some help. `formats` says what every tensor will be stored as.
+    """Factors by tensor, where they help. `formats` gives the format that every tensor will be stored in.
 
     `model` was loaded with `observe=True`. The forward over the windows runs once per `memory` bytes of moments.
     """
@@ -79,7 +79,7 @@ def _portions(todo: list[Group], tensors: Mapping[str, Tensor], memory: int) -> 
 def _factors(
     group: Group, tensors: Mapping[str, Tensor], formats: Mapping[str, str], moments: Mapping[str, F64]
 ) -> F32:
-    """The factors of a group, (made,) or (experts, made)."""
+    """Factors of a group, (made,) or (experts, made)."""
     parts: list[list[Part]] = [[] for _ in range(max(group.experts, 1))]
     for name in group.readers:
         format_name = formats.get(name, "F32")

@@ -1,4 +1,4 @@
-"""Second moments of what goes into matrices: the sum of x x^T over a text, which says how errors of columns add up."""
+"""Second moments of the inputs of matrices: the sum of x x^T over a text, which tells how errors of columns add up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.plan import Tensor
 
 F64 = NDArray[np.float64]
 
-MEMORY = 2 << 30  # bytes of moments held at once
+MEMORY = 2 << 30  # bytes of moments held at a time
 
 
 def collect(
@@ -22,7 +22,7 @@ def collect(
 ) -> dict[str, F64]:
     """Moments float64 (experts or 1, columns, columns) by name; tensors that read the same input share one array.
 
-    `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are left out.
+    `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
     """
     found: dict[str, F64] = {}
     for inputs in steps(model, windows, progress):

@@ -1,6 +1,6 @@
-"""Importance matrices: the mean square of every input of every matrix, as llama.cpp's imatrix files hold them.
+"""Importance matrices: the mean square of every input of every matrix, as in llama.cpp's imatrix files.
 
-`measure` makes one with our own forward; `read` and `write` know both file formats, GGUF and the older .dat. A
+`measure` makes one with our own forward; `read` and `write` support both file formats, GGUF and the older .dat. A
 quantizer asks `Imatrix.importance` for the weights of a tensor's columns.
 """
 
@@ -34,36 +34,36 @@ _LIMIT = 1 << 28  # of numbers in a file of the older format: what says more is 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Of one tensor: sums of the squares of the inputs, and how many rows were summed; one row per expert."""
+    """One tensor: sums of squared inputs, and the number of rows summed; one row per expert."""
 
     sums: F32  # (experts or 1, columns)
     counts: NDArray[np.int64]  # (experts or 1,)
 
     def importance(self) -> F32:
-        """Mean squares float32 (experts or 1, columns); ones for an expert that no row went to, as llama.cpp does."""
+        """Mean squares float32 (experts or 1, columns); ones for an expert without rows, as in llama.cpp."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1).astype(np.float32), np.float32(1))
 
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    """Entries by name of the tensor, and where they come from."""
+    """Entries by tensor name, and their origin."""
 
     entries: Mapping[str, Entry]
-    chunks: int  # windows of text behind it
-    chunk_size: int  # tokens of one; 0 where a file does not say
+    chunks: int  # windows of text behind the entries
+    chunk_size: int  # tokens per window; 0 if the file does not say
     datasets: tuple[str, ...] = ()
 
     def importance(self, name: str, experts: int, columns: int) -> F32 | None:
-        """Weights of a tensor's columns, float32 (experts, columns), None where it is not listed.
+        """Weights of a tensor's columns, float32 (experts, columns); None if the tensor is not listed.
 
-        LocalLLMError where the entry is of another shape.
+        LocalLLMError if the entry has another shape.
         """
         entry = self.entries.get(name)
         if entry is None:
             return None
         found = entry.importance()
-        if found.shape[1] == experts * columns and len(found) == 1:  # the older format tells no experts apart
+        if found.shape[1] == experts * columns and len(found) == 1:  # the older format does not distinguish experts
             found = found.reshape(experts, columns)
         if found.shape != (experts, columns):
             raise LocalLLMError(
@@ -84,13 +84,13 @@ class _Sums:
 
 @dataclass(slots=True)
 class Collector:
-    """Adds up inputs, step by step. Of tensors outside the layers only the output matrix counts, if `output`."""
+    """Adds up inputs step by step. Outside the layers only the output matrix counts, and only if `output`."""
 
     output: bool = False
     _found: dict[str, _Sums] = field(default_factory=dict)
 
     def add(self, inputs: Iterable[Inputs], experts: Mapping[str, int]) -> None:
-        """`experts`: how many matrices a tensor of experts has, by name."""
+        """`experts`: number of matrices per tensor of experts, by name."""
         for each in inputs:
             names = [n for n in each.names if n.startswith("blk.") or (self.output and n == "output.weight")]
             if not names:
@@ -113,7 +113,7 @@ class Collector:
 
 
 def _squares(inputs: Inputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
-    """Sums of squares (experts, columns) and how many rows each expert got."""
+    """Sums of squares (experts, columns), and the number of rows per expert."""
     width = inputs.x.shape[-1]
     if inputs.choices is None:
         return np.square(inputs.x, dtype=np.float64).sum(axis=0)[None], np.array([len(inputs.x)], np.int64)
@@ -143,9 +143,9 @@ def measure(
 
 
 def write(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
-    """A file for llama-quantize and our own: the older format where the name ends in .dat, else GGUF.
+    """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
 
-    OutputError for an existing file without `overwrite`, and for a disk that refuses.
+    OutputError for an existing file without `overwrite`, and if the disk refuses.
     """
     if path.suffix == ".dat":
         _write_dat(path, imatrix, overwrite)
@@ -167,7 +167,7 @@ def write(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
 
 
 def read(path: Path) -> Imatrix:
-    """An importance matrix that we or llama.cpp wrote, of either format; the content says which."""
+    """Read an importance matrix of either format, from us or llama.cpp; the content tells which."""
     with path.open("rb") as file:
         magic = file.read(4)
     found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
@@ -198,7 +198,7 @@ def _read_gguf(path: Path) -> Imatrix:
                 )
             entries[base] = Entry(sums.reshape(numbers.size, -1).astype(np.float32), np.rint(numbers).astype(np.int64))
         if not entries:
-            raise LocalLLMError(f"{path}: is no importance matrix; make one with localllm imatrix")
+            raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
         metadata = file.metadata
         datasets = metadata.get(_DATASETS)
         numbers_of = [metadata.get(key) for key in (_CHUNKS, _CHUNK_SIZE)]
@@ -207,7 +207,7 @@ def _read_gguf(path: Path) -> Imatrix:
 
 
 def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
-    """The older format: per tensor the mean squares times the number of chunks, and that number."""
+    """The older format: per tensor, the mean squares times the number of chunks, and that number."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
         chunks = min(max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1), _MOST)
@@ -226,7 +226,7 @@ def _read_dat(path: Path) -> Imatrix:
     def take(size: int) -> bytes:
         nonlocal at
         if not 0 <= size <= len(data) - at:
-            raise LocalLLMError(f"{path}: is no importance matrix, or was cut short at byte {at}")
+            raise LocalLLMError(f"{path}: not an importance matrix, or truncated at byte {at}")
         at += size
         return data[at - size : at]
 
@@ -242,7 +242,7 @@ def _read_dat(path: Path) -> Imatrix:
         sums = np.frombuffer(take(4 * size), "<f4").astype(np.float32)[None]
         entries[name] = Entry(sums, np.array([max(chunks, 1)], np.int64))
     if not entries:
-        raise LocalLLMError(f"{path}: is no importance matrix; make one with localllm imatrix")
+        raise LocalLLMError(f"{path}: not an importance matrix; make one with localllm imatrix")
     if at == len(data):  # the rest is optional
         return Imatrix(entries, 0, 0)
     chunks = number()

@@ -49,7 +49,7 @@ class Awq:
         self._scalings = scale_model(model, windows, formats, progress, memory)
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
-        """Norms, biases and other vectors too: they may be what the factors were folded into."""
+        """Norms, biases and other vectors too, because factors may have been folded into them."""
         columns, scaling = values.shape[-1], self._scalings.get(name)
         matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
         squares = self._imatrix.importance(name, len(matrices), columns)
@@ -87,7 +87,7 @@ class Gptq:
         moments = self._moments_of(name) if format_name not in NOT_ROUNDED else None
         if moments is None:
             return quant.quantize(np.ascontiguousarray(matrices.reshape(-1, columns)), format_name)
-        alike = np.ones(columns, np.float32)  # to an expert that got no row, as in an importance matrix
+        alike = np.ones(columns, np.float32)  # for an expert without rows, as in an importance matrix
         return np.concatenate(
             [
                 gptq.quantize(matrix, held, format_name) if held.any() else quant.quantize(matrix, format_name, alike)
@@ -97,13 +97,13 @@ class Gptq:
 
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:
-            self._moments = {}  # before the next are made
+            self._moments = {}  # before the next ones are made
             self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
         return self._moments.get(name)
 
 
 def _has_feedback(name: str) -> bool:
-    """Matrices of layers and the output matrix; a table of embeddings is also read row by row, exactly as it stands."""
+    """Matrices of layers, and the output matrix. A table of embeddings is also read row by row, exactly as stored."""
     return name.startswith("blk.") or name == "output.weight"
 
 

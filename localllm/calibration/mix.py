@@ -1,4 +1,4 @@
-"""Which format every tensor gets, from what each would cost: the best mix of a size, the smallest mix of a quality."""
+"""Chooses a format for every tensor by its cost: the best mix for a size, or the smallest mix for a quality."""
 
 from __future__ import annotations
 
@@ -14,21 +14,19 @@ class Effect:
 
     format: str
     bytes: int
-    error: float  # squared error of the outputs over their squares; of a table of embeddings, of its values
-    kld: float  # mean KL divergence that this tensor alone is expected to cost
+    error: float  # squared error of the outputs relative to their squares; for a table of embeddings, of its values
+    kld: float  # expected mean KL divergence from this tensor alone
 
 
 Effects = Mapping[str, Sequence[Effect]]
 
 
 def best(effects: Effects, max_bytes: int) -> dict[str, str]:
-    """Formats of the least expected divergence within `max_bytes`; LocalLLMError where the coarsest do not fit."""
+    """Formats with the least expected divergence within `max_bytes`; LocalLLMError if even the coarsest do not fit."""
     chosen, steps = _ladder(effects)
     size = sum(_of(effects, name, format_name).bytes for name, format_name in chosen.items())
     if size > max_bytes:
-        raise LocalLLMError(
-            f"the tensors take {size} bytes in their coarsest formats, and {max_bytes} are allowed; allow more"
-        )
+        raise LocalLLMError(f"the tensors take at least {size} bytes, but {max_bytes} are allowed; allow more")
     for _, name, effect in steps:
         more = effect.bytes - _of(effects, name, chosen[name]).bytes
         if size + more <= max_bytes:
@@ -38,9 +36,9 @@ def best(effects: Effects, max_bytes: int) -> dict[str, str]:
 
 
 def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
-    """Formats of the fewest bytes whose expected divergences add up to at most `max_kld`.
+    """Formats with the fewest bytes whose expected divergences add up to at most `max_kld`.
 
-    LocalLLMError where even the finest formats are expected to cost more.
+    LocalLLMError if even the finest formats are expected to cost more.
     """
     chosen, steps = _ladder(effects)
     cost = sum(_of(effects, name, format_name).kld for name, format_name in chosen.items())
@@ -50,8 +48,8 @@ def smallest(effects: Effects, max_kld: float) -> dict[str, str]:
         cost += effect.kld - _of(effects, name, chosen[name]).kld
         chosen[name] = effect.format
     if cost > max_kld:
-        raise LocalLLMError(f"even the finest formats cost a divergence of {cost:.2g}, and {max_kld:g} is allowed")
-    for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step was often more than was needed
+        raise LocalLLMError(f"even the finest formats cost a divergence of {cost:.2g}; allow more than {max_kld:g}")
+    for name in dict.fromkeys(name for _, name, _ in reversed(steps)):  # the last step often exceeds the need
         at = _of(effects, name, chosen[name])
         coarser = [e for e in effects[name] if e.bytes < at.bytes and cost - at.kld + e.kld <= max_kld]
         if coarser:
@@ -66,12 +64,12 @@ def _of(effects: Effects, name: str, format_name: str) -> Effect:
 
 
 def finest(effects: Effects) -> list[Effect]:
-    """Of every tensor the format that costs least."""
+    """The format with the lowest cost, for every tensor."""
     return [min(options, key=lambda e: e.kld) for options in effects.values()]
 
 
 def _ladder(effects: Effects) -> tuple[dict[str, str], list[tuple[float, str, Effect]]]:
-    """The coarsest formats, and the steps up from there, those that gain most divergence per byte first.
+    """The coarsest formats, and the steps up from there, ordered by divergence gained per byte.
 
     A tensor's steps lie on the lower convex hull of its effects, so each gains less per byte than the one before.
     """

@@ -1,4 +1,4 @@
-"""Runs a text through a model loaded with `observe=True` and shows what went into its matrices, step by step."""
+"""Runs a text through a model loaded with `observe=True`, and yields the inputs of its matrices step by step."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from localllm.plan import F32, Experts
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Rows that went into matrices of one step; views that the next step overwrites."""
+    """Rows that entered matrices in one step; views that the next step overwrites."""
 
-    names: tuple[str, ...]  # tensors of the file that all read them
-    x: F32  # (rows, width); into the matrices of experts (rows, used, width)
-    choices: NDArray[np.int32] | None = None  # (rows, used): the expert each went to
+    names: tuple[str, ...]  # tensors of the file that read these rows
+    x: F32  # (rows, width); for matrices of experts (rows, used, width)
+    choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each
 
 
 def steps(
     model: Model, windows: Windows, progress: Callable[[str, int, int], None] | None = None
 ) -> Iterator[list[Inputs]]:
-    """What every step over the windows put into matrices, each window from an empty cache and with BOS where due."""
+    """Inputs of matrices for every step over the windows; each window starts with an empty cache, and with BOS if
+    due."""
     words = model.tokenizer
     session, step = model.session(), min(model.batch_rows, model.executable.limits.logit_rows)
     try:
@@ -44,10 +45,10 @@ def steps(
 
 
 def _inputs(model: Model) -> list[Inputs]:
-    """What the last step put into matrices, one entry for all that read the same rows."""
+    """Inputs of matrices in the last step, one entry for all that read the same rows."""
     assert model.plan is not None
     executable, found = model.executable, []
-    readers: dict[int, dict[str, None]] = {}  # names in order, each once
+    readers: dict[int, dict[str, None]] = {}  # distinct names in order
     values = {}
     for op in model.plan.operations:
         if isinstance(op, Experts):

@@ -37,8 +37,8 @@ F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Progress = Callable[[str, int, int], None]
 
-RUNS_AS = "F16"  # format of the matrices while formats are tried: near enough to any of them, exact to 11 bits
-TRIES = 8  # of `fit_kld` before it gives up
+RUNS_AS = "F16"  # format of the matrices during trials: close to any of them, exact to 11 bits
+TRIES = 8  # attempts of `fit_kld` before it gives up
 
 
 class _Swapped:
@@ -47,7 +47,7 @@ class _Swapped:
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
         self.name, self.shape, self.format = tensor.name, tensor.shape, RUNS_AS
-        self.other: NDArray[np.uint8] | None = None  # rows that stand in
+        self.other: NDArray[np.uint8] | None = None  # replacement rows
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         if self.other is not None:
@@ -61,7 +61,7 @@ class _Swapped:
 
 
 class Trial(Closing):
-    """A model that can be run with tensors as they would be stored. A context manager."""
+    """Context manager: a model that can run with tensors as they would be stored."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Trial(Closing):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`text` must fill two windows of `ctx` tokens, of which at most `windows` are used, or is the windows.
+        """`text` must fill two windows of `ctx` tokens, of which at most `windows` are used; or it is the windows.
 
-        `imatrix` is what the quantizers are given, as they will be afterwards.
+        `imatrix` is the importance that the quantizers will use.
         """
         self._progress, self._imatrix = progress, imatrix
         with ExitStack() as stack:
@@ -107,11 +107,11 @@ class Trial(Closing):
         return list(self._swapped)
 
     def effects(self, candidates: Mapping[str, Sequence[str]], memory: int = MEMORY) -> dict[str, list[Effect]]:
-        """Of every tensor in every format that is named for it, coarsest first.
+        """The effect of every format listed for every tensor, coarsest first.
 
-        The divergence is measured for the format with the largest error, by running the model with this tensor alone
-        changed; it is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525), so
-        that of the others follows from theirs.
+        The divergence is measured for the format with the largest error, by running the model with only this tensor
+        changed. It is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525), so
+        the other formats follow from theirs.
         """
         names = [name for name in candidates if self._tensor(name) is not None]
         found: dict[str, list[Effect]] = {}
@@ -142,7 +142,7 @@ class Trial(Closing):
         return sorted(effects, key=lambda effect: effect.bytes)
 
     def kld(self, formats: Mapping[str, str]) -> float:
-        """Mean KL divergence, measured with all these tensors stored as named and the rest as in the file."""
+        """Mean KL divergence, measured with these tensors stored in these formats and the rest as in the file."""
         for name, format_name in formats.items():
             self._put({name: self._stored(name, self._tensor(name).values(), format_name)})
         kld = self._run()
@@ -151,11 +151,11 @@ class Trial(Closing):
 
     def _tensor(self, name: str) -> _Swapped:
         if name not in self._swapped:
-            raise LocalLLMError(f"{name}: is no matrix of this model; its format cannot be chosen")
+            raise LocalLLMError(f"{name}: not a matrix of this model; its format cannot be chosen")
         return self._swapped[name]
 
     def _stored(self, name: str, values: F32, format_name: str) -> F32:
-        """The values a tensor has after it was stored."""
+        """The values of a tensor after storing it."""
         matrices = values.reshape(-1, *values.shape[-2:])
         importance = self._imatrix.importance(name, len(matrices), values.shape[-1]) if self._imatrix else None
         rows = [
@@ -165,7 +165,7 @@ class Trial(Closing):
         return quant.dequantize(np.concatenate(rows), format_name).reshape(values.shape)
 
     def _put(self, others: Mapping[str, F32 | None]) -> None:
-        """Values in the place of tensors, None for the file's own."""
+        """Replace the values of tensors; None restores the file's own."""
         assert self._model.plan is not None
         for name, values in others.items():
             self._swapped[name].other = (
@@ -186,7 +186,7 @@ class Trial(Closing):
 
 
 def _error(values: F32, stored: F32, moments: F64 | None) -> float:
-    """Squared error of the outputs over their squares; without inputs, of the values."""
+    """Squared error of the outputs relative to their squares; without inputs, of the values."""
     if moments is None:
         return float(np.square(values - stored, dtype=np.float64).sum() / np.square(values, dtype=np.float64).sum())
     missed = total = 0.0

@@ -1,7 +1,8 @@
-"""Where a model lets factors be folded: matrices that read one value, and what makes that value and can be divided.
+"""Where a model allows folding factors: matrices that read one value, and the makers of that value, which can be
+divided.
 
-Read from the plan of a forward, so every architecture is covered without naming one: a norm's weights, the rows of the
-matrix of values before attention, the rows of the up matrix of a gated feed-forward, also of experts.
+Found in the plan of a forward, so every architecture is covered without naming one: a norm's weights, the rows of the
+value matrix before attention, the rows of the up matrix of a gated feed-forward, also of experts.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows start..stop of a tensor of the file, or values of a vector; of every expert where it has experts."""
+    """Rows start..stop of a file's tensor, or values of a vector; for experts, of every expert."""
 
     name: str
     start: int
@@ -39,9 +40,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """`readers` all multiply one value; dividing `makers` by factors divides that value by the same.
+    """`readers` all multiply one value; dividing `makers` by factors divides that value by the same factors.
 
-    Where attention stands between, each key-value head of `head_dim` rows is read by `heads_per_kv` heads in turn.
+    If attention lies in between, each key-value head of `head_dim` rows is read by `heads_per_kv` heads.
     """
 
     readers: tuple[str, ...]
@@ -58,7 +59,7 @@ class Group:
         return np.broadcast_to(heads, (len(heads), self.heads_per_kv, self.head_dim)).reshape(-1)
 
     def gather(self, mean_squares: F32) -> F32:
-        """Mean squares of the readers' columns as those of what the makers make."""
+        """Mean squares of the readers' columns, as mean squares of what the makers make."""
         if self.heads_per_kv == 1:
             return mean_squares
         heads: F32 = mean_squares.reshape(-1, self.heads_per_kv, self.head_dim)
@@ -70,7 +71,7 @@ def groups(plan: Plan) -> list[Group]:
     """Every place of a plan where factors can be folded exactly."""
     made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
-    uses: dict[str, set[int]] = {}  # tensor -> values it multiplies; -1 for a table of embeddings
+    uses: dict[str, set[int]] = {}  # tensor -> value it multiplies; -1 for a table of embeddings
     for op in plan.operations:
         for value in op.inputs:
             readers.setdefault(value.index, []).append(op)
@@ -104,7 +105,7 @@ def groups(plan: Plan) -> list[Group]:
 def _after(
     read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
 ) -> list[Group]:
-    """A group whose value is proportional to what a matrix makes, if nothing else reads that."""
+    """A group whose value is proportional to a matrix's output, if nothing else reads that output."""
     if not isinstance(maker, Linear) or len(beside) > 1:
         return []
     makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]
@@ -118,7 +119,7 @@ def _multiplied(op: Operation) -> list[tuple[str, int]]:
 
 
 def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
-    """Tensors that multiply a value, () where something else reads it as well."""
+    """The tensors that multiply a value; () if anything else reads it as well."""
     names: dict[str, None] = {}
     for op in ops:
         own = [name for name, at in _multiplied(op) if at == index]

@@ -1,4 +1,4 @@
-"""What `chat` and `run` share: stream an answer to stdout, let Ctrl-C stop it, say what it cost."""
+"""What `chat` and `run` share: they stream an answer to stdout, let Ctrl-C stop it, and print statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURE_SECONDS = 0.03
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. No exception is thrown meanwhile, so that no step of the model is left half done."""
+    """An event that Ctrl-C sets. It raises no exception, so that no model step stops halfway."""
     cancel = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -41,7 +41,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def write(pieces: Iterable[Piece]) -> Statistics:
-    """Show an answer as it comes, then end its line. What is piped is the text as the model wrote it."""
+    """Print an answer as it arrives, then end its line. Piped output is the text as the model wrote it."""
     out = raw(sys.stdout)
     out = cast(TextIO, Guard(out)) if out.isatty() else out
     last = "\n"
@@ -60,14 +60,14 @@ def write(pieces: Iterable[Piece]) -> Statistics:
 
 
 def tell(model: Model) -> None:
-    """What was decided when the model was opened: where it runs, and what the cache is made of."""
+    """Print what loading decided: where the model runs, and the cache types."""
     for note in (model.placed, model.cache.note):
         if note:
             say(note)
 
 
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
-    """What was asked for, over what the file recommends; what of that cannot be had is said."""
+    """The user's sampler options over the file's defaults. Prints a note for each default that cannot be used."""
     for note in model.sampling_defaults.notes:
         say(f"note: {note}", YELLOW)
     return model.sampling_defaults.options(asked)
@@ -80,7 +80,7 @@ def converse(
     asked: Mapping[str, Any],
     context_shift: bool = False,
 ) -> Conversation:
-    """A conversation as the options want it."""
+    """Make a conversation from the options."""
     from localllm.chat import Conversation
 
     return Conversation(
@@ -98,37 +98,37 @@ def converse(
 
 
 def explain_end(model: Model) -> str:
-    """Why an answer broke off, where the context was full."""
+    """Explain why an answer stopped at a full context."""
     trained = model.config.context_length if model.config is not None else model.context
     larger = f"; the model was trained on {trained}" if trained != model.context else ""
     return f"the context of {model.context} tokens is full and the answer ends here; -c N makes it larger{larger}"
 
 
 def read_bandwidth(model: Model) -> float:
-    """Bytes a second at which this machine reads the weights, the best of what fits into some milliseconds."""
+    """Bytes per second at which this machine reads the weights: the best of several reads within a few milliseconds."""
     start, best = perf_counter(), 0.0
-    while True:  # once is enough for large weights; small ones are read too quickly to be timed once
+    while True:  # once is enough for large weights; small ones need several reads
         best = max(best, model.executable.read_bandwidth())
         if perf_counter() - start > MEASURE_SECONDS:
             return best
 
 
 class Roof:
-    """How fast this machine reads the weights, measured once, when first asked."""
+    """The read bandwidth of this machine, measured once, on first use."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
         self._measured: float | None = None
 
     def measure(self) -> float:
-        """Bytes a second; 0 where the weights are too small to tell."""
+        """Bytes per second; 0 if the weights are too small to measure."""
         if self._measured is None:
             self._measured = read_bandwidth(self._model)
         return self._measured
 
 
 def statistics_line(s: Statistics, roof: float) -> str:
-    """One line on what an answer cost; `roof` in bytes a second, 0 where it is not known."""
+    """One line of statistics; `roof` in bytes per second, 0 if unknown."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
     parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
     if s.answer_tokens:
@@ -143,7 +143,7 @@ def statistics_line(s: Statistics, roof: float) -> str:
 
 
 def speculation_part(s: Statistics) -> str:
-    """What guessing ahead did: guesses that stood of those checked, how many a pass, and what that gained."""
+    """What speculation did: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
     done = s.speculation
     if done is None or not done.rounds:
         return "nothing guessed ahead"

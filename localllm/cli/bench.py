@@ -1,6 +1,7 @@
-"""`localllm bench`: tokens a second as llama-bench measures them (its tests, names and columns), and how near they come
-to the roof: bytes read against the bandwidth measured around each test; operations a second for prompts. Where somebody
-is to guess ahead, what that gains on texts.
+"""`localllm bench`: tokens per second by llama-bench's tests, names and columns, and how close they come to the roof.
+
+Decoding compares bytes read with the bandwidth measured around each test. Prompts count operations per second. With a
+drafter, it also measures the gain of speculation on three texts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from localllm.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One row: a prompt of `prompt` tokens or the decoding of `answer` tokens, after `depth` tokens or a `text`."""
+    """One row: a prompt of `prompt` tokens, or decoding `answer` tokens, after `depth` tokens or a `text`."""
 
     prompt: int
     answer: int
@@ -53,7 +54,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one test gave; field names as in llama-bench where it has them."""
+    """Result of one test; llama-bench's field names where it has them."""
 
     build_commit: str
     cpu_info: str
@@ -75,24 +76,24 @@ class Result:
     stddev_ns: int
     avg_ts: float
     stddev_ts: float
-    bytes_per_token: int  # that decoding reads, on the average of the test; 0 for prompts
+    bytes_per_token: int  # read by decoding, averaged over the test; 0 for prompts
     gb_per_s: float
     roof_gb_per_s: float
     roof_share: float
     gop_per_s: float  # of prompts
     samples_ns: tuple[int, ...]
-    speculation: str = ""  # who guessed ahead, where that was tested
-    plain_ts: float = 0.0  # tokens a second of the same answers without
-    n_drafted: int = 0  # guesses checked
+    speculation: str = ""  # the drafter, if the test has one
+    plain_ts: float = 0.0  # tokens per second of the same answers without speculation
+    n_drafted: int = 0  # drafted tokens
     n_accepted: int = 0  # of them
 
 
 def bench(own: Bench, name: str) -> None:
-    """Run every test and print each result as soon as it is there."""
+    """Run every test; print each result as soon as it is known."""
     tests = [Test(p, 0, d) for d in own.depths for p in own.prompts if p]
     tests += [Test(0, n, d) for d in own.depths for n in own.answers if n]
     if not tests:
-        raise LocalLLMError("nothing to measure: give -p or -n more than 0")
+        raise LocalLLMError("nothing to measure: set -p or -n above 0")
     tests.sort(key=lambda test: test.depth)
     guessed = [Test(0, n, 0, text) for n in own.answers if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
@@ -108,7 +109,7 @@ def bench(own: Bench, name: str) -> None:
 
 
 def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
-    """Time answers to a text, plain and guessed."""
+    """Time answers to a text with and without speculation."""
     found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
     assert model.speculation is not None
     result = _result(model, test, threads, found.guessed_ns)
@@ -122,7 +123,7 @@ def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
 
 
 def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
-    """Time `test`: the cache is filled to its depth, then it runs again and again from there."""
+    """Time `test`: fill the cache to its depth once, then repeat the run from there."""
     config = model.config
     assert config is not None
     tokens = np.random.RandomState(0).randint(0, config.vocabulary, test.depth + test.tokens).tolist()
@@ -140,7 +141,7 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
     if test.prompt:
         work = _operations(summary, config.vocabulary * config.width, test, model.batch_rows)
         return replace(result, gop_per_s=work / mean(samples))
-    middle = test.depth + (test.answer + 1) / 2  # tokens that attention sees, on the average
+    middle = test.depth + (test.answer + 1) / 2  # average number of tokens that attention sees
     read = round(model.executable.memory.read_after(middle))
     rate = result.avg_ts * read
     return replace(
@@ -158,7 +159,7 @@ def _summary(model: Model) -> Summary:
 
 
 def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:
-    """What all tests have in common."""
+    """The fields that all tests share."""
     rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
     return Result(
         build_commit=f"localllm {__version__}",
@@ -193,7 +194,7 @@ def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) ->
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> int:
     """Nanoseconds of one run over `tokens` past the depth."""
     rest = tokens[test.depth :]
-    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # what windows have given up
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # those that windows gave up
     start = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest)
@@ -209,8 +210,7 @@ def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
 
 
 def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -> int:
-    """Additions and multiplications of a prompt: matrices for every token but the output's, that once for a
-    batch, and attention over all that came before."""
+    """Operations of a prompt: each matrix for every token, the output once per batch, and attention."""
     positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
     every = summary.flops_per_token - 2 * output_weights
     return (
@@ -235,7 +235,7 @@ Show = Callable[[Result], None]
 
 
 def _decoding(text: Callable[[Result], str]) -> Callable[[Result], str]:
-    """For the tests that decode at the memory's speed; the others have nothing there."""
+    """Apply only to tests that decode at memory speed; other tests leave the cell empty."""
     return lambda r: text(r) if r.n_gen and not r.speculation else ""
 
 
@@ -243,7 +243,7 @@ def _guessing(text: Callable[[Result], str]) -> Callable[[Result], str]:
     return lambda r: text(r) if r.speculation else ""
 
 
-# Of the Markdown table: width, whether numbers stand there, and what does. llama-bench's, but for the last ones.
+# Columns of the Markdown table: width, whether numeric, and the cell. All but the last ones are llama-bench's.
 _COLUMNS: dict[str, tuple[int, bool, Callable[[Result], str]]] = {
     "model": (26, False, lambda r: r.model_type),
     "size": (10, True, lambda r: size(r.model_size)),
@@ -267,7 +267,7 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 
 def _columns(own: Bench) -> tuple[str, ...]:
-    """Those of the cache where it is not the usual one, as in llama-bench; those of guessing where there is any."""
+    """The cache columns if the types are not the default, as in llama-bench, and the speculation columns if used."""
     cache = (own.cache_type_k, own.cache_type_v) != ("f16", "f16")
     absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     return tuple(name for name in _COLUMNS if name not in absent)

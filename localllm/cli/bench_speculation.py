@@ -1,7 +1,7 @@
-"""What guessing ahead gains, for `localllm bench`: greedy answers to three texts, plain and guessed in turn.
+"""The gain of speculation, for `localllm bench`: greedy answers to three texts, plain and speculative in turn.
 
-Rates are tokens a second from the first token of an answer to its last, all work of guessing included; the answers must
-be the same.
+Rates are tokens per second from the first to the last token of an answer, drafting included. Both answers must be
+equal.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.sampling.options import SamplerOptions
 
-TEXTS = {  # text that repeats itself, some that does so a little, and some that does not
+TEXTS = {  # one text repeats itself, one does so a little, one does not
     "code": (
         "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n    return "
         "width * height * depth\n\n\ndef perimeter(width, height):\n    return 2 * width + 2 * height\n\n\ndef surface("
@@ -29,22 +29,22 @@ TEXTS = {  # text that repeats itself, some that does so a little, and some that
         "the beach, and the children climbed on them and looked out for ships. One morning"
     ),
 }
-LONGEST_TEXT = 512  # tokens of a text, with any vocabulary
+LONGEST_TEXT = 512  # tokens per text, for any vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Guessed:
-    """Answers to one text, a sample per repetition: nanoseconds plain and guessed, guesses checked and right."""
+    """Answers to one text, a sample per repetition: nanoseconds plain and speculative, tokens drafted and accepted."""
 
     plain_ns: tuple[int, ...]
     guessed_ns: tuple[int, ...]
     drafted: int
     accepted: int
-    rounds: int  # passes that checked any
+    rounds: int  # passes that verified drafts
 
 
 def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
-    """Time `count` tokens after the first. LocalLLMError where the answers differ, which would be an error of ours."""
+    """Time `count` tokens after the first. LocalLLMError if the answers differ, which would be our bug."""
     speculation, ids = model.speculation, model.tokenize(TEXTS[text])
     times: dict[bool, list[int]] = {False: [], True: []}
     drafted = accepted = rounds = 0
@@ -73,11 +73,11 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
             drafted = accepted = rounds = 0
         for number in range(repetitions):
             answers = {}
-            for guessing in (False, True) if number % 2 else (True, False):  # neither always finds a rested machine
+            for guessing in (False, True) if number % 2 else (True, False):  # fair turns
                 answers[guessing], taken = answer(guessing)
                 times[guessing].append(taken)
             if answers[False] != answers[True]:
-                raise LocalLLMError(f"guessed and plain answers to the {text} differ; please report this model")
+                raise LocalLLMError(f"speculative and plain answers to the {text} differ; please report this model")
     finally:
         model.speculation = speculation
     return Guessed(tuple(times[False]), tuple(times[True]), drafted, accepted, rounds)

@@ -1,4 +1,4 @@
-"""`localllm chat`: read a turn, stream the answer, say what it cost; from a terminal or, a turn a line, from a pipe."""
+"""`localllm chat`: read a turn, stream the answer, print statistics. From a pipe, each line is one turn."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from localllm.model import Model
 from localllm.prompt_cache import check_replaceable
 from localllm.template import renderer
 
-FORCE = "--force "  # before the name of a file: it may be replaced
+FORCE = "--force "  # precedes a file name: the file may be replaced
 CHOICES = (
-    "/shift drops the oldest turns and goes on, /summary TEXT goes on from your summary alone, /undo takes the last "
-    "turn back, /clear starts over"
+    "/shift drops the oldest turns and continues, /summary TEXT continues from your summary alone, /undo removes the "
+    "last turn, /clear starts over"
 )
 
 
 def chat(
     own: Chat, name: str, loading: Loading, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
 ) -> None:
-    """Talk until the user leaves."""
+    """Chat until the user leaves."""
     with renderer() as confined:
-        confined.start()  # it is ready when the model is
+        confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
             model = load(name, **loading.of_load(), progress=progress)
         with model:
@@ -61,13 +61,13 @@ def _talk(
 
 
 class _Talk:
-    """What is typed, and what becomes of it."""
+    """Reads what the user types and acts on it."""
 
     def __init__(self, model: Model, conversation: Conversation, stats: bool) -> None:
         self.model, self.conversation, self.stats = model, conversation, stats
         self.roof = Roof(model)
         self.refused = ""  # a turn that did not fit
-        self.cut = False  # the last answer ended with the context
+        self.cut = False  # whether the last answer stopped at a full context
 
     def run(self) -> None:
         if sys.stdin.isatty():
@@ -86,9 +86,9 @@ class _Talk:
                 self.attempt(lambda command=command, rest=rest: command.call(self, rest.strip()))  # type: ignore[misc]
             elif command is not None:
                 wanted = f"{word} {command.argument}" if command.argument else f"{word} alone"
-                say(f"error: write {wanted}", RED)
+                say(f"error: wrong usage; write {wanted}", RED)
             elif text.startswith("/") and text[1:].isalpha():
-                say(f"there is no command {text}; /help lists those there are", RED)
+                say(f"unknown command {text}; /help lists the commands", RED)
             elif text:
                 self.ask(text)
 
@@ -98,7 +98,7 @@ class _Talk:
             self.refused = ""
 
     def answer(self, answer: Callable[[Event], Iterator[Piece]]) -> bool:
-        """Show an answer and what it cost; False where the context is too full for one."""
+        """Print an answer and its statistics; False if the context has no room for it."""
         self.cut = False
         with interruptible() as cancel:
             try:
@@ -107,7 +107,7 @@ class _Talk:
                 say(f"error: {error}", RED)
                 say(CHOICES, YELLOW)
                 return False
-            except LocalLLMError as error:  # of this turn, as a template that refuses it; the next may do better
+            except LocalLLMError as error:  # of this turn, such as a template that refuses it
                 say(f"error: {error}", RED)
                 return True
             if statistics.reason == "context":
@@ -130,22 +130,22 @@ class _Talk:
     def clear(self, _: str) -> None:
         self.conversation.clear()
         self.refused, self.cut = "", False
-        say("a new conversation")
+        say("started a new conversation")
 
     def undo(self, _: str) -> None:
-        say(f"taken back: {self.conversation.undo()}")
+        say(f"removed: {self.conversation.undo()}")
         self.refused, self.cut = "", False
 
     def regenerate(self, _: str) -> None:
         self.answer(self.conversation.again)
 
     def shift(self, _: str) -> None:
-        """Make room; then go on with what the full context has stopped."""
+        """Drop the oldest turns, then continue what the full context stopped."""
         refused, cut = self.refused, self.cut
         dropped = self.conversation.shift()
         if not dropped:
-            raise LocalLLMError("there is no older turn to drop; /summary TEXT or /clear starts over")
-        say(f"the oldest {'turn was' if dropped == 1 else f'{dropped} turns were'} dropped")
+            raise LocalLLMError("no older turn to drop; /summary TEXT or /clear starts over")
+        say(f"dropped the oldest {'turn' if dropped == 1 else f'{dropped} turns'}")
         if refused:
             self.ask(refused)
         elif cut:
@@ -154,7 +154,7 @@ class _Talk:
     def summary(self, text: str) -> None:
         refused, self.refused = self.refused, ""
         self.conversation.clear(f"What was said so far: {text}")
-        say("a new conversation that begins with your summary")
+        say("started a new conversation with your summary")
         if refused:
             self.ask(refused)
 
@@ -163,7 +163,7 @@ class _Talk:
         path = Path(name.strip()).expanduser()
         if not forced and path.exists():
             check_replaceable(path)
-            raise LocalLLMError(f"{path}: exists; /save --force {name} replaces it")
+            raise LocalLLMError(f"{path} exists; /save --force {name} replaces it")
         put_down(self.conversation, path, overwrite=forced)
 
     def load(self, name: str) -> None:
@@ -177,7 +177,7 @@ class _Talk:
     def help(self, _: str) -> None:
         rows = [(f"{', '.join(each.words)} {each.argument}", each.help) for each in COMMANDS]
         rows.append((", ".join(_LEAVE), "leave; so does Ctrl-D"))
-        rows.append(("Ctrl-C", "stop an answer; what there is of it counts as said"))
+        rows.append(("Ctrl-C", "stop the answer and keep what was written"))
         for line in columns(rows, indent=0).split("\n"):
             say(line)
 
@@ -189,28 +189,28 @@ def _per_token(memory: Memory) -> str:
 
 class _Command(NamedTuple):
     words: tuple[str, ...]
-    argument: str  # what must be written behind; "": nothing
+    argument: str  # the required argument; "": none
     help: str
     call: Callable[[_Talk, str], None]
 
 
 COMMANDS = (
     _Command(("/clear", "/new"), "", "forget the conversation and start over", _Talk.clear),
-    _Command(("/undo",), "", "take back the last turn", _Talk.undo),
-    _Command(("/regen",), "", "another answer to the last turn", _Talk.regenerate),
-    _Command(("/shift",), "", "drop the oldest turns; what a full context has stopped goes on", _Talk.shift),
-    _Command(("/summary",), "TEXT", "start over with your summary of what was said", _Talk.summary),
-    _Command(("/save",), "FILE", "save the conversation and its cache; /save --force FILE replaces one", _Talk.save),
-    _Command(("/load",), "FILE", "go on with the conversation of a file", _Talk.load),
-    _Command(("/stats",), "", "statistics after each answer, or no more", _Talk.toggle),
-    _Command(("/help", "/?"), "", "these lines", _Talk.help),
+    _Command(("/undo",), "", "remove the last turn", _Talk.undo),
+    _Command(("/regen",), "", "answer the last turn again", _Talk.regenerate),
+    _Command(("/shift",), "", "drop the oldest turns and continue", _Talk.shift),
+    _Command(("/summary",), "TEXT", "start over from your summary", _Talk.summary),
+    _Command(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", _Talk.save),
+    _Command(("/load",), "FILE", "load a saved conversation", _Talk.load),
+    _Command(("/stats",), "", "turn statistics on or off", _Talk.toggle),
+    _Command(("/help", "/?"), "", "show this list", _Talk.help),
 )
 _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 _LEAVE = ("/bye", "/exit", "/quit")
 
 
 def _turns() -> Iterator[str]:
-    """Lines of the user. Ends at the end of input; KeyboardInterrupt at Ctrl-C."""
+    """Lines that the user types, until the end of input. Raises KeyboardInterrupt at Ctrl-C."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

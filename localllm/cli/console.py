@@ -1,7 +1,7 @@
-"""Everything that is printed, and what is said beside an answer: notes, errors and progress, on stderr.
+"""Everything that is printed: output through a guard, and notes, errors and progress on stderr.
 
-Neither a file nor a model may steer a terminal: while a command runs, stdout and stderr are `Guard`s, which escape
-control characters whoever writes them. What the program itself sends goes to the stream below, `raw`.
+Neither a file nor a model may steer a terminal. While a command runs, stdout and stderr are `Guard`s, which escape
+control characters of every writer. The program's own control sequences go to the stream below, `raw`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
 
 RED, YELLOW, DIM = "31", "33", "2"
-BAR_AFTER = 0.3  # seconds; what is over sooner needs no bar
+BAR_AFTER = 0.3  # seconds; shorter steps show no bar
 
 
 class Guard:
-    """A stream whose text is written with its control characters escaped, newlines and tabs apart."""
+    """A stream that escapes control characters except newlines and tabs."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -43,7 +43,7 @@ class Guard:
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Have stdout and stderr guarded meanwhile."""
+    """Guard stdout and stderr within the block."""
     before = sys.stdout, sys.stderr
     _guard()
     try:
@@ -57,31 +57,31 @@ def _guard() -> None:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream below its guards."""
+    """The stream below the guards."""
     while isinstance(stream, Guard):
         stream = stream.stream
     return stream
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """`text` in an ANSI style where `stream` is a terminal that wants colours (https://no-color.org)."""
+    """`text` in an ANSI style if `stream` is a terminal that wants colours (https://no-color.org)."""
     wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{style}m{text}\x1b[0m" if wanted else text
 
 
 def say(text: str, style: str = DIM) -> None:
-    """One line on stderr, after what stdout has to say."""
+    """Print one line on stderr, after what stdout already has."""
     sys.stdout.flush()
     print(styled(printable(text, None), style, sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def fail(text: str) -> None:
-    """The one line that ends a command in error."""
+    """Print the line that ends a command in error."""
     say("error: " + " ".join(text.split()), RED)
 
 
 class LoadProgress:
-    """The `progress` of `localllm.load` as a bar, for a terminal and only where a step lasts; a context manager."""
+    """Context manager: the `progress` of `localllm.load` as a bar, on a terminal and for long steps only."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
@@ -104,11 +104,11 @@ class LoadProgress:
             from rich.console import Console
             from rich.progress import Progress
 
-            # Lines that are written meanwhile go above the bars; but what goes to a file stays what it is.
+            # Lines written meanwhile go above the bars. A stream that is redirected to a file stays as it is.
             redirect, console = sys.stdout.isatty(), Console(file=raw(sys.stderr))
             self._bars = Progress(*self._columns(), console=console, transient=True, redirect_stdout=redirect)
             self._bars.start()
-            _guard()  # what rich has put in the place of the streams, until it stops
+            _guard()  # rich replaces the streams until it stops
         return self._bars
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
@@ -127,7 +127,7 @@ class LoadProgress:
 
 
 class RateProgress(LoadProgress):
-    """The same for long work on many weights: how fast it goes, and how long it will still take."""
+    """A bar for long work on many weights, with its rate and the time left."""
 
     def _columns(self) -> tuple[ProgressColumn, ...]:
         from rich.progress import ProgressColumn, Task, TextColumn, TimeRemainingColumn

@@ -1,4 +1,4 @@
-"""`localllm devices`: what models can run on here, and how fast each copies within its memory."""
+"""`localllm devices`: the devices that can run models, and the copy speed of each within its memory."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from localllm.cli.console import say
 from localllm.cli.options import Devices
 from localllm.cli.text import columns, size
 
-MEASURED = 256 << 20  # bytes copied: several times what any cache holds
+MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 
 
 def devices(own: Devices) -> None:
-    """List them; why a kind of device cannot be used is said, not hidden."""
+    """List the devices. If a kind of device cannot be used, print the reason."""
     found, reasons = _found()
     if own.json:
         print(json.dumps({"devices": found, "missing": reasons}, indent=2))

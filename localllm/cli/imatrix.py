@@ -1,4 +1,4 @@
-"""`localllm imatrix`: which columns of every matrix matter on a text, in a file for quantize and for llama-quantize."""
+"""`localllm imatrix`: measures which columns of every matrix matter on a text, for quantize and llama-quantize."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.printable import printable
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
-    """Run the text, write the file, say what is in it."""
+    """Evaluate the text, write the file, print what it holds."""
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
     with LoadProgress() as progress:
@@ -31,7 +31,7 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}
     if unseen:
         say(
-            f"note: {sum(unseen.values())} matrices of experts in {len(unseen)} tensors saw no token of this text and "
-            "count all their columns alike; a longer text reaches more",
+            f"note: {sum(unseen.values())} matrices of experts in {len(unseen)} tensors saw no token of this text, so "
+            "all their columns count alike; a longer text reaches more",
             YELLOW,
         )

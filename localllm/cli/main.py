@@ -9,39 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
-from localllm import __version__
 from localllm.cli import options
+from localllm.cli.app import Command, UsageError, read
 from localllm.cli.console import YELLOW, fail, guarded, say
-from localllm.cli.parser import UsageError, parse
 from localllm.cli.signals import unwinding
+from localllm.cli.version import version
 from localllm.sampling.options import SamplerOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
-
-HELP = """usage: localllm COMMAND [OPTIONS]
-
-Run large language models from GGUF files on this computer.
-
-{commands}
-
-  --help       this page; after a command, its options
-  --version    the version
-  --debug      with any command: the traceback of an error
-"""
-
-
-class Command(NamedTuple):
-    """A command: its arguments, what it does in a line, more of that, its option groups, and what takes them."""
-
-    arguments: str
-    line: str
-    more: str
-    groups: tuple[type[Any], ...]
-    call: Callable[..., None]
 
 
 def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
@@ -102,12 +81,12 @@ def _devices(own: options.Devices) -> None:
 
 
 def _one_model(given: options.ModelName, default: str = "") -> str:
-    """The one model that is named; UsageError for none or two."""
+    """The one MODEL that was given; UsageError for none or several."""
     names = [name for name in (*given.words, given.model) if name]
     if len(names) > 1:
-        raise UsageError(f"MODEL: one is expected, given are {' and '.join(names)}")
+        raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
     if not names and not default:
-        raise UsageError("MODEL: which one? give a GGUF file, or demo for the model in the box")
+        raise UsageError("MODEL is required: give a GGUF file, or demo for the built-in model")
     return names[0] if names else default
 
 
@@ -116,56 +95,56 @@ _ANSWERING = (options.Opening, options.Answering, options.Keeping, SamplerOption
 COMMANDS: dict[str, Command] = {
     "chat": Command(
         "[MODEL]",
-        "talk with a model; without MODEL, with the small one in the box",
-        "Ctrl-C stops an answer, Ctrl-D leaves, /help says more. From a pipe, every line is one turn.",
+        "chat with a model (default: the built-in demo)",
+        "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. From a pipe, every line is one turn.",
         (options.ModelName, options.Chat, *_ANSWERING),
         _chat,
     ),
     "run": Command(
         "MODEL [PROMPT]",
         "answer one prompt on stdout",
-        "The prompt is PROMPT, or what is piped in, or both, one after the other. It is one turn of a chat where the\n"
-        "file holds a chat template; where it holds none, or with --raw, the prompt is continued as plain text.",
+        "The prompt is PROMPT, piped input, or both in this order. If the file has a chat template, the prompt is one\n"
+        "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text.",
         (options.Run, *_ANSWERING),
         _run,
     ),
     "show": Command(
-        "MODEL", "say what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
+        "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
     ),
     "bench": Command(
         "MODEL",
         "measure speed, as llama-bench does",
-        "GB/s is what decoding reads, % of roof is its share of what this machine can read, GOP/s is a prompt's work.",
+        "GB/s: what decoding reads. % of roof: its share of this machine's read bandwidth. GOP/s: work of a prompt.",
         (options.ModelName, options.Bench),
         _bench,
     ),
     "devices": Command(
         "",
-        "list what models can run on here",
-        "Memory, and how fast each device copies within it. Why a kind of device is missing is said on stderr.",
+        "list the devices that can run models",
+        "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
         (options.Devices,),
         _devices,
     ),
     "perplexity": Command(
         "MODEL",
         "measure how well a model predicts a text",
-        "The definition is llama.cpp's: windows that know nothing of each other, scored over their second half.",
+        "Uses llama.cpp's definition: independent windows, each scored over its second half.",
         (options.ModelName, options.Perplexity, options.Measuring),
         _perplexity,
     ),
     "imatrix": Command(
         "MODEL",
         "measure which weights matter on a text, for quantize --imatrix",
-        "What goes into every matrix is squared and averaged over the text; the files are llama.cpp's, both ways.",
+        "Averages the squared inputs of every matrix over the text. llama.cpp can read the file.",
         (options.ModelName, options.Imatrix, options.Measuring),
         _imatrix,
     ),
     "quantize": Command(
         "IN [OUT] TYPE",
-        "make a smaller file of a model",
-        "IN is a GGUF file or a Hugging Face folder; TYPE is a name that llama-quantize knows, such as Q4_K_M, or its\n"
-        "number, and chooses the same formats; COPY changes none. Without OUT the file goes beside IN. --fit or\n"
-        "--max-kld stand for TYPE.",
+        "make a smaller model file",
+        "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
+        "and chooses the same formats; COPY changes none. Without OUT, the file goes beside IN. --fit or --max-kld\n"
+        "replace TYPE.",
         (options.Quantize,),
         _quantize,
     ),
@@ -189,12 +168,12 @@ def _guarded_main(words: list[str], debug: bool) -> int:
             _dispatch(words)
         sys.stdout.flush()
         return 0
-    except SystemExit as leave:  # argparse, after a help page; or a signal
+    except SystemExit as leave:  # Typer, after what it does for a shell's completion; or a signal
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # discard what is still buffered
         return BROKEN_PIPE
     except Exception as error:
         if not debug:
@@ -206,7 +185,7 @@ def _guarded_main(words: list[str], debug: bool) -> int:
 
 
 def _make_streams_safe() -> None:
-    """A stream that was closed, or a character that cannot be written, is no reason to end."""
+    """Replace closed streams, and write "?" for characters that cannot be encoded."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -217,7 +196,7 @@ def _make_streams_safe() -> None:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Show a warning that there is no cache of compiled code as a note, once a command."""
+    """Print a warning that compiled code is not cached as a note, once per command."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -234,30 +213,25 @@ def _warnings_as_notes() -> Iterator[None]:
 
 
 def _dispatch(words: list[str]) -> None:
-    if not words or words[0] in ("-h", "--help"):
-        width = max(len(f"{name} {command.arguments}") for name, command in COMMANDS.items())
-        lines = [f"  {f'{name} {c.arguments}':{width}}   {c.line}" for name, c in COMMANDS.items()]
-        print(HELP.format(commands="\n".join(lines)), end="")
+    if words == ["--version"]:
+        print(f"localllm {version()}")
         return
-    if words[0] == "--version":
-        print(f"localllm {__version__}")
-        return
-    command = COMMANDS.get(words[0])
-    if command is None:
-        raise UsageError(f"there is no command {words[0]!r}; there are {', '.join(COMMANDS)} (localllm --help)")
-    description = f"{command.line[0].upper()}{command.line[1:]}.\n\n{command.more}".rstrip()
-    command.call(*parse(f"{words[0]} {command.arguments}", description, command.groups, words[1:]))
+    if not words or words[0] == "help":
+        words = [*words[1:], "--help"]
+    asked = read(COMMANDS, words)
+    if asked is not None:
+        asked.run()
 
 
 def _explain(error: Exception) -> int:
-    """Say what went wrong in one line; the exit code."""
+    """Print what went wrong in one line; returns the exit code."""
     if isinstance(error, UsageError):
         fail(str(error))
         return USAGE
     if isinstance(error, MemoryError):
-        fail(f"not enough memory: {error or 'nothing is left'}; use a smaller model or context (-c)")
-    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own words
-        fail("not enough memory, or too low a limit, for so many threads; give fewer (-t)")
+        fail(f"not enough memory: {error or 'none is left'}; use a smaller model or context (-c)")
+    elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own message
+        fail("not enough memory, or too low a limit, for this many threads; use fewer (-t)")
     else:
         fail(_text(error) if isinstance(error, _users()) else _bug(error))
     return ERROR
@@ -284,4 +258,4 @@ def _bug(error: Exception) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     where = f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
-    return f"a bug of localllm: {type(error).__name__}: {error}{where}; --debug shows the traceback to report"
+    return f"bug in localllm: {type(error).__name__}: {error}{where}; --debug shows the traceback to report"

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
-    """Evaluate the text and print what it came to."""
+    """Evaluate the text and print the results."""
     target = Path(own.save_base) if own.save_base else None
     if target is not None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
@@ -56,17 +56,17 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
 
 
 def read_text(file: str) -> str:
-    """The text to measure on, from a file or what is piped in."""
+    """The text to measure on, from a file or from stdin."""
     if file:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     text = "" if sys.stdin.isatty() else sys.stdin.read()
     if not text:
-        raise LocalLLMError("no text: give one with -f FILE, or through a pipe")
+        raise LocalLLMError("no text: give one with -f FILE or through a pipe")
     return text
 
 
 def model_files(name: str) -> tuple[Path, ...]:
-    """The files that a model is read from, all its parts; or the file of base logits of this name."""
+    """The files of a model, all its parts; or the base-logits file of this name."""
     path = resolve(name)
     if not path.is_file() or is_logits_file(path):
         return (path,) if name else ()
@@ -82,7 +82,7 @@ def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
 
 @contextmanager
 def _logits_file(name: str) -> Iterator[LogitsFile | None]:
-    """The base where it is a file of log-probabilities, None where it is a model or nothing."""
+    """The base if it is a file of log-probabilities; None if it is a model or not given."""
     path = resolve(name) if name else None
     if path is None or not path.is_file() or not is_logits_file(path):
         yield None
@@ -95,7 +95,7 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
 
 
 def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
-    """The windows to evaluate: those of the file of the base if there is one; a text given as well must be the same."""
+    """The windows to evaluate. A base file provides its own; a text given as well must match them."""
     limit = own.chunks or None
     if stored is None:
         return cut(model, read_text(own.file), ctx, limit)
@@ -103,9 +103,7 @@ def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None)
     if own.file and not np.array_equal(
         cut(model, read_text(own.file), ctx, len(windows.tokens)).tokens, windows.tokens
     ):
-        raise LocalLLMError(
-            f"{own.kld}: was made from another text, or with another vocabulary; leave -f out to use the text in it"
-        )
+        raise LocalLLMError(f"{own.kld}: made from another text or vocabulary; omit -f to use the text in it")
     return windows
 
 
@@ -127,7 +125,7 @@ def _as_json(
 def _lines(
     name: str, device: str, windows: Windows, result: Result, divergence: Divergence | None
 ) -> list[tuple[str, str]]:
-    """(what, number) as they are shown, llama.cpp's digits."""
+    """(label, number) pairs with as many digits as llama.cpp prints."""
     lines = [
         ("model", f"{name} ({device})"),
         ("text", f"{len(windows.tokens)} windows of {windows.ctx} tokens, {result.tokens} predictions"),

@@ -1,4 +1,4 @@
-"""`localllm quantize`: from the words of the command line to a plan, and from the plan to a file."""
+"""`localllm quantize`: turns the command line into a plan, and the plan into a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from localllm.calibration.imatrix import Imatrix, measure, read
 from localllm.calibration.method import METHODS, Method
+from localllm.cli.app import UsageError
 from localllm.cli.console import YELLOW, RateProgress, say
 from localllm.cli.options import Quantize
-from localllm.cli.parser import UsageError
 from localllm.cli.perplexity import read_text
 from localllm.cli.quantize_report import error_table, show, summary, text_report
 from localllm.convert import Checkpoint
@@ -36,7 +36,7 @@ AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 
 
 class _Asked(NamedTuple):
-    """The words of the command line. `mix` is None for COPY, and where a goal stands for the type."""
+    """The parsed command line. `mix` is None for COPY, and when a goal replaces the type."""
 
     source: str
     target: str
@@ -45,7 +45,7 @@ class _Asked(NamedTuple):
 
 
 def quantize(own: Quantize) -> None:
-    """Do it, or with --dry-run say what would be done."""
+    """Quantize, or with --dry-run show the plan."""
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
     text, test = _texts(own)
     with ExitStack() as stack:
@@ -64,7 +64,7 @@ def quantize(own: Quantize) -> None:
         check(steps, [step.name for step in steps] if measured else _known(imatrix), own.allow_requantize)
         if steps and measured and not any(step.changes and step.after not in FLOATS for step in steps):
             what = f"--method {own.method}" if own.method else "--imatrix auto"
-            raise UsageError(f"{what}: {asked.kind} rounds no tensor of this model to blocks; leave it out")
+            raise UsageError(f"{what}: {asked.kind} quantizes no tensor of this model; omit it")
         if _needs_model(own) and isinstance(source, Checkpoint):
             source = stack.enter_context(_as_file(source, target, own))
         if own.imatrix == AUTO:
@@ -78,7 +78,7 @@ def quantize(own: Quantize) -> None:
             show(source, steps, imatrix, own)
             return
         check(steps, [step.name for step in steps] if own.method else _known(imatrix), own.allow_requantize)
-        # a method trades errors of weights for errors of outputs: there only the text tells
+        # A method trades errors of weights for errors of outputs, so only the text can judge it.
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
         with _method(own, source, steps, text, progress) as method:
             how = How(_threads(own), imatrix, method, errors, progress)
@@ -92,12 +92,12 @@ def quantize(own: Quantize) -> None:
 
 
 def _needs_model(own: Quantize) -> bool:
-    """Whether the model itself will be run, for which it must be a file."""
+    """Whether the model itself must run, which requires a file."""
     return bool(_measuring(own) or (own.report and own.test + own.file))
 
 
 def _measuring(own: Quantize) -> str:
-    """The option that asks for a text to measure on, if any does."""
+    """The option that requires a text to measure on, if any."""
     asked = {
         "--imatrix auto": own.imatrix == AUTO,
         f"--method {own.method}": own.method,
@@ -108,10 +108,10 @@ def _measuring(own: Quantize) -> str:
 
 
 def _texts(own: Quantize) -> tuple[str, str]:
-    """What is measured on, and what is reported on; read before anything else, for the work in between may be long."""
+    """The texts to measure and to report on. Read first, because the work in between may be long."""
     option = _measuring(own)
     if option and not own.file:
-        raise UsageError(f"{option}: needs a text to measure on; give one with -f FILE")
+        raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
     text = read_text(own.file) if own.file else ""
     return text, read_text(own.test) if own.test else text
 
@@ -122,7 +122,7 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
-    """A folder as a file beside the target, for as long as it is needed. Errors name the folder."""
+    """Convert a folder to a temporary file beside the target, for as long as the block runs. Errors name the folder."""
     with scratch(target) as path:
         try:
             with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
@@ -142,18 +142,18 @@ def _threads(own: Quantize) -> int:
 
 def _asked(own: Quantize) -> _Asked:
     if own.imatrix and own.method:
-        raise UsageError(f"--imatrix: --method {own.method} measures what matters on -f itself; leave one of them out")
+        raise UsageError(f"--method {own.method} measures importance on -f itself; omit --imatrix or --method")
     words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
     if goals:
         if len(goals) > 1 or own.pure:
-            raise UsageError(f"{goals[-1]}: cannot be had together with {goals[0] if len(goals) > 1 else '--pure'}")
+            raise UsageError(f"{goals[-1]} and {goals[0] if len(goals) > 1 else '--pure'} exclude each other; omit one")
         if len(words) == 3 or (len(words) == 2 and _is_type(words[1])):
-            raise UsageError(f"{goals[0]}: stands for TYPE; leave {words[-1]} out")
+            raise UsageError(f"{goals[0]} replaces TYPE; omit {words[-1]}")
         if not words:
-            raise UsageError(f"{goals[0]}: give a model to make smaller")
+            raise UsageError(f"{goals[0]}: MODEL is required")
         return _Asked(words[0], words[1] if len(words) == 2 else "", MIXED, None)
     if len(words) not in (2, 3):
-        raise UsageError("IN [OUT] TYPE: give a model, where the result goes if not beside it, and a type like Q4_K_M")
+        raise UsageError("expected IN [OUT] TYPE: a model, the output file if not beside it, and a type like Q4_K_M")
     mix = None if words[-1].upper() == COPY else find(words[-1])
     return _Asked(words[0], words[1] if len(words) == 3 else "", mix.name if mix else COPY, mix)
 
@@ -186,18 +186,18 @@ def _pattern(text: str) -> re.Pattern[str]:
 def _format(option: str, name: str) -> str:
     known = [f.name for f in FORMATS.values() if f.quantize]
     if name.upper() not in known:
-        raise UsageError(f"{option}: there is no format {name!r} to write; there are {', '.join(known)}")
+        raise UsageError(f"{option}: unknown format {name!r}; formats are {', '.join(known)}")
     return name.upper()
 
 
 def _read_files(source: Source, own: Quantize) -> list[str | Path]:
-    """The files that are read: all parts of the model, and what the options name."""
+    """The files that are read: all parts of the model, and the files that options name."""
     parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
 def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
-    """The plan of a type; none yet where there is a goal instead."""
+    """The plan of a type; empty if a goal replaces the type."""
     if asked.kind == MIXED:
         return []
     return copy_plan(source) if asked.mix is None else plan(source, asked.mix, options)
@@ -224,7 +224,7 @@ def _method(
 
 
 def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: How, own: Quantize) -> str:
-    """The SHA-256 of the file."""
+    """Write the file; returns its SHA-256."""
     digest = hashlib.sha256()
     file_type = asked.mix.file_type if asked.mix else file_type_of(steps) if asked.kind == MIXED else None
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"

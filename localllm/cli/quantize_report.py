@@ -1,4 +1,4 @@
-"""What `localllm quantize` says: what every tensor would become, what was lost in it, what that does to a text."""
+"""What `localllm quantize` prints: the plan of every tensor, its error, and the effect on a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localllm.quantize.target import CONTEXT
 
 
 def show(source: Source, steps: Sequence[Step], imatrix: Imatrix | None, own: Quantize) -> None:
-    """Print the plan, the size of the file, and what would stop it."""
+    """Print the plan, the file size, and what would prevent it."""
     print(plan_table(steps))
     print(f"{summary(steps)}; a file of {size(size_of(source, steps))}")
     for note in _notes(steps, imatrix, own):
@@ -44,7 +44,7 @@ def plan_table(steps: Sequence[Step]) -> str:
 
 
 def summary(steps: Sequence[Step]) -> str:
-    """Sizes of all tensors, bits a weight, and the formats there will be."""
+    """Total size of all tensors, bits per weight, and the formats."""
     before, after = sum(s.bytes_before for s in steps), sum(s.bytes_after for s in steps)
     values = sum(s.values for s in steps)
     formats = sorted({step.after for step in steps if step.changes}) or ["as it was"]
@@ -62,7 +62,7 @@ def _notes(steps: Sequence[Step], imatrix: Imatrix | None, own: Quantize) -> Ite
 
 
 def error_table(steps: Sequence[Step], errors: Mapping[str, Error]) -> str:
-    """Per tensor the root mean square error, its share of the values', the same weighted, and the largest."""
+    """Per tensor: root mean square error, relative error, weighted relative error, largest error."""
     rows = []
     for step in steps:
         error = errors.get(step.name)
@@ -75,7 +75,7 @@ def error_table(steps: Sequence[Step], errors: Mapping[str, Error]) -> str:
 
 
 def text_report(before: Path, after: Path, text: str, own: Quantize, progress: RateProgress) -> str:
-    """Perplexity of the text (of --test or -f) before and after, and how far the distributions are apart."""
+    """Perplexity of the text (--test or -f) before and after, and the divergence of the distributions."""
     name = own.test or own.file
     with ExitStack() as stack:
         models = [

@@ -1,4 +1,4 @@
-"""`localllm run`: one prompt, one answer on stdout and nothing else there."""
+"""`localllm run`: one prompt; stdout gets the answer and nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
-    """The prompt from the command line, a file and what is piped in: those there are, in this order, a line each."""
+    """The prompt: command line, file and stdin, those that are given, in this order, separated by newlines."""
     parts = [text for text in given if text]
     if file:
         parts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
@@ -29,7 +29,7 @@ def read_prompt(given: Sequence[str], file: str) -> str:
         parts.append(sys.stdin.read())
     prompt = "\n".join(part.removesuffix("\n") for part in parts if part)
     if not prompt:
-        raise LocalLLMError("no prompt: give one after MODEL, with -f FILE, or through a pipe; `localllm chat` talks")
+        raise LocalLLMError("no prompt: give one after MODEL, with -f FILE or through a pipe, or use `localllm chat`")
     return prompt
 
 
@@ -42,12 +42,12 @@ def run(
     keeping: Keeping,
     sampling: Mapping[str, Any],
 ) -> None:
-    """Answer `prompt`. KeyboardInterrupt after an answer that Ctrl-C stopped."""
+    """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer."""
     from localllm.template import renderer
 
     with renderer() as confined:
         if not own.raw:
-            confined.start()  # it is ready when the model is
+            confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
             model = load(name, **loading.of_load(), progress=progress)
         with model:
@@ -71,10 +71,10 @@ def _answer(
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
         elif answering.system_prompt:
-            raise LocalLLMError("-sys/--system-prompt: plain text has no system prompt; put it into the prompt")
+            raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
         else:
             session = model.session()
-            ids = model.prompt_ids(prompt, parse_special=True)  # control tokens written in it count as such
+            ids = model.prompt_ids(prompt, parse_special=True)  # whether control tokens in it are read as such
             options = (answering.max_tokens, answering.stop, cancel, answering.ignore_eos)
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
         cache.take_up(session)
@@ -95,13 +95,13 @@ def _answer(
 def _conversation(
     model: Model, confined: Confined, answering: Answering, sampling: Mapping[str, Any]
 ) -> Conversation | None:
-    """What the prompt is a turn of; None where it is to be continued as plain text."""
+    """The conversation that the prompt belongs to; None if it is continued as plain text."""
     from localllm.chat import is_plain, template_of
 
     template, note = template_of(model, confined)
     if is_plain(template):
         say(
-            "note: the file has no chat template; the prompt is continued as plain text (--raw: without this note)",
+            "note: the file has no chat template; the model continues the prompt as plain text (--raw hides this note)",
             YELLOW,
         )
         return None

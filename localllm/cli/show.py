@@ -1,6 +1,6 @@
-"""`localllm show`: what a model file holds, and the memory it needs for a context. Weights are not read.
+"""`localllm show`: what a model file holds, and the memory it needs for a context. It reads no weights.
 
-What cannot be run (an architecture or a format without support) is shown all the same, with the reason.
+A model that cannot run (unsupported architecture or format) is shown with the reason.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
-_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # of a long array, of a long text
+_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # items of a long array, characters of a long text
 
 
 def show(own: Show, name: str) -> None:
-    """Print what is known of a model. GGUFError where the file cannot be read at all."""
+    """Print the facts of a model file. GGUFError if it cannot be read at all."""
     with open_gguf(resolve(name)) as file:
         facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v))
     if own.json:
@@ -41,7 +41,7 @@ def show(own: Show, name: str) -> None:
 
 
 def describe(file: GGUFFile, ctx: int, every_tensor: bool, cache: CacheTypes = F16_CACHE) -> dict[str, Any]:
-    """The facts of a model file, ready for JSON. A part that cannot be had is {"problem": why}."""
+    """The facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}."""
     facts: dict[str, Any] = {
         "file": str(file.path),
         "bytes": file.size,
@@ -128,13 +128,13 @@ def _template(file: GGUFFile) -> dict[str, Any]:
 
 
 def _sampling(file: GGUFFile) -> dict[str, Any]:
-    """The file's own defaults; what the command line gives goes before them."""
+    """The file's own sampling defaults, which the command line overrides."""
     found = file_defaults(file.metadata)
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
 def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
-    """The plan for a context on the CPU with all its processors, in bytes."""
+    """Memory plan in bytes, for a context on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
     from localllm.backends.cpu.backend import default_threads
@@ -179,7 +179,7 @@ def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
 
 
 def _abbreviated(value: Any) -> Any:
-    """A metadata value for JSON; of long arrays the beginning and the count, of long text the beginning."""
+    """A metadata value for JSON; long arrays and texts are cut, arrays with their total."""
     if isinstance(value, np.ndarray | StringArray):
         items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
         return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} in all"]
@@ -246,7 +246,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
 
 
 def cache_text(memory: dict[str, Any]) -> str:
-    """What a token takes in the cache."""
+    """Cache size per token."""
     text = f"{size(memory['cache_per_token'])} a token"
     if not memory["window"]:
         return text

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP leave a command as Ctrl-C does, so that unfinished files are removed on the way out."""
+"""Make SIGTERM and SIGHUP end a command as Ctrl-C does, so that unfinished files are removed on the way out."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """Within the block these signals raise SystemExit(128 + number), once. One that is ignored stays so (nohup)."""
-    if threading.current_thread() is not threading.main_thread():  # where Python sets no handlers
+    """Within the block, the first of these signals raises SystemExit(128 + number). Ignored signals stay ignored
+    (nohup).
+    """
+    if threading.current_thread() is not threading.main_thread():  # outside the main thread Python sets no handlers
         yield
         return
     caught = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
         for each in caught:
-            signal.signal(each, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise SystemExit(128 + number)
 
     for number in caught:

@@ -1,10 +1,10 @@
-"""The support matrix as text, from the tables that the program itself goes by; `localllm show` prints it."""
+"""The support matrix as text, made from the program's own tables; `localllm show` prints it."""
 
 from __future__ import annotations
 
 from localllm.cli.text import markdown
 
-INTEGERS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
+INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 
 
 def formats() -> str:

@@ -1,4 +1,4 @@
-"""Code that works on hostile input, run where nothing can take this process down: a child process with limits."""
+"""Runs code on hostile input in a child process with limits, where nothing can take this process down."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Encodes a text by the tokenizer.json of a Hugging Face folder: a task of the confined child.
+"""Encodes a text with the tokenizer.json of a Hugging Face folder: a task of the confined child.
 
-The library that reads such files believes them: a normalizer that makes a thousand letters of one, four times over,
-ends in an abort after gigabytes, and a regular expression may take for ever.
+The library that reads such files trusts them. A normalizer that turns one letter into a thousand, four times over, ends
+in an abort after gigabytes, and a regular expression may never finish.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from localllm.confined.process import Limits
 
 
 def limits(json: str) -> Limits:
-    """What reading such a file may take; 256,000 tokens and 500,000 merges, 10 MB, take 1.3 s and 350 MB."""
+    """Limits for reading such a file; 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
     return Limits(seconds=60, wall=180, memory=(512 << 20) + 64 * len(json))
 
 
 def prepare() -> None:
-    """Load the library while files can be opened."""
+    """Load the library while files can still be opened."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     import tokenizers
 
@@ -26,7 +26,7 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with the special tokens put around.
+    """Ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with special tokens added.
 
     Or the error of a file that the library cannot read.
     """
@@ -36,7 +36,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         theirs = tokenizers.Tokenizer.from_str(request["json"])
         theirs.no_truncation()
         plain, whole = (theirs.encode(request["text"], add_special_tokens=special).ids for special in (False, True))
-    except BaseException as error:  # the package raises nothing more special, and its panics are no Exception
+    except BaseException as error:  # the package raises nothing more specific, and its panics are not Exceptions
         if isinstance(error, MemoryError):
             raise
         return {"error": str(error)}

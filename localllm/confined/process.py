@@ -1,9 +1,9 @@
-"""`Confined`: one task in a child process, with limits on time, memory and the size of its answer.
+"""`Confined`: runs a task in a child process, with limits on time, memory and the size of its answer.
 
-Metering inside this process was tried first: it has to know the cost of everything that Python offers, and what it
-does not know (a tuple nested 400,000 deep and then hashed) kills the program. The operating system knows all of it.
-The child is spawned, not forked, because this process has threads. It is started ahead of its first use and kept, so
-that a call costs two messages through pipes: about 0.1 ms.
+Metering inside this process was tried first. It must know the cost of everything in Python, and what it misses (a tuple
+nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned, not
+forked, because this process has threads. It starts before its first use and stays, so a call costs two messages through
+pipes: about 0.1 ms.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import Any
 
 from localllm.errors import LocalLLMError
 
-LENGTH = struct.Struct("<Q")  # before each message: bytes of JSON that follow
-_ENDING = 5.0  # seconds that a dead child may take to be gone
+LENGTH = struct.Struct("<Q")  # before each message: the number of bytes of JSON that follow
+_ENDING = 5.0  # seconds to wait for a dead child to exit
 
 
 class ConfinedError(LocalLLMError):
@@ -31,7 +31,7 @@ class ConfinedError(LocalLLMError):
 
 
 class ConfinedLimit(ConfinedError):
-    """The task needs more time, memory or output than it may."""
+    """The task needs more time, memory or output than allowed."""
 
 
 class ConfinedCrash(ConfinedError):
@@ -40,7 +40,7 @@ class ConfinedCrash(ConfinedError):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one call may use. `seconds` of processor time, `wall` on the clock; `memory` and `answer` in bytes."""
+    """Limits of one call: `seconds` of processor time, `wall` seconds on the clock, `memory` and `answer` in bytes."""
 
     seconds: float = 5.0
     wall: float = 30.0
@@ -49,9 +49,9 @@ class Limits:
 
 
 class Confined:
-    """A child process that runs one task: `call` gives it a request and returns its answer, both JSON objects.
+    """A child process that runs one task: `call` sends it a request and returns its answer, both JSON objects.
 
-    Threads may share it; their calls take turns. The child ends with `close`, and with this process however that ends.
+    Threads may share it; their calls take turns. The child ends with `close`, and whenever this process ends.
     """
 
     def __init__(self, task: str, limits: Limits | None = None) -> None:
@@ -61,12 +61,12 @@ class Confined:
         self._child: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the child without waiting for it, so that it is ready when it is needed."""
+        """Start the child without waiting, so that it is ready when needed."""
         with self._lock:
             self._running()
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The task's answer. ConfinedLimit or ConfinedCrash where it has none; the next call gets a new child."""
+        """The task's answer. ConfinedLimit or ConfinedCrash if there is none; the next call gets a new child."""
         data = json.dumps(request).encode()
         with self._lock:
             child = self._running()
@@ -75,7 +75,7 @@ class Confined:
             watch.start()
             try:
                 answer = self._exchange(child, data)
-            except BaseException:  # KeyboardInterrupt too: what the child still says belongs to no later call
+            except BaseException:  # KeyboardInterrupt too: a late answer must not reach a later call
                 self._end()
                 raise
             finally:
@@ -90,7 +90,7 @@ class Confined:
         if self._child is not None and self._child.poll() is not None:
             self._end()
         if self._child is None:
-            # -S leaves out the search for installed packages: the child is told where they are.
+            # -S skips the search for installed packages; the child receives their paths.
             home = str(Path(__file__).resolve().parent.parent.parent)
             start = {"path": [*sys.path, home], "task": self._task, "limits": asdict(self._limits)}
             code = (
@@ -149,7 +149,7 @@ class Confined:
         child.kill()
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what was left to write cannot be
+                with suppress(OSError):  # the unsent rest cannot be written
                     pipe.close()
         child.wait()
 

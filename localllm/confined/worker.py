@@ -1,4 +1,5 @@
-"""The child's side of `Confined`: load one task, give up every right it does not need, answer until the input ends."""
+"""The child's side of `Confined`: loads one task, gives up every right it does not need, answers until the input
+ends."""
 
 from __future__ import annotations
 
@@ -16,13 +17,13 @@ from localllm.confined.process import LENGTH, Limits
 
 try:
     import resource as _resource
-except ImportError:  # Windows: only time is limited, by the parent
+except ImportError:  # Windows: only the parent limits the time
     resource: ModuleType | None = None
 else:
     resource = _resource
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-_USUAL_SIZE = 64 << 20  # bytes of address space a child begins with, where the system does not tell
+_USUAL_SIZE = 64 << 20  # initial address space of a child in bytes, if the system does not tell
 _PAGE = resource.getpagesize() if resource else 4096
 
 
@@ -30,7 +31,7 @@ def main(start: Mapping[str, Any]) -> None:
     """Serve `start["task"]` over stdin and stdout."""
     limits = Limits(**start["limits"])
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing but answers goes there
+    sys.stdout = sys.stderr  # reserved for answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     task = import_module(start["task"])
     task.prepare()
@@ -81,12 +82,12 @@ class _Fence:
         self._memory(-1)
 
     def _time(self, seconds: float) -> None:
-        """Processor time from now on; SIGPROF, which nobody handles, then ends the process."""
+        """Limit processor time from now on; SIGPROF, which nobody handles, then ends the process."""
         if hasattr(signal, "setitimer"):
             signal.setitimer(signal.ITIMER_PROF, seconds)
 
     def _memory(self, size: int) -> None:
-        """Bytes of address space that this process may have; -1: no limit of ours."""
+        """Limit the address space of this process in bytes; -1: no limit of ours."""
         if resource:
             most = resource.getrlimit(resource.RLIMIT_AS)[1]
             if size == -1 or -1 < most < size:
@@ -95,7 +96,7 @@ class _Fence:
                 resource.setrlimit(resource.RLIMIT_AS, (size, most))
 
     def _mapped(self) -> int:
-        """Bytes of address space in use now."""
+        """Address space in use now, in bytes."""
         if self._sizes is None:
             return _USUAL_SIZE
         self._sizes.seek(0)

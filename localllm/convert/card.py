@@ -1,4 +1,4 @@
-"""What a folder says about its model besides the model: its name, the model card's head, how it likes to be sampled."""
+"""What a folder says about its model: the name, the head of the model card, the recommended sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from localllm.convert.config import Config
 from localllm.convert.jsonfile import read_json
 
-_MAX_CARD = 1 << 16  # bytes of README.md looked at; its head is a few hundred
+_MAX_CARD = 1 << 16  # bytes of README.md to read; its head has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
 _LISTS = {"tags": "tags", "language": "languages"}
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # a folder in the cache of huggingface_hub: models--OWNER--NAME/snapshots/HASH
@@ -20,7 +20,7 @@ _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty
 
 
 def general_keys(folder: Path, parameters: int) -> dict[str, Any]:
-    """`general.*` of a model with so many parameters."""
+    """`general.*` for a model with this many parameters."""
     keys: dict[str, Any] = {
         "general.type": "model",
         "general.name": _name(folder),
@@ -50,14 +50,14 @@ def sampling_keys(folder: Path) -> dict[str, Any]:
 
 
 def size_label(parameters: int) -> str:
-    """Two significant digits at least, with K, M, B or T: 1.2B, 134M."""
+    """At least two significant digits, with K, M, B or T: 1.2B, 134M."""
     scale, unit = next((s, u) for s, u in _UNITS if parameters > s or u == "K")
     number = parameters / scale
     return f"{number:.{1 if round(number) < 10 else 0}f}{unit}"
 
 
 def _name(folder: Path) -> str:
-    """The folder's name; in the cache of huggingface_hub the model's."""
+    """The folder's name; in huggingface_hub's cache, the model's."""
     path = folder.resolve()
     if _SNAPSHOT.fullmatch(path.name) and path.parent.name == "snapshots":
         return path.parent.parent.name.split("--")[-1]
@@ -88,7 +88,7 @@ def _card(path: Path) -> dict[str, str | list[str]]:
                 found[pair[1]] = _scalar(pair[2])
             else:
                 found[pair[1]] = items = []
-    return {}  # the head never ended
+    return {}  # the head has no end
 
 
 def _scalar(text: str) -> str:

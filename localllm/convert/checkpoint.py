@@ -1,4 +1,5 @@
-"""An opened Hugging Face folder in the form of an opened GGUF file: keys, and tensors that are read when asked for."""
+"""An opened Hugging Face folder with the interface of an opened GGUF file: keys, and tensors that are read on
+demand."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # what config.json may say of quantized weights
+_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
 
 
 class Checkpoint(Closing):
@@ -40,7 +41,7 @@ class Checkpoint(Closing):
     def __init__(self, folder: Path) -> None:
         self.path = folder
         if not folder.is_dir():
-            raise ConvertError(f"{folder}: is not a folder; give a folder as transformers saves a model")
+            raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
         recipe = _recipe(config)
         config = Config(config.path, config.values, recipe.defaults)
@@ -85,7 +86,7 @@ class Checkpoint(Closing):
         self.notes = (*shelf.notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
 
     def close(self) -> None:
-        """Give the descriptors back. Not while another thread reads."""
+        """Close the file descriptors. Not while another thread reads."""
         for shard in self._shards:
             shard.close()
 
@@ -94,9 +95,10 @@ class Checkpoint(Closing):
 
 
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
-    """Open a folder as `save_pretrained` writes it and check all but the numbers: keys, names and shapes of tensors
-    against the forward of their architecture, and the tokenizer. ConvertError, in one line, for one that is not whole
-    or not supported.
+    """Open a folder as written by `save_pretrained`, and check everything but the numbers.
+
+    That is keys, tensor names and shapes against the forward of their architecture, and the tokenizer. Raises
+    ConvertError, in one line, for a folder that is incomplete or unsupported.
     """
     return Checkpoint(Path(folder))
 
@@ -112,19 +114,19 @@ def _recipe(config: Config) -> Recipe:
     method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
     if method and method not in _READABLE:
         raise ConvertError(
-            f"{config.path}: the weights are quantized already ({printable(method)}); convert the model that they were "
+            f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "
             "made of"
         )
     return recipe
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[Tensor, ...]) -> Iterator[Tensor]:
-    """All tensors of the file: the embedding, what was computed, layer by layer, the output."""
+    """All tensors of the file: the embedding, computed ones, layer by layer, the output."""
     top = {key: list(_made(shelf, recipe, sizes, "", key, (source,))) for key, source in _TOP.items()}
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and _alike(top["output"][0], top["token_embd"][0]):
-        top["output"] = []  # tied, and stored all the same
+        top["output"] = []  # tied, but stored nevertheless
     yield from top["token_embd"]
     yield from extra
     for layer in range(sizes.layers):
@@ -146,7 +148,7 @@ def _made(
 
 
 def _stored(tensor: Tensor, norm_offset: float) -> Tensor:
-    """In the format it is handed out in: F32 for vectors, norms and routers, which llama.cpp reads in no other."""
+    """Choose the output format: F32 for vectors, norms and routers, which llama.cpp reads in no other."""
     if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name
@@ -157,7 +159,7 @@ def _stored(tensor: Tensor, norm_offset: float) -> Tensor:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    """The same bytes; looks at the whole of both only as long as they agree."""
+    """Whether the bytes are equal; stops at the first difference."""
     if (one.shape, one.format) != (other.shape, other.format):
         return False
     step = max(1, (1 << 22) // one.row_bytes)
@@ -178,7 +180,7 @@ def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapp
 
 
 def _origin(error: str, recipe: Recipe) -> str:
-    """The names in the folder of the GGUF tensor that an error begins with."""
+    """The names in the folder for the GGUF tensor that an error begins with."""
     name = error.split(":")[0]
     base, _, suffix = name.rpartition(".")
     layer = base.split(".")[1] if base.startswith("blk.") else ""

@@ -12,19 +12,19 @@ from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import read_json
 from localllm.printable import printable
 
-_MAX = 1 << 31  # of any whole number; GGUF stores most of them in 32 bits
+_MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """`null` in the file is as good as nothing. `defaults` are what transformers fills in for this architecture."""
+    """Values of config.json; `null` counts as missing. `defaults` are those of transformers for this architecture."""
 
     path: Path
     values: Mapping[str, Any]
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """The first that the file holds, of several names for one thing; else a default; else None."""
+        """The first of several names that the file holds; else a default; else None."""
         found = (table.get(name) for table in (self.values, self.defaults) for name in names)
         return next((value for value in found if value is not None), None)
 
@@ -51,7 +51,7 @@ class Config:
         return value
 
     def needed(self, *names: str) -> int:
-        """A whole number from 1 up that must be there."""
+        """A required whole number of at least 1."""
         value = self.integer(*names)
         if not value:
             raise self.error(names[0], value, "a whole number from 1 up")
@@ -68,19 +68,19 @@ class Config:
         return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
 
     def below(self, name: str, values: Mapping[str, Any]) -> Config:
-        """A table inside this one."""
+        """A nested table."""
         return Config(self.path.with_name(f"{self.path.name} {name}"), values, {})
 
 
 def read_config(folder: Path) -> Config:
-    """The text model's configuration: what stands in text_config counts before what stands around it."""
+    """The text model's configuration: keys inside text_config override those outside."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ConvertError(f"{folder}: holds no config.json; give a folder as transformers saves a model")
+        raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")
     values = read_json(path)
     inner = values.get("text_config") or {}
     if not isinstance(inner, dict):
-        raise ConvertError(f"{path}: text_config is no object; download it again")
+        raise ConvertError(f"{path}: text_config is not an object; download it again")
     merged = {**values, **{key: value for key, value in inner.items() if key != "architectures"}}
     return Config(path, merged, {})
 

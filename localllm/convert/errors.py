@@ -6,4 +6,4 @@ from localllm.errors import LocalLLMError
 
 
 class ConvertError(LocalLLMError):
-    """A Hugging Face folder that cannot be converted; one line that says what, where and what to do next."""
+    """The Hugging Face folder cannot be converted; one line that says what, where and what to do next."""

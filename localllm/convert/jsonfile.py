@@ -1,4 +1,4 @@
-"""JSON files of a model's folder, read with limits: they come from strangers."""
+"""JSON files of a model's folder, read with limits because they come from strangers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; ConvertError for one that is missing, too large or no JSON object."""
+    """The object in a file; ConvertError if it is missing, too large or not a JSON object."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | bytearray, where: str) -> Any:
-    """The value of JSON text; a name that an object gives twice is refused, because readers differ on which counts."""
+    """The value of JSON text. Duplicate names in an object are refused, because readers differ on which counts."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -35,14 +35,14 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
 
 
 def steps(value: Any, name: str) -> list[dict[str, Any]]:
-    """The steps of a part of tokenizer.json: those that a Sequence lists under `name`, or the one that it is itself.
-    What is of another shape is left out."""
+    """Steps of a part of tokenizer.json: those that a Sequence lists under `name`, or the part itself. Other shapes are
+    skipped."""
     listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     return objects(listed)
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects of a list; none where it is no list."""
+    """The objects in a list; empty if it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

@@ -1,4 +1,4 @@
-"""From config.json to the keys of a GGUF file that describe the model's shape."""
+"""Turns config.json into the GGUF keys that describe the model's shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from localllm.convert.recipes import Recipe
 from localllm.convert.rope import Rope
 from localllm.models import ARCHITECTURES
 
-# GGUF key below the architecture's prefix: the names that config.json has for it. What is not there is not written.
+# GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
     "attention.head_count": ("num_attention_heads",),
     "attention.key_length": ("head_dim",),
@@ -44,7 +44,8 @@ _ACTIVATIONS = {
 
 
 def shape_keys(config: Config, recipe: Recipe, rope: Rope, vocabulary: int) -> dict[str, Any]:
-    """Keys with their prefix, as `write_gguf` takes them; ConvertError where config.json lacks or contradicts."""
+    """Keys with their prefix, as `write_gguf` takes them; ConvertError if config.json is incomplete or
+    contradictory."""
     _check(config, recipe)
     keys: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -76,8 +77,11 @@ def _check(config: Config, recipe: Recipe) -> None:
             raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
 
 
+_KINDS = ("sliding_attention", "full_attention")
+
+
 def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
-    """The window and which layers have it, for architectures that slide."""
+    """The window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None:
         return {}
@@ -86,17 +90,16 @@ def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
     if kinds is None:
         period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period
         slides = [(layer + 1) % period != 0 for layer in range(layers)]
-    elif isinstance(kinds, list) and len(kinds) == layers and set(kinds) <= {"sliding_attention", "full_attention"}:
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _KINDS for kind in kinds):
         slides = [kind == "sliding_attention" for kind in kinds]
     else:
-        raise config.error(
-            "layer_types", f"{len(kinds)} entries", f"sliding_attention or full_attention, {layers} times"
-        )
+        found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
+        raise config.error("layer_types", found, f"{' or '.join(_KINDS)}, {layers} times")
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 
 def shape_notes(config: Config, recipe: Recipe) -> tuple[str, ...]:
-    """What config.json asks for and the GGUF architecture leaves out."""
+    """What config.json requests and the GGUF architecture ignores."""
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
     if unused and window and window < config.needed("max_position_embeddings"):

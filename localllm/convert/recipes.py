@@ -1,6 +1,5 @@
-"""The architectures that can be converted, one row each: which of transformers' classes they are, where each tensor of
-a GGUF layer comes from, and what the GGUF architecture takes for granted, so that config.json must agree.
-"""
+"""The architectures that can be converted, one row each: their classes in transformers, the source of each GGUF tensor,
+and what the GGUF architecture assumes, so config.json must agree."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from localllm.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What changes of tensors need to know."""
+    """Sizes that changes of tensors need."""
 
     layers: int
     heads: int
@@ -27,7 +26,7 @@ class Sizes:
 
 
 Change = Callable[[list[Tensor], Sizes], Tensor]
-Check = Callable[[Config], str | None]  # why a model would not be computed as transformers does; None where it would
+Check = Callable[[Config], str | None]  # why results would differ from transformers; None if they would not
 
 
 def _only(parts: list[Tensor], sizes: Sizes) -> Tensor:
@@ -36,10 +35,9 @@ def _only(parts: list[Tensor], sizes: Sizes) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Names below `model.layers.N.`, and what makes one tensor of those; `{}` in a name counts from 0.
+    """Names below `model.layers.N.`, and the change that makes one tensor of them; `{}` in a name counts from 0.
 
-    The key that a `From` stands under is a name below `blk.N.`. Where it has no suffix, `.weight` and `.bias` are
-    meant, one as the other.
+    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`, one as the other.
     """
 
     names: tuple[str, ...]
@@ -51,7 +49,7 @@ def _from(name: str, change: Change = _only) -> tuple[From, ...]:
 
 
 def _permuted(heads: Callable[[Sizes], int]) -> Change:
-    """Rows of a head from halves (i, i + n/2), as transformers rotates them, to neighbours (2i, 2i + 1)."""
+    """Reorder the rows of a head from halves (i, i + n/2), as transformers rotates them, to neighbours (2i, 2i + 1)."""
 
     def change(parts: list[Tensor], sizes: Sizes) -> Tensor:
         rows = parts[0].shape[0]
@@ -94,7 +92,7 @@ def _turned(parts: list[Tensor], sizes: Sizes) -> Tensor:
 
 
 def _every_second(first: int, change: Change) -> Change:
-    """Rows first, first + 2, ... of what `change` gives."""
+    """Rows first, first + 2, ... of the result of `change`."""
 
     def then(parts: list[Tensor], sizes: Sizes) -> Tensor:
         whole = change(parts, sizes)
@@ -108,7 +106,7 @@ def _every_second_value(first: int) -> Change:
 
 
 def _is(name: str, *allowed: Any) -> Check:
-    """A key of config.json, where it is there, holds one of these."""
+    """A key of config.json, if present, has one of these values."""
 
     def check(config: Config) -> str | None:
         value = config.get(name)
@@ -145,16 +143,16 @@ def _score_scale(wide_layers: int) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A row of the table. `defaults` are what transformers fills in where config.json says nothing."""
+    """A row of the table. `defaults` are the values that transformers assumes for missing keys."""
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # the first whose names are there counts
+    layer: Mapping[str, tuple[From, ...]]  # the first whose names exist counts
     norm_offset: float = 0.0  # added to the weights of norms
     rope_tensors: bool = False  # frequency factors have a place in the file
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, int | str] = field(default_factory=dict)  # further keys: a number, or config.json's name of it
+    keys: Mapping[str, int | str] = field(default_factory=dict)  # further keys: a number, or its name in config.json
     checks: tuple[Check, ...] = ()
 
 
@@ -183,7 +181,7 @@ _GEMMA3: Layer = {**_FOUR_NORMS, **_QKV, **_OUT, **_GATED, **_HEAD_NORMS}
 
 
 def _experts(gate: str, up: str, down: str) -> Layer:
-    """One matrix for each expert, or as newer transformers may save them, gate and up of all experts in one."""
+    """One matrix per expert, or as newer transformers may save them, gate and up of all experts in one."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
         "ffn_gate_exps.weight": (From((gate + ".weight",), _stacked), From((fused,), _half(0))),

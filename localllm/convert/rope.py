@@ -1,6 +1,6 @@
 """Rotary position embeddings: from transformers' rope_parameters (older: rope_scaling) to GGUF's keys and tensors.
 
-One function for each of transformers' types; the formulas are those of its modeling_rope_utils.py.
+One function per type of transformers; the formulas are those of its modeling_rope_utils.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Keys = dict[str, Any]  # below the architecture's prefix
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """What a model's rotations become."""
+    """The GGUF form of a model's rotations."""
 
     keys: Keys
     tensors: tuple[Tensor, ...] = ()
@@ -31,7 +31,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The parameters of layers that see everything."""
+    """The parameters of layers with full attention."""
 
     config: Config
     rope: Config
@@ -50,7 +50,7 @@ class _Given:
 
 
 def rope_of(config: Config, head_dim: int, tensors_allowed: bool) -> Rope:
-    """Keys, tensors and notes; ConvertError for a type that is unknown or has no place in the architecture."""
+    """Keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
     if "full_attention" in parameters:
@@ -100,7 +100,7 @@ def _yarn(given: _Given) -> Rope:
     for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
         if (value := rope.real(name)) is not None:
             keys["rope.scaling." + key] = value
-    automatic = _yarn_magnitude(factor, 1.0)  # what GGUF readers apply by themselves
+    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply it by themselves
     wanted = rope.real("attention_factor")
     mscale, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
     if wanted is None and mscale and all_dim:
@@ -119,7 +119,7 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _llama3(given: _Given) -> Rope:
-    """Long waves are stretched by the factor, short ones left, those between mixed."""
+    """Stretch long waves by the factor, keep short ones, and blend those between."""
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
@@ -131,7 +131,7 @@ def _llama3(given: _Given) -> Rope:
 
 
 def _longrope(given: _Given) -> Rope:
-    """Factors up to the context trained on, and others beyond (LongRoPE, arXiv:2402.13753)."""
+    """Factors for the trained context, and others beyond it (LongRoPE, arXiv:2402.13753)."""
     rope, original = given.rope, given.original_context()
     factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
     magnitude = rope.real("attention_factor")

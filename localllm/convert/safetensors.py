@@ -1,7 +1,7 @@
-"""Safetensors files, single or in shards with an index: what tensors there are, and their rows, read when asked for.
+"""Safetensors files, single or sharded with an index: lists the tensors, and reads their rows on demand.
 
-A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. Our own
-reader, because the `safetensors` package gives NumPy neither BF16 nor FP8 and no rows of them. A header is hostile
+A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. We use our
+own reader, because the `safetensors` package gives NumPy neither BF16 nor FP8, and no single rows. A header is hostile
 until checked: every range lies in the file and has the size of its shape.
 """
 
@@ -106,14 +106,14 @@ class Shard:
 
 
 def open_shards(folder: Path) -> list[Shard]:
-    """All shards of a folder's model, checked against its index; ConvertError for a folder without one."""
+    """All shards of a folder's model, checked against its index; ConvertError if there is none."""
     places = _index(folder) if (folder / _INDEX).exists() else None
     names = sorted(set(places.values())) if places is not None else _without_index(folder)
     shards: list[Shard] = []
     try:
         for name in names:
             if not (folder / name).is_file():
-                raise ConvertError(f"{folder}: {name} is missing, which {_INDEX} names; download it again")
+                raise ConvertError(f"{folder}: {name} is missing, but {_INDEX} names it; download it again")
             shards.append(Shard(folder / name))
         _check(folder, shards, places)
     except BaseException:
@@ -153,7 +153,7 @@ def _without_index(folder: Path) -> list[str]:
     others = sorted(path.name for path in folder.glob("*.safetensors"))
     if others:
         raise ConvertError(
-            f"{folder}: holds {others[0]} but no model.safetensors; give a folder as transformers saves a model"
+            f"{folder}: holds {others[0]} but no model.safetensors; give a model folder as saved by transformers"
         )
     if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern)):
         raise ConvertError(

@@ -19,13 +19,13 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """One entry of each per token; types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4 user-defined,
-    5 unused, 6 byte."""
+    """One entry of each per token. Types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4 user-defined, 5
+    unused, 6 byte."""
 
     texts: list[str]
     scores: list[float]
     types: list[int]
-    space_prefix: bool  # a text begins as if a space stood before it
+    space_prefix: bool  # a text is read as if it began with a space
 
 
 def read_pieces(path: Path) -> Pieces:
@@ -93,7 +93,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number, seven bits a byte, low first, and where it ends."""
+    """The number, seven bits per byte, low first, and its end."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

@@ -1,4 +1,4 @@
-"""The tensors of a folder by the names that recipes use, taken one by one; what nobody took is an error in the end."""
+"""The tensors of a folder by the names that recipes use, taken one by one; leftover tensors are an error at the end."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import Tensor
 from localllm.printable import printable
 
-# Models that also see or hear keep their text model under these names.
+# Multimodal models keep their text model under these names.
 _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
-_BARE = ("embed_tokens.", "layers.", "norm.")  # a model that was saved without its head
+_BARE = ("embed_tokens.", "layers.", "norm.")  # a model saved without its head
 _COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias")
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
@@ -23,13 +23,13 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 class Shelf:
-    """`take` gives tensors by name; `rest` is what was not taken."""
+    """`take` returns tensors by name; `rest` is what was not taken."""
 
     def __init__(self, shards: Iterable[Shard], layers: int) -> None:
         self.notes: list[str] = []
         self._tensors = dict(self._named(shards, layers))
         self._apply_fp8_scales()
-        self._counts: dict[tuple[str, str], int] = {}  # layer's name, name with {} for a number: 1 + the highest number
+        self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
             layer = _LAYER.match(name)
             if layer and (number := _NUMBER.search(name, layer.end() - 1)):
@@ -55,9 +55,9 @@ class Shelf:
                 elif not name.endswith(_COMPUTED):
                     yield name, tensor
         if senses:
-            self.notes.append(f"{senses} tensors for pictures or sound are left out: the file is of the text model")
+            self.notes.append(f"skipped {senses} tensors for images or audio: the file holds the text model")
         if beyond:
-            self.notes.append(f"{beyond} tensors of layers that guess further tokens are left out")
+            self.notes.append(f"skipped {beyond} tensors of layers for multi-token prediction")
 
     def _apply_fp8_scales(self) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
@@ -70,7 +70,7 @@ class Shelf:
                 self._tensors.pop(base + other, None)
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[Tensor] | None:
-        """The tensors of these names, `{}` counting as far as the folder does; None where the first is not there."""
+        """The tensors with these names, `{}` counting as far as the folder does; None if the first is missing."""
         found: list[Tensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)

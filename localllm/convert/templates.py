@@ -15,7 +15,7 @@ _KEY = "tokenizer.chat_template"
 
 
 def template_keys(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`tokenizer.chat_template`, and `.NAME` of each further one; files of their own count before the settings."""
+    """`tokenizer.chat_template`, and `.NAME` for each further one; separate files override the settings."""
     templates: dict[str, str] = {}
     stored = settings.get("chat_template")
     if stored is None and (older := folder / "chat_template.json").is_file():

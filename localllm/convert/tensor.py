@@ -1,7 +1,7 @@
-"""A tensor that is read row by row, and what conversion does to one: rows picked, stacked, transposed, repacked.
+"""A tensor that is read row by row, and its conversions: rows picked, stacked, transposed, repacked.
 
-Nothing here holds numbers: a changed tensor is a function that reads what it needs of the tensors it was made of, so a
-model larger than memory can be converted.
+Nothing here holds numbers. A changed tensor is a function that reads what it needs from its sources, so a model larger
+than memory can be converted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.convert.errors import ConvertError
 U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights of a block; one byte of scale and 16 of codes
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights per block, of one byte of scale and 16 of codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Tensor:
 
 
 def plain(name: str, values: NDArray[np.float32]) -> Tensor:
-    """A small float32 tensor whose values are at hand."""
+    """A small float32 tensor in memory."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
     return Tensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
 
@@ -84,7 +84,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def picked(tensor: Tensor, index: NDArray[np.int64], rows: int) -> Tensor:
-    """The rows `index` of all (those of every matrix flattened), as matrices of `rows`; of a vector, its values."""
+    """The rows `index` of all (those of every matrix flattened), as matrices of `rows`; for a vector, its values."""
     if len(tensor.shape) == 1:
         size = ITEM_BYTES[tensor.format]
 
@@ -102,7 +102,7 @@ def picked(tensor: Tensor, index: NDArray[np.int64], rows: int) -> Tensor:
 
 
 def strided(tensor: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
-    """Rows start, start + step, ... of every matrix (of a vector, its values)."""
+    """Rows start, start + step, ... of every matrix (for a vector, its values)."""
     height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
     matrices = prod(tensor.shape[:-2])
     wanted = np.arange(start, min(stop, height), step)
@@ -121,7 +121,7 @@ def columns(tensor: Tensor, start: int, step: int) -> Tensor:
 
 
 def transposed(tensor: Tensor) -> Tensor:
-    """(..., a, b) as (..., b, a). A read goes over every matrix that it touches, whole."""
+    """(..., a, b) as (..., b, a). A read covers every matrix that it touches, whole."""
     a, b = tensor.shape[-2:]
     size = ITEM_BYTES[tensor.format]
 
@@ -151,7 +151,7 @@ def as_float32(tensor: Tensor, offset: float = 0.0) -> Tensor:
 def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     """gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) as MXFP4 (..., rows, 32 n).
 
-    There a byte holds two neighbours, the first in its low half; in ggml it holds weight i and weight i + 16.
+    There a byte holds two neighbours, the first in its low half; in ggml it holds weights i and i + 16.
     """
     if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
         raise ConvertError(
@@ -171,9 +171,9 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
 
 
 def scaled_fp8(tensor: Tensor, scales: Tensor) -> Tensor:
-    """FP8 (rows, columns) times its scales: one, one for each row, or one for each block; as F32.
+    """FP8 (rows, columns) times its scales: one, one per row, or one per block; as F32.
 
-    The block's size is what divides the tensor into that many blocks, the last ones being smaller.
+    The number of scales determines the block size; the last blocks are smaller.
     """
     rows, width = tensor.shape[-2:]
     values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
@@ -191,7 +191,7 @@ def scaled_fp8(tensor: Tensor, scales: Tensor) -> Tensor:
 
 
 def _block(size: int, parts: int) -> int:
-    """128, the usual size, where it gives that many parts; else equal parts."""
+    """128, the usual size, if it gives that many parts; otherwise equal parts."""
     return 128 if -(-size // 128) == parts else -(-size // parts)
 
 

@@ -1,6 +1,5 @@
-"""The tokenizer of a Hugging Face folder as keys of a GGUF file: tokens, types, scores or merges, special tokens, chat
-templates. Then both encode a text, and where their ids differ a note says so.
-"""
+"""Turns the tokenizer of a Hugging Face folder into GGUF keys: tokens, types, scores or merges, special tokens, chat
+templates. Then both tokenizers encode a text, and a note reports different ids."""
 
 from __future__ import annotations
 
@@ -22,9 +21,9 @@ from localllm.convert.templates import template_keys
 from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
 
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of tokens in GGUF files
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types in GGUF files
 SPACE = "\u2581"
-_ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's files; text never merges to such a token
+_ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's files; text never merges into such a token
 _LOOKS_SPECIAL = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 _SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked so in some folders
 _CHECK = (
@@ -41,7 +40,7 @@ class Vocabulary:
 
 @dataclass(slots=True)
 class Tokens:
-    """What becomes the three arrays of a GGUF vocabulary; ids that the folder does not name are padding."""
+    """The content of the three arrays of a GGUF vocabulary; ids that the folder does not name are padding."""
 
     texts: list[str]
     types: list[int]
@@ -52,18 +51,19 @@ class Tokens:
         return cls([f"[PAD{i}]" for i in range(count)], [UNUSED] * count, [_PADDING_SCORE] * count)
 
     def put(self, i: int, text: str, kind: int, score: float) -> None:
-        """Token i; what lies beyond the rows of the embedding has no weights and is left out."""
+        """Set token i; a token beyond the rows of the embedding has no weights and is dropped."""
         if i < len(self.texts):
             self.texts[i], self.types[i], self.scores[i] = text, kind, score
 
 
 def vocabulary_keys(folder: Path, config: Config, rows: int) -> Vocabulary:
-    """`tokenizer.*` for an embedding of so many rows. ConvertError for a folder without a tokenizer that GGUF knows."""
+    """`tokenizer.*` for an embedding with this many rows. ConvertError for a folder without a tokenizer that GGUF
+    supports."""
     fast = _optional(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json")
     model = fast.get("model") or {}
     if not isinstance(model, dict):
-        raise ConvertError(f"{folder / 'tokenizer.json'}: model is no object; download it again")
+        raise ConvertError(f"{folder / 'tokenizer.json'}: model is not an object; download it again")
     pieces = folder / "tokenizer.model"
     by_bytes = bool(fast) and not model.get("byte_fallback")
     if pieces.is_file() and not by_bytes:
@@ -93,7 +93,7 @@ def _optional(path: Path) -> dict[str, Any]:
 def _from_pieces(
     path: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, rows: int
 ) -> dict[str, Any]:
-    """A SentencePiece model. Its tokenizer.json, where there is one, says what is put before a text."""
+    """A SentencePiece model. Its tokenizer.json, if present, tells the prefix of a text."""
     pieces = read_pieces(path)
     tokens = Tokens.padding(rows)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
@@ -106,7 +106,7 @@ def _from_pieces(
 def _from_merges(
     folder: Path, fast: Mapping[str, Any], model: Mapping[str, Any], settings: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """A SentencePiece vocabulary in tokenizer.json alone: the earlier a token is merged, the higher its score."""
+    """A SentencePiece vocabulary in tokenizer.json alone: tokens that are merged earlier get higher scores."""
     tokens = Tokens.padding(rows)
     rank: dict[str, int] = {}
     for i, merge in enumerate(_merges(folder, model)):
@@ -155,7 +155,7 @@ def _spm_keys(tokens: Tokens, space_prefix: bool) -> dict[str, Any]:
 def _vocabulary(folder: Path, model: Mapping[str, Any], rows: int) -> list[tuple[str, int]]:
     vocabulary = model.get("vocab")
     if not isinstance(vocabulary, dict) or not vocabulary:
-        raise ConvertError(f"{folder / 'tokenizer.json'}: model.vocab is no object of tokens; download it again")
+        raise ConvertError(f"{folder / 'tokenizer.json'}: model.vocab is not an object of tokens; download it again")
     for text, i in vocabulary.items():
         if type(i) is not int or not 0 <= i < rows:
             raise ConvertError(
@@ -166,12 +166,12 @@ def _vocabulary(folder: Path, model: Mapping[str, Any], rows: int) -> list[tuple
 
 
 def _merges(folder: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs, best first; older files write them as one text with a space between."""
+    """Pairs, best first; older files write a pair as one text with a space."""
     merges = model.get("merges")
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges] if isinstance(merges, list) else [None]
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(text, str) for text in pair):
-            raise ConvertError(f"{folder / 'tokenizer.json'}: model.merges is no list of pairs; download it again")
+            raise ConvertError(f"{folder / 'tokenizer.json'}: model.merges is not a list of pairs; download it again")
     return [(pair[0], pair[1]) for pair in pairs if pair]
 
 
@@ -180,7 +180,7 @@ def _is_byte(text: str) -> bool:
 
 
 def _add(tokens: Tokens, folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """The added tokens, which count before the vocabulary's own; from each file that may list them, the best last."""
+    """The added tokens, which override the vocabulary's; from each file that may list them, the most reliable last."""
     listed: dict[int, tuple[str, bool]] = {}
     for text, i in _optional(folder / "added_tokens.json").items():
         if type(i) is int and i >= 0:
@@ -207,7 +207,7 @@ def _looks_special(text: str) -> bool:
 
 
 def _space_prefix(fast: Mapping[str, Any]) -> bool:
-    """Whether tokenizer.json puts a space before a text: its normalizer does, or its pre-tokenizer."""
+    """Whether tokenizer.json puts a space before a text, by its normalizer or its pre-tokenizer."""
     for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":
@@ -219,7 +219,7 @@ def _space_prefix(fast: Mapping[str, Any]) -> bool:
 
 
 def _differences(path: Path, ours: Tokenizer) -> tuple[str, ...]:
-    """What a text shows: the same ids, and the same put around them, or a note."""
+    """Compare on a text: the same ids and the same additions around it, or a note."""
     json = path.read_text(encoding="utf-8")
     try:
         with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:

@@ -1,7 +1,7 @@
-"""How good a model is on a text: perplexity, and how far its distributions are from those of a base.
+"""How good a model is on a text: perplexity, and the distance of its distributions from those of a base.
 
-`cut` makes windows of a text, a `ModelSource` or a `LogitsFile` knows log-probabilities, `evaluate` walks the windows
-and `statistics` sums up.
+`cut` makes windows of a text, a `ModelSource` or a `LogitsFile` provides log-probabilities, `evaluate` walks the
+windows, and `statistics` sums up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What log-probabilities say about a model, as pure functions: scores of single tokens, and statistics over them all.
+"""Statistics over log-probabilities, as pure functions: scores of single tokens, and their summary.
 
-Definitions and names are those of llama.cpp's perplexity tool, so that numbers can be compared. "Base" is the model
-that another one is held against, usually the same one before it was quantized.
+Definitions and names are those of llama.cpp's perplexity tool, so that numbers can be compared. "Base" is the model to
+compare with, usually the same one before quantization.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-LEAST = np.float32(-16.0)  # what the base thinks less likely than e^-16 does not count in the divergence
+LEAST = np.float32(-16.0)  # the divergence ignores tokens that the base thinks less likely than e^-16
 PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
 
@@ -24,10 +24,10 @@ PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 class Scores:
     """One number per scored token. Without a base only `nll` is filled; the others are empty."""
 
-    nll: F64  # -ln p(the token that came)
+    nll: F64  # -ln p(the token of the text)
     base_nll: F64
     kld: F64  # sum over the vocabulary of p_base ln(p_base / p)
-    same_top: NDArray[np.bool_]  # both hold the same token for the likeliest
+    same_top: NDArray[np.bool_]  # whether both have the same top token
 
     @staticmethod
     def join(parts: Sequence[Scores]) -> Scores:
@@ -58,13 +58,13 @@ def log_softmax(logits: F32) -> F32:
 
 
 def score(log_p: F32, targets: NDArray[np.int32]) -> Scores:
-    """Scores (rows,) of the tokens that came, from log-probabilities (rows, vocabulary)."""
+    """Scores (rows,) of the text's tokens, from log-probabilities (rows, vocabulary)."""
     nothing = np.zeros(0)
     return Scores(_nll(log_p, targets), nothing, nothing, np.zeros(0, np.bool_))
 
 
 def compare(log_p: F32, base: F32, targets: NDArray[np.int32]) -> Scores:
-    """Scores (rows,) of a model beside its base, both as log-probabilities (rows, vocabulary)."""
+    """Scores (rows,) of a model and its base, both as log-probabilities (rows, vocabulary)."""
     counts = base > LEAST
     weighted = np.exp(base, where=counts, out=np.zeros_like(base)) * (base - log_p)
     return Scores(
@@ -81,7 +81,7 @@ def _nll(log_p: F32, targets: NDArray[np.int32]) -> F64:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    """e to the mean negative log-likelihood; the error is that of the mean, carried through the exponential."""
+    """e to the mean negative log-likelihood. The error is that of the mean, propagated through the exponential."""
 
     tokens: int  # scored
     nll: Mean
@@ -90,7 +90,7 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A model held against its base. Shares and differences of probability lie between 0 and 1, not in percent."""
+    """A model compared with its base. Shares and differences of probability lie between 0 and 1, not in percent."""
 
     base: Perplexity
     log_ratio: Mean  # ln(perplexity / perplexity of the base)
@@ -99,12 +99,12 @@ class Divergence:
     kld_minimum: float
     kld_percentiles: dict[str, float]
     same_top: Mean
-    p_difference: Mean  # of p(the token that came): model minus base
+    p_difference: Mean  # of p(the token of the text): model minus base
     p_difference_rms: float
 
 
 def statistics(scores: Scores) -> tuple[Perplexity, Divergence | None]:
-    """What the scores of all tokens come to; the divergence is None where there was no base."""
+    """Summary of all scores; the divergence is None without a base."""
     own = _perplexity(scores.nll)
     if not scores.kld.size:
         return own, None
@@ -128,7 +128,7 @@ def statistics(scores: Scores) -> tuple[Perplexity, Divergence | None]:
 
 
 def mean_of(values: F64) -> Mean:
-    """Mean and standard error of the mean, the latter from the mean square deviation over n - 1."""
+    """Mean and its standard error, from the mean square deviation over n - 1."""
     mean = float(values.mean())
     deviation = float(((values - mean) ** 2).mean())
     return Mean(mean, math.sqrt(deviation / (len(values) - 1)) if len(values) > 1 else 0.0)
@@ -136,7 +136,7 @@ def mean_of(values: F64) -> Mean:
 
 def _perplexity(nll: F64) -> Perplexity:
     mean = mean_of(nll)
-    value = math.exp(min(mean.value, 700.0))  # beyond that a float overflows, and the number says nothing
+    value = math.exp(min(mean.value, 700.0))  # above it a float overflows, and the number means nothing
     return Perplexity(len(nll), mean, Mean(value, value * mean.error))
 
 

@@ -1,8 +1,8 @@
-"""Log-probabilities of a base model on disk, in the format of llama.cpp's --kl-divergence-base, both ways.
+"""Log-probabilities of a base model on disk: reads and writes llama.cpp's --kl-divergence-base format.
 
-The file: "_logits_", then int32 ctx, vocabulary and windows, the tokens int32 (windows, ctx), and per scored token a
-row of uint16: two float32 (scale, lowest), then one number n for each token of the vocabulary, meaning
-lowest + scale * n; rows are padded to an even length. What is less likely than e^-16 times the likeliest is cut there.
+The file holds "_logits_", then int32 ctx, vocabulary and windows, then the tokens int32 (windows, ctx). Each scored
+token has a row of uint16: two float32 (scale, lowest), then one number n per token of the vocabulary, meaning lowest +
+scale * n. Rows are padded to an even length. Values below e^-16 times the largest probability are cut there.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from localllm.outputs import new_file
 
 MAGIC = b"_logits_"
 HEAD = len(MAGIC) + 12
-DEPTH = np.float32(16.0)  # how far below the highest logarithm the lowest stored one is
+DEPTH = np.float32(16.0)  # distance from the highest to the lowest stored logarithm
 STEPS = np.float32(65535.0)
-LIMIT = 1 << 24  # of ctx, vocabulary and windows: what is beyond is no such file
+LIMIT = 1 << 24  # maximum of ctx, vocabulary and windows; a larger number means another kind of file
 
 
 def _row(vocabulary: int) -> int:
-    """uint16 numbers of a row."""
+    """Number of uint16 per row."""
     return 2 * ((vocabulary + 1) // 2) + 4
 
 
@@ -38,7 +38,7 @@ def is_logits_file(path: Path) -> bool:
 
 
 class LogitsFile:
-    """An open file of log-probabilities: a `Source` for the windows it holds. Close it."""
+    """An open file of log-probabilities: a `Source` for its windows. Close it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,24 +52,24 @@ class LogitsFile:
     def _head(self) -> tuple[Windows, int]:
         head = self._file.read(HEAD)
         if len(head) < HEAD or head[: len(MAGIC)] != MAGIC:
-            raise LocalLLMError(f"{self._path}: is no file of base logits; make one with --save-base")
+            raise LocalLLMError(f"{self._path}: not a base-logits file; make one with --save-base")
         ctx, vocabulary, count = np.frombuffer(head, "<i4", 3, len(MAGIC)).tolist()
         if not (4 <= ctx <= LIMIT and 1 <= vocabulary <= LIMIT and 1 <= count <= LIMIT):
             raise LocalLLMError(
-                f"{self._path}: says {count} windows of {ctx} tokens and a vocabulary of {vocabulary}; it is damaged"
+                f"{self._path}: damaged: {count} windows of {ctx} tokens and a vocabulary of {vocabulary}"
             )
         row = 2 * _row(vocabulary)
         size = HEAD + count * (4 * ctx + (ctx - 1 - ctx // 2) * row)
         found = os.fstat(self._file.fileno()).st_size
         if found < size:
-            raise LocalLLMError(f"{self._path}: has {found} bytes where its head means {size}; it was cut short")
+            raise LocalLLMError(f"{self._path}: has {found} bytes, but its header requires {size}; it is truncated")
         tokens = np.frombuffer(self._file.read(4 * ctx * count), "<i4").astype(np.int32).reshape(count, ctx)
         if int(tokens.min()) < 0 or int(tokens.max()) >= vocabulary:
-            raise LocalLLMError(f"{self._path}: holds a token outside of its vocabulary; it is damaged")
+            raise LocalLLMError(f"{self._path}: holds a token outside its vocabulary; it is damaged")
         return Windows(tokens), vocabulary
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Rows start..stop of the scored ones of a window, (stop - start, vocabulary)."""
+        """Rows start..stop of a window's scored tokens, (stop - start, vocabulary)."""
         row = 2 * _row(self.vocabulary)
         before = HEAD + self.windows.tokens.nbytes
         self._file.seek(before + (window * self.windows.scored + start) * row)
@@ -96,7 +96,7 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
     scale = (highest - lowest) / STEPS
     rows = np.zeros((len(log_p), _row(log_p.shape[1])), "<u2")
     rows[:, :4] = np.concatenate([scale, lowest], axis=1).astype("<f4").view("<u2")
-    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # far below the lowest: -infinity is cut too
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # far below the lowest, so -infinity is cut too
         steps = np.where(scale > 0, np.rint((log_p - lowest) / scale), 0)
     rows[:, 4 : 4 + log_p.shape[1]] = np.clip(steps, 0, STEPS)
     return rows
@@ -106,9 +106,9 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
 def save_base(
     path: Path, windows: Windows, vocabulary: int, overwrite: bool = False
 ) -> Iterator[Callable[[F32], None]]:
-    """A function that takes the log-probabilities in order; the file is there when all went well, and not before.
+    """A function that takes the log-probabilities in order. The file appears when everything succeeded, not before.
 
-    OutputError for an existing file without `overwrite`, and for a disk that refuses.
+    OutputError for an existing file without `overwrite`, and if the disk refuses.
     """
     with new_file(path, overwrite) as file:
         file.write(MAGIC + np.array([windows.ctx, vocabulary, len(windows.tokens)], "<i4").tobytes())

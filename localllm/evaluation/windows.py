@@ -1,7 +1,7 @@
-"""The walk over a text: windows as llama.cpp's perplexity tool cuts them, and a model's log-probabilities inside them.
+"""Walks a text: windows as llama.cpp's perplexity tool cuts them, and a model's log-probabilities inside them.
 
-A text of n tokens is n // ctx windows that know nothing of each other. Each begins with BOS instead of its first token
-where the vocabulary wants one, and the tokens of its second half but the first are scored.
+A text of n tokens has n // ctx independent windows. If the vocabulary wants BOS, it replaces the first token of each.
+The tokens of the second half are scored, except its first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, score
 from localllm.model import Model
 
-PIECE_BYTES = 16 << 20  # of log-probabilities at a time: some arrays of this size are alive together
+PIECE_BYTES = 16 << 20  # of log-probabilities at a time; several arrays of this size exist together
 
 
 class TextTooShort(LocalLLMError):
-    """A text that does not fill the windows that were asked for."""
+    """The text does not fill the requested windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +36,31 @@ class Windows:
 
     @property
     def first(self) -> int:
-        """Position of the first row whose prediction counts."""
+        """Position of the first scored row."""
         return self.ctx // 2
 
     @property
     def scored(self) -> int:
-        """Predictions that count in a window."""
+        """Number of scored predictions per window."""
         return self.ctx - 1 - self.first
 
     def targets(self, window: int) -> NDArray[np.int32]:
-        """The tokens (scored,) that those predictions are held against."""
+        """The tokens (scored,) to predict."""
         return self.tokens[window, self.first + 1 :]
 
 
 class Source(Protocol):
-    """Something that knows log-probabilities: a model, or a file of them."""
+    """Provides log-probabilities: a model, or a file of them."""
 
     vocabulary: int
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Rows start..stop of the `scored` ones of a window, (stop - start, vocabulary). Asked for in order."""
+        """Rows start..stop of a window's `scored` ones, (stop - start, vocabulary). Called in order."""
         ...
 
 
 def cut(model: Model, text: str, ctx: int, limit: int | None = None) -> Windows:
-    """The windows of a text, at most `limit`; TextTooShort where there are less than two."""
+    """The windows of a text, at most `limit`; TextTooShort if there are fewer than two."""
     if ctx < 4:
         raise LocalLLMError(f"windows of {ctx} tokens score nothing; give at least 4 (-c)")
     tokens = np.array(model.tokenize(text.removesuffix("\n")), np.int32)
@@ -75,12 +75,12 @@ def cut(model: Model, text: str, ctx: int, limit: int | None = None) -> Windows:
 
 
 class ModelSource:
-    """An open model, whose context holds a window."""
+    """An open model whose context holds a window."""
 
     def __init__(self, model: Model, windows: Windows) -> None:
         assert model.config is not None
         if model.context < windows.ctx:
-            raise LocalLLMError(f"windows of {windows.ctx} tokens need a context as long; it is {model.context} (-c)")
+            raise LocalLLMError(f"windows of {windows.ctx} tokens do not fit the context of {model.context} (-c)")
         highest = int(windows.tokens.max())
         if highest >= model.config.vocabulary:
             raise LocalLLMError(
@@ -103,7 +103,7 @@ class ModelSource:
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _read(self, window: int) -> None:
-        """Evaluate the first half, whose predictions do not count."""
+        """Evaluate the first half, which is not scored."""
         tokens = self._windows.tokens[window, : self._windows.first].tolist()
         words = self._model.tokenizer
         if words is not None and words.add_bos and words.bos is not None:
@@ -122,9 +122,9 @@ def evaluate(
     progress: Callable[[str, int, int], None] | None = None,
     keep: Callable[[F32], None] | None = None,
 ) -> Iterator[Scores]:
-    """The scores of one window after the other. `keep` is shown the log-probabilities of `source`, in order.
+    """The scores of one window after the other. `keep` receives the log-probabilities of `source`, in order.
 
-    LocalLLMError where the vocabularies differ, and for probabilities that are no numbers.
+    LocalLLMError if the vocabularies differ, or if probabilities are not finite.
     """
     if base is not None and base.vocabulary != source.vocabulary:
         raise LocalLLMError(

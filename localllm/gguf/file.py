@@ -106,8 +106,8 @@ class GGUFFile(Closing):
     """An opened model. `with open_gguf(path) as file:` closes it; metadata stays usable after that, tensors do not.
 
     `metadata`: numbers as Python numbers, arrays of numbers as read-only NumPy arrays of the stored type, arrays of
-    strings as `StringArray`. `stored`: the same with numbers as NumPy scalars of the stored type, which is what
-    `write_gguf` takes, so that a copy keeps every type. Both lack the split.* keys of a split model, which is one here.
+    strings as `StringArray`. `stored`: the same with numbers as NumPy scalars of the stored type, as `write_gguf` takes
+    them, so that a copy keeps every type. Both omit the split.* keys of a split model.
     """
 
     def __init__(self, parts: list[_Part]) -> None:
@@ -131,7 +131,7 @@ class GGUFFile(Closing):
                 self.tensors[info.name] = _tensor(info, part)
 
     def close(self) -> None:
-        """Give the descriptors back. Not while another thread reads."""
+        """Close the file descriptors. Not while another thread reads."""
         for part in self._parts:
             part.close()
 
@@ -140,9 +140,9 @@ class GGUFFile(Closing):
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model file, or all parts of a split one by its first (`NAME-00001-of-00003.gguf`), and check its head.
+    """Open a model file and check its head; a split model by its first part (`NAME-00001-of-00003.gguf`).
 
-    Tensor data is not looked at. GGUFError, in one line, for a file that is missing, damaged or not supported.
+    Reads no tensor data. GGUFError, in one line, for a file that is missing, damaged or unsupported.
     """
     first = _Part(Path(path))
     parts = [first]
@@ -174,7 +174,8 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _check_split(part: _Part, index: int, count: int | None) -> int:
-    """How many parts the model has, by this file; it must be part `index` (from 0) of `count` (any where None)."""
+    """The model's number of parts according to this file, which must be part `index` (from 0) of `count` (any if
+    None)."""
     found = max(1, _split_number(part, _SPLIT_COUNT, 1) or 1)
     if found > _MAX_PARTS or (count is not None and found != count):
         supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"
@@ -219,7 +220,7 @@ def _part_path(first: Path, index: int, count: int) -> Path:
 
 
 def _first_name(path: Path, count: int) -> str:
-    """The name of the first part, as far as the name of another part tells."""
+    """The name of the first part, derived from another part's name."""
     stem = path.name[: -len(_suffix(0, count))]
     known = path.name.endswith(f"-of-{count:05d}.gguf")
     return printable(stem if known else "NAME", 200) + _suffix(0, count)

@@ -1,8 +1,8 @@
-"""Reads the head of one GGUF file: version, metadata, and where every tensor lies.
+"""Reads the head of one GGUF file: version, metadata, and the place of every tensor.
 
-Nothing the file says is believed: every count, length and offset is compared with the size of the file before anything
-is allocated or looped over, so the worst a damaged file can do is a `GGUFError`. The head is copied into memory piece
-by piece, and strings are decoded from the copy: a file that shrinks later takes nothing away.
+Nothing in the file is trusted: every count, length and offset is compared with the size of the file before anything is
+allocated or looped over, so a damaged file can only cause a `GGUFError`. The head is copied into memory piece by piece,
+and strings are decoded from the copy: a file that shrinks later takes nothing away.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from localllm.printable import printable
 Read = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
 Stored = bool | str | np.generic | NDArray[Any] | StringArray
 
-_PIECE = 1 << 18  # bytes copied at first; then twice as many each time
-_STRING = 24  # bytes of a string in a vocabulary or its merges on average, with its length, at most
+_PIECE = 1 << 18  # bytes of the first copy; each further copy doubles
+_STRING = 24  # maximum average bytes of a string in a vocabulary or its merges, with its length
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
@@ -37,7 +37,7 @@ _SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # length, one letter, dimensions, one 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One tensor's place: `shape` row-major, `offset` in bytes from the beginning of the file."""
+    """The place of one tensor: `shape` row-major, `offset` in bytes from the beginning of the file."""
 
     name: str
     format: str
@@ -55,15 +55,15 @@ class Header:
 
 
 class _Cursor:
-    """A place in the head that moves forward; every step says which field it reads, for the error message."""
+    """A position in the head that moves forward. Every step names the field it reads, for the error message."""
 
     def __init__(self, path: Path, size: int, read: Read) -> None:
         self.path = path
         self.size = size  # of the file
         self.position = 0
         self.end = min(size, layout.MAX_HEAD_BYTES)
-        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # takes memory only where it is written
-        self.copied = 0  # bytes of `data` that are filled
+        self.data = mmap.mmap(-1, self.end, **_PRIVATE)  # uses memory only where written
+        self.copied = 0  # filled bytes of `data`
         self._read = read
         self.strings_left = layout.MAX_STRINGS
 
@@ -87,7 +87,7 @@ class _Cursor:
         return start
 
     def copy(self, stop: int, field: str) -> None:
-        """Have the head up to `stop` in memory, as far as there is one, and some more."""
+        """Copy the head up to `stop` into memory, if the file is that long, and some more."""
         if stop <= self.copied:
             return
         stop = min(max(stop, 2 * self.copied, _PIECE), self.end)
@@ -132,7 +132,7 @@ class _Cursor:
 
 
 def read_header(path: Path, size: int, read: Read) -> Header:
-    """The head of a file of `size` bytes, all of it checked. `path` is for messages. GGUFError for any problem."""
+    """The checked head of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
     cursor = _Cursor(path, size, read)
     version = _version(cursor)
     tensor_count = cursor.count("tensor count", _SMALLEST_TENSOR, layout.MAX_TENSORS)
@@ -185,7 +185,7 @@ def _array(cursor: _Cursor, field: str) -> Stored:
     if kind == layout.STRING:
         count = cursor.count(f"{field}: array length", 8, cursor.strings_left)
         cursor.strings_left -= count
-        cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough: finding out costs a second scan
+        cursor.copy(cursor.position + _STRING * count, field)  # nearly always enough; the exact size costs a scan
         bounds = scan(cursor.data, cursor.position, cursor.copied, count)
         while isinstance(bounds, int) and cursor.copied < cursor.end:
             cursor.copy(cursor.copied + 1, field)
@@ -234,7 +234,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         if info.name in infos:
             raise cursor.error(f"tensor '{printable(info.name)}'", "found twice; a name may appear once")
         infos[info.name] = info
-    begin = layout.padded(cursor.position, alignment)  # offsets in the file count from here
+    begin = layout.padded(cursor.position, alignment)  # offsets in the file start here
     placed = tuple(_place(cursor, info, begin, alignment) for info in infos.values())
     previous: TensorInfo | None = None
     for info in sorted(placed, key=lambda info: info.offset):
@@ -249,13 +249,13 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
 
 
 def _tensor(cursor: _Cursor, index: int) -> TensorInfo:
-    """The next tensor's description; its offset still counts from the beginning of the data."""
+    """The next tensor's description; its offset still starts at the beginning of the data."""
     name = cursor.name(f"name of tensor {index}", layout.MAX_NAME_BYTES)
     field = f"tensor '{printable(name)}'"
     dimensions = cursor.u32(field)
     if not 1 <= dimensions <= layout.MAX_DIMENSIONS:
         raise cursor.error(field, f"{dimensions} dimensions; supported: 1 to {layout.MAX_DIMENSIONS}")
-    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # the file has the columns first
+    shape = tuple(cursor.u64(field) for _ in range(dimensions))[::-1]  # the file lists columns first
     type_id = cursor.u32(field)
     try:
         fmt = quant.by_type_id(type_id)

@@ -1,9 +1,9 @@
-"""Which model a file holds, told without reading all of it: what is kept beside a model can be checked against it.
+"""Identifies the model in a file without reading all of it, so that data saved beside it can be checked against it.
 
 The identity covers the size and the whole head of every part (metadata, vocabulary, template, and every tensor's name,
 shape, format and place) and the beginning, middle and end of every tensor's data. Training, merging and quantizing
-change nearly every byte of the tensors they touch, so two different models agree only where somebody edits single rows
-on purpose; a few megabytes are read where a hash of the file would read gigabytes.
+change nearly every byte of the tensors they touch, so two different models agree only if somebody edits single rows on
+purpose. It reads a few megabytes; a hash of the file would read gigabytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import hashlib
 from localllm.gguf.file import GGUFFile
 from localllm.printable import printable
 
-SAMPLE = 1024  # bytes, three times a tensor
+SAMPLE = 1024  # bytes, three times per tensor
 _CHUNK = 1 << 20
 
 
 def identity(file: GGUFFile) -> str:
-    """Hexadecimal digest, 32 characters; equal for copies of a file under any name. GGUFError where reading fails."""
+    """Hexadecimal digest, 32 characters; equal for copies of a file under any name. GGUFError if reading fails."""
     digest = hashlib.blake2b(digest_size=16)
     for part in file._parts:
         inside = [tensor for tensor in file.tensors.values() if tensor._part is part]

@@ -1,6 +1,8 @@
-"""What a GGUF file looks like: its constants, value types and limits, the error that every problem with one becomes,
-and the rules that reader and writer share. The definition is ggml/docs/gguf.md; where llama.cpp is stricter, so are we,
-because a file that llama.cpp refuses is of no use to anybody.
+"""The layout of GGUF files: constants, value types, limits, the error for every problem, and rules shared by reader and
+writer.
+
+The definition is ggml/docs/gguf.md. Where llama.cpp is stricter, so are we, because nobody can use a file that
+llama.cpp refuses.
 """
 
 from __future__ import annotations
@@ -14,24 +16,22 @@ from localllm.errors import LocalLLMError
 from localllm.printable import printable
 
 MAGIC = b"GGUF"
-VERSIONS = (2, 3)  # the same layout when little-endian; 3 only adds big-endian files
+VERSIONS = (2, 3)  # the same layout when little-endian; version 3 only adds big-endian files
 DEFAULT_ALIGNMENT = 32
 ALIGNMENT_KEY = "general.alignment"
 
-# Limits on what one file may claim, besides its own size. Each is far above any real file, and together they keep the
-# time that a hostile one of any size can take within seconds.
-MAX_HEAD_BYTES = (
-    1 << 28
-)  # all before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
-MAX_STRINGS = 1 << 22  # in all arrays together
+# Limits on what one file may claim, besides its own size. Each is far above any real file. Together they limit the time
+# for a hostile file of any size to seconds.
+MAX_HEAD_BYTES = 1 << 28  # before the data; the largest seen, 2^18 tokens, 2^19 merges and a tokenizer.json, is 48 MB
+MAX_STRINGS = 1 << 22  # total of all arrays
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 18
 MAX_KEY_BYTES = (1 << 16) - 1  # gguf.md
-MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, with its final zero
+MAX_NAME_BYTES = 63  # llama.cpp: GGML_MAX_NAME, with its terminating zero
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS = (1 << 63) - 1
 
-NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # bool is not here: any byte but zero is true
+NUMBER_TYPES: dict[int, np.dtype[np.generic]] = {  # bool is missing: any byte but zero is true
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),
@@ -48,7 +48,7 @@ TYPE_NAMES = {**{k: t.name for k, t in NUMBER_TYPES.items()}, BOOL: "bool", STRI
 
 
 class GGUFError(LocalLLMError):
-    """A file that is not what it should be. One line: the file, the field, what was found and what is supported."""
+    """The file is not what it should be. One line: the file, the field, what was found and what is supported."""
 
     def __init__(self, path: Path, field: str, problem: str) -> None:
         super().__init__(f"{printable(str(path), 1000)}: {field}: {problem}")
@@ -57,14 +57,14 @@ class GGUFError(LocalLLMError):
 
 
 def alignment_problem(alignment: int) -> str | None:
-    """Why tensors cannot be aligned to so many bytes; None where they can."""
+    """Why tensors cannot be aligned to this many bytes; None if they can."""
     if alignment < 8 or alignment & (alignment - 1):
         return f"{alignment} found; supported: powers of two from 8 up"
     return None
 
 
 def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
-    """Why a tensor of this row-major shape cannot be stored in the format; None where it can."""
+    """Why a tensor of this row-major shape cannot be stored in the format; None if it can."""
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         return f"{len(shape)} dimensions; supported: 1 to {MAX_DIMENSIONS}"
     elements = 1
@@ -80,7 +80,7 @@ def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
 
 
 def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
-    """Bytes of one row and of all rows of a tensor whose shape has no problem."""
+    """Bytes of one row and of all rows of a tensor with a valid shape."""
     row = shape[-1] // fmt.block_values * fmt.block_bytes
     rows = 1
     for size in shape[:-1]:

@@ -1,7 +1,7 @@
 """Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
 
-Opening a file only finds where the strings begin (`scan`); text is made when asked for. Bytes that are not UTF-8 become
-lone surrogates ("surrogateescape"), so nothing is lost and a copied file is the same to the byte.
+Opening a file only finds where the strings begin (`scan`); text is decoded on demand. Bytes that are not UTF-8 become
+lone surrogates ("surrogateescape"), so nothing is lost and a copied file is equal to the byte.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<Q")
-_WINDOW = 1 << 16  # bytes looked at by one vectorised step: its temporaries stay in the L2 cache
-_FAST = 512  # strings that must come of a step to pay for it
+_WINDOW = 1 << 16  # bytes per vectorised step: its temporaries stay in the L2 cache
+_FAST = 512  # strings that a step must find to pay for itself
 
 
 def decode(data: bytes) -> str:
@@ -25,20 +25,21 @@ def decode(data: bytes) -> str:
 
 
 def encode(text: str) -> bytes:
-    """The bytes that `decode` made the text of. UnicodeEncodeError for any other lone surrogate."""
+    """The bytes that `decode` turned into the text. UnicodeEncodeError for any other lone surrogate."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
     """Where each of `count` strings (length, bytes) from `start` begins, and where the last ends: int64 (count + 1,).
 
-    The number of the string that reaches past `end`, where one does. The caller has checked that `count` lengths fit in
-    between, so that the array is no larger than the file.
+    If a string reaches past `end`, returns its number instead. The caller has checked that `count` lengths fit in
+    between, so the array is no larger than the file.
 
-    Strings follow one another blindly, so walking is 0.2 us a string in Python. But almost every length is below 256:
-    one byte and seven zeros, which text does not contain. So a step takes every place where seven zeros stand as a
-    guess, and keeps guesses as long as each is exactly where the one before it ends. The first that is not, and what
-    guesses cannot see (longer strings, zeros inside), is walked. Walks double while guessing does not pay.
+    Strings follow one another without an index, so walking costs 0.2 us per string in Python. But almost every length
+    is below 256: one byte and seven zeros, which text does not contain. A step therefore guesses a string at every run
+    of seven zeros, and keeps guesses as long as each begins exactly where the one before it ends. The first that does
+    not, and what guesses cannot see (longer strings, zeros inside), is walked. Walks double while guessing does not
+    pay.
     """
     bounds = np.empty(count + 1, np.int64)
     done, position, walk = 0, start, 1
@@ -60,7 +61,7 @@ def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[n
 
 
 def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple[list[int], int]:
-    """Starts of the next `limit` strings, and where the last ends; fewer where that is after `end`."""
+    """Starts of the next `limit` strings, and the end of the last; fewer if that is after `end`."""
     starts = []
     length = _LENGTH.unpack_from
     for _ in range(limit):
@@ -74,7 +75,7 @@ def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple
 
 
 def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray[np.int64]:
-    """Starts of at most `limit` short strings that follow one another from `start`; may be none. Only the last may end
+    """Starts of at most `limit` short strings that follow one another from `start`; may be empty. Only the last may end
     after `end`."""
     size = min(_WINDOW, 264 * limit, end - start)
     if size < 8:
@@ -93,13 +94,13 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
 
 
 class StringArray(Sequence[str]):
-    """An array of strings in a copy of a file's head, decoded when asked for; usable after the file was closed."""
+    """An array of strings in a copy of a file's head, decoded on demand; usable after the file is closed."""
 
     __slots__ = ("_bounds", "_data")
 
     def __init__(self, data: mmap.mmap | bytes, bounds: NDArray[np.int64]) -> None:
         self._data = data
-        self._bounds = bounds  # (strings + 1,) as `scan` returns them
+        self._bounds = bounds  # (strings + 1,), from `scan`
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
@@ -121,7 +122,7 @@ class StringArray(Sequence[str]):
         return f"<StringArray of {len(self)}>"
 
     def to_list(self) -> list[str]:
-        """All strings, decoded together: every length is replaced by one zero byte, at which the text is then split."""
+        """All strings, decoded together: every length is replaced by one zero byte, and the text is split there."""
         if not len(self):
             return []
         starts = self._bounds[:-1] - self._bounds[0]
@@ -132,8 +133,8 @@ class StringArray(Sequence[str]):
         short = region[keep]
         short[starts - 7 * np.arange(len(self))] = 0
         strings = str(short.data, "utf-8", "surrogateescape").split("\0")[1:]
-        return strings if len(strings) == len(self) else self[:]  # a string with a zero inside
+        return strings if len(strings) == len(self) else self[:]  # a string that contains a zero
 
     def stored(self) -> bytes:
-        """The strings as they stand in the file, lengths included."""
+        """The strings as stored in the file, lengths included."""
         return self._data[int(self._bounds[0]) : int(self._bounds[-1])]

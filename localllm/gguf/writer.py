@@ -1,6 +1,5 @@
-"""Writes GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. The same rules as in the
-reader, and llama.cpp's order: tensors follow one another without gaps, each padded to the alignment.
-"""
+"""Writes GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. It follows the reader's
+rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
 
 from __future__ import annotations
 
@@ -29,14 +28,14 @@ _VERSION = 3
 
 
 class Digest(Protocol):
-    """What `hashlib.sha256()` gives."""
+    """The interface of `hashlib.sha256()`."""
 
     def update(self, data: Any, /) -> None: ...
 
 
 class NewTensor(NamedTuple):
     """A tensor to write. `shape` is row-major. `data` is all its bytes, chunks of them in order, or a function that
-    returns either when its turn comes, so that a model larger than memory can be written."""
+    returns either when needed, so that a model larger than memory can be written."""
 
     name: str
     format: str
@@ -53,13 +52,12 @@ def write_gguf(
     overwrite: bool = False,
     digest: Digest | None = None,
 ) -> None:
-    """Write a model file, durable when this returns; on any error nothing is left and what was there stays.
+    """Write a model file, durable on return. On any error nothing new is left and the old file stays.
 
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
-    sequence of str is an array of strings. `alignment` sets general.alignment (default: what the metadata says, or 32).
-    `digest` hears every byte of the file.
-    GGUFError for what cannot be stored and for a tensor whose data has not the size of its shape; OutputError for an
-    existing file without `overwrite`, and for a disk that refuses.
+    sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
+    `digest` receives every byte of the file. GGUFError for values that cannot be stored, and for a tensor whose data
+    does not match its shape. OutputError for an existing file without `overwrite`, and if the disk refuses.
     """
     target = Path(path)
     if alignment is not None:
@@ -83,7 +81,7 @@ def write_gguf(
 
 
 def file_size(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterable[NewTensor]) -> int:
-    """Bytes of the file that `write_gguf` would make; the data of the tensors is not looked at."""
+    """Size in bytes of the file that `write_gguf` would write; reads no tensor data."""
     target = Path(path)
     align = _alignment(target, metadata)
     head, sizes = _head(target, metadata, list(tensors), align)
@@ -162,7 +160,7 @@ def _text(path: Path, field: str, text: str) -> bytes:
 
 
 def _value(path: Path, field: str, value: object) -> bytes:
-    """Type and value of one key as stored."""
+    """Type and value of one key, as stored."""
     match value:
         case bool() | np.bool_():
             return struct.pack("<I?", layout.BOOL, bool(value))
@@ -229,7 +227,7 @@ def _write_tensor(path: Path, write: Callable[[memoryview], None], tensor: NewTe
 
 
 def _chunks(path: Path, field: str, data: Chunks) -> Iterator[memoryview]:
-    """Flat views of the bytes that are to be written."""
+    """Flat views of the bytes to write."""
     chunks: Iterable[Chunk] = (data,) if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
     for chunk in chunks:
         array = chunk if isinstance(chunk, np.ndarray) else np.frombuffer(chunk, np.uint8)

@@ -1,5 +1,5 @@
-"""From a model, a GGUF file or a Hugging Face folder, to a GGUF file in other formats.
+"""Quantizes a model, a GGUF file or a Hugging Face folder, into a GGUF file.
 
-`source` opens what is to be quantized, `plan` decides a format for every tensor and adds up sizes, `conversion` streams
-the tensors through worker threads into the file. How numbers become blocks is `quant`'s business.
+`source` opens the input. `plan` chooses a format for every tensor and adds up sizes. `conversion` streams the tensors
+through worker threads into the file. `quant` turns numbers into blocks.
 """

@@ -1,7 +1,7 @@
-"""Streams tensors through worker threads: rows are read, made numbers, quantized and given out in order.
+"""Streams tensors through worker threads, which read, convert and quantize rows; results come out in order.
 
-Some chunks of rows are under way at any time and no tensor is ever whole in memory, except for a method that asks for
-it. NumPy and the compiled quantizers let go of the interpreter lock, so threads do run side by side.
+A few chunks of rows are in progress at any time. No tensor is ever whole in memory, unless a method requires it. NumPy
+and the compiled quantizers release the interpreter lock, so threads run in parallel.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from localllm.quantize.plan import QuantizeError, Step
 
 U8 = NDArray[np.uint8]
 
-CHUNK = 1 << 18  # values converted by one thread at a time: a megabyte of float32, which a core's cache holds
+CHUNK = 1 << 18  # values that one thread converts at a time: a megabyte of float32, which fits a core's cache
 COPIED = 1 << 22  # values copied at a time
-AHEAD = 3  # chunks under way for every thread
+AHEAD = 3  # chunks in progress per thread
 
 
 class Progress(Protocol):
@@ -38,11 +38,11 @@ class Progress(Protocol):
 
 @dataclass(slots=True)
 class Error:
-    """How far a tensor is from what it was: sums over its values. `weighted` ones count each column's importance."""
+    """The error of a stored tensor, as sums over its values. The `weighted` ones use the importance of each column."""
 
     values: int = 0
-    squares: float = 0.0  # of the values
-    missed: float = 0.0  # squares of what is lost
+    squares: float = 0.0  # squares of the values
+    missed: float = 0.0  # squares of the errors
     weighted_squares: float = 0.0
     weighted_missed: float = 0.0
     largest: float = 0.0
@@ -61,23 +61,23 @@ class Error:
 
     @property
     def relative(self) -> float:
-        """Root of the lost share of the squares."""
+        """Root of the relative squared error."""
         return float(np.sqrt(self.missed / self.squares)) if self.squares else 0.0
 
     @property
     def weighted(self) -> float | None:
-        """The same, every column by its importance; None where there is none."""
+        """The same, weighted by the importance of each column; None without importance."""
         return float(np.sqrt(self.weighted_missed / self.weighted_squares)) if self.weighted_squares else None
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """What a conversion is asked for besides its steps."""
+    """What a conversion needs besides its steps."""
 
     threads: int
     imatrix: Imatrix | None = None
-    method: Method | None = None  # stores whole tensors; not for several threads
-    errors: dict[str, Error] | None = field(default=None)  # filled by tensor, where there is one
+    method: Method | None = None  # stores whole tensors, on one thread
+    errors: dict[str, Error] | None = field(default=None)  # filled per tensor, if given
     progress: Progress | None = None
 
 
@@ -91,7 +91,7 @@ class _Chunk(NamedTuple):
 def conversion(steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How) -> Iterator[list[NewTensor]]:
     """The new tensors, for `write_gguf`, which must ask for their data in this order and once.
 
-    QuantizeError while they are read, for numbers that cannot be stored; it names the tensor.
+    Reading them raises QuantizeError for numbers that cannot be stored, with the name of the tensor.
     """
     pool = ThreadPoolExecutor(how.threads, thread_name_prefix="quantize")
     try:
@@ -126,7 +126,7 @@ def _report(steps: Sequence[Step], chunks: Iterator[tuple[Step, _Chunk]], how: H
 def _chunks(
     pool: ThreadPoolExecutor, steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How
 ) -> Iterator[tuple[Step, _Chunk]]:
-    """Results in order, with a bounded number of tasks under way."""
+    """Results in order, with a bounded number of tasks in progress."""
     under_way: deque[tuple[Step, Future[_Chunk]]] = deque()
     for step in steps:
         tensor = tensors[step.name]
@@ -164,7 +164,8 @@ def _tasks(step: Step, tensor: Tensor, how: How) -> Iterator[Callable[[], _Chunk
 
 
 def _importance(step: Step, imatrix: Imatrix | None) -> F32 | None:
-    """Of every column, (experts, columns). Of embeddings llama-quantize leaves out what does not fit; so do we."""
+    """Importance per column, (experts, columns). As in llama-quantize, embeddings ignore an importance that does not
+    fit."""
     if imatrix is None:
         return None
     try:
@@ -209,7 +210,8 @@ def _whole(step: Step, tensor: Tensor, how: How, method: Method) -> _Chunk:
 
 
 def _check(step: Step, rows: U8, values: F32, start: int) -> None:
-    """Numbers that do not fit halves, and NaN: quantized blocks refuse them, formats of single numbers would not."""
+    """Refuse numbers beyond half precision, and NaN. Quantized blocks refuse them anyway; single-number formats would
+    not."""
     if FORMATS[step.after].block_values > 1:
         return
     kept = quant.dequantize(rows, step.after)

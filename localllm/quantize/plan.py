@@ -1,4 +1,4 @@
-"""What quantizing a model will do, before anything is written: a step for every tensor, sizes, metadata, refusals."""
+"""Plans a quantization before anything is written: a step per tensor, sizes, metadata, and refusals."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from localllm.quant import FORMATS
 from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
 from localllm.quantize.source import Source, geometry_of
 
-QUANTIZATION_VERSION = 2  # of ggml's formats, in general.quantization_version
+QUANTIZATION_VERSION = 2  # version of ggml's formats, for general.quantization_version
 _VERSION_KEY, _TYPE_KEY = "general.quantization_version", "general.file_type"
-IMPOSSIBLE_WITHOUT = ("IQ1_S", "IQ2_XXS", "IQ2_XS")  # formats whose search needs importance, in any tensor
-_IMATRIX_BYTES = 127  # llama-quantize stores no more of a name
+IMPOSSIBLE_WITHOUT = ("IQ1_S", "IQ2_XXS", "IQ2_XS")  # formats whose search requires importance, for any tensor
+_IMATRIX_BYTES = 127  # longest name that llama-quantize stores
 
 
 class QuantizeError(LocalLLMError):
-    """A model that cannot be quantized as asked; one line with the tensor, the reason and what to do."""
+    """The model cannot be quantized as requested; one line with the tensor, the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One tensor: what it is, what it becomes, and its bytes before and after."""
+    """One tensor: its format and bytes before and after."""
 
     name: str
     shape: tuple[int, ...]  # row-major
@@ -37,7 +37,7 @@ class Step:
     after: str
     bytes_before: int
     bytes_after: int
-    wanted: str  # what the mix says where `after` is a fallback, else the same
+    wanted: str  # the mix's format if `after` is a fallback, else the same as `after`
     needs_imatrix: bool = False
 
     @property
@@ -50,7 +50,7 @@ class Step:
 
     @property
     def experts(self) -> int:
-        """Matrices that are stacked in it, each with an importance of its own."""
+        """Number of stacked matrices, each with its own importance."""
         return prod(self.shape[:-2]) if len(self.shape) > 2 else 1
 
     @property
@@ -68,12 +68,12 @@ def plan(source: Source, mix: Mix, options: Options) -> list[Step]:
 
 
 def copy_plan(source: Source) -> list[Step]:
-    """Every tensor as it is."""
+    """Keep every tensor unchanged."""
     return [_step(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
 
 
 def given_plan(source: Source, formats: Mapping[str, str]) -> list[Step]:
-    """Every tensor in the format that is given for it, or as it is."""
+    """Give every tensor the format in `formats`, or keep it."""
     found = []
     for name, shape, now in _tensors(source):
         format_name = formats.get(name, now)
@@ -82,7 +82,7 @@ def given_plan(source: Source, formats: Mapping[str, str]) -> list[Step]:
 
 
 def quantizable(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
-    """The tensors (name, shape, format) that formats may be chosen for."""
+    """The tensors (name, shape, format) whose format can be chosen."""
     architecture = geometry_of(source.stored).architecture
     return [tensor for tensor in _tensors(source) if allows(tensor[0], tensor[1], architecture)]
 
@@ -104,35 +104,35 @@ def _step(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Step:
 
 
 def check(steps: Sequence[Step], important: Collection[str], allow_requantize: bool) -> None:
-    """QuantizeError for what must not or cannot be done: the first such tensor, the reason, the way out.
+    """QuantizeError for the first tensor that must not or cannot be converted, with the reason and a way out.
 
-    `important`: the tensors that an importance matrix has, or will have.
+    `important`: the tensors that an importance matrix covers, or will cover.
     """
     for step in steps:
         if not step.changes:
             continue
         if step.before not in FLOATS and not allow_requantize:
             raise QuantizeError(
-                f"{step.name}: is {step.before} already, and quantizing twice loses more; start from F16, BF16 or F32, "
-                "or add --allow-requantize"
+                f"{step.name}: already quantized ({step.before}), and quantizing twice loses more; start from F16, "
+                "BF16 or F32, or add --allow-requantize"
             )
         if (step.needs_imatrix or step.after in IMPOSSIBLE_WITHOUT) and step.name not in important:
             lacks = "the one given does not have it" if important else "there is none"
             raise QuantizeError(
-                f"{step.name}: {step.after} without an importance matrix would be garbage, and {lacks}; "
+                f"{step.name}: {step.after} requires an importance matrix, and {lacks}; "
                 "give --imatrix FILE, or --imatrix auto to measure one"
             )
         if FORMATS[step.after].quantize is None:
             can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
-            raise QuantizeError(f"{step.name}: {step.after} cannot be written yet; can be: {can}")
+            raise QuantizeError(f"{step.name}: {step.after} unsupported for writing; supported: {can}")
 
 
 def metadata(
     stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
 ) -> dict[str, Stored]:
-    """The keys of the new file: those of the old one, and what llama-quantize adds to them, in its order.
+    """The keys of the new file: those of the old one, and those that llama-quantize adds, in its order.
 
-    `file_type` None keeps what the old file says of it, if anything.
+    `file_type` None keeps the old file's value, if any.
     """
     found = dict(stored)
     found.pop(_VERSION_KEY, None)
@@ -161,7 +161,7 @@ def _short(text: str) -> str:
 
 
 def file_type_of(steps: Sequence[Step]) -> int:
-    """general.file_type of a free choice of formats: of the type whose main format holds the most weights."""
+    """general.file_type for freely chosen formats: the type whose main format holds the most weights."""
     held: dict[str, int] = {}
     for step in steps:
         held[step.after] = held.get(step.after, 0) + step.values
@@ -171,6 +171,6 @@ def file_type_of(steps: Sequence[Step]) -> int:
 
 
 def size_of(source: Source, steps: Sequence[Step]) -> int:
-    """Bytes of the file, but for keys about an importance matrix."""
+    """Size of the file in bytes, without keys about an importance matrix."""
     new = [NewTensor(step.name, step.after, step.shape, b"") for step in steps]
     return file_size(source.path, metadata(source.stored, 0, None, ""), new)

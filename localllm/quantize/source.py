@@ -1,4 +1,4 @@
-"""What can be quantized: whatever has metadata and tensors read by rows, a GGUF file or a converted folder."""
+"""The input of a quantization: a GGUF file or a converted folder, with metadata and tensors that are read by rows."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PART_SUFFIX = re.compile(r"-00001-of-\d{5}$")
 
 
 class Source(Protocol):
-    """An opened model. `localllm.gguf.GGUFFile` is one, and what `localllm.convert` makes of a folder."""
+    """An opened model: `localllm.gguf.GGUFFile`, or what `localllm.convert` makes from a folder."""
 
     @property
     def path(self) -> Path: ...
     @property
-    def stored(self) -> Mapping[str, Stored]: ...  # as `write_gguf` takes it, every number of the type it is stored in
+    def stored(self) -> Mapping[str, Stored]: ...  # as `write_gguf` takes it, every number with its stored type
     @property
     def tensors(self) -> Mapping[str, Tensor]: ...
     def __enter__(self) -> Any: ...
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 def open_source(name: str) -> Source:
-    """The model that IN means: a GGUF file (or the first part of one), a model in the box, or a Hugging Face folder."""
+    """The model that IN names: a GGUF file (or the first part of one), a built-in model, or a Hugging Face folder."""
     path = resolve(name)
     if path.is_dir():
         return open_checkpoint(path)
@@ -46,7 +46,7 @@ def open_source(name: str) -> Source:
 
 
 def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
-    """What the rules of a mix look at; of a number per layer, the first."""
+    """The properties that the rules of a mix use; for a number per layer, the first."""
     architecture = str(stored.get("general.architecture", ""))
 
     def first(key: str, default: int) -> int:
@@ -62,7 +62,7 @@ def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
 
 
 def default_target(path: Path, kind: str) -> Path:
-    """Where the file goes if nobody says: beside what it is made of, its name with the new type for the old one."""
+    """The default output: beside the input, with the new type replacing the old one in its name."""
     stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")
     stem = _TYPE_SUFFIX.sub("", _PART_SUFFIX.sub("", stem))
     return path.with_name(f"{stem}-{kind}.gguf")

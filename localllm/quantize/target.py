@@ -1,4 +1,4 @@
-"""A mix of one's own instead of a type: formats chosen tensor by tensor for a size, or for a divergence."""
+"""Chooses a format per tensor to reach a size or a divergence, instead of following a named type."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from localllm.quant.mixes import Options, role
 from localllm.quantize.plan import QuantizeError, Step, given_plan, quantizable, size_of
 from localllm.quantize.source import Source
 
-# Formats to choose from, those that a good mix was ever seen to use; rows that are no multiple of 256 have the second.
+# Formats to choose from, those that good mixes were seen to use. Rows that are no multiple of 256 use the second list.
 WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 WIDE_WITH_IMATRIX = ("IQ2_XS", "IQ3_XXS", "IQ3_S", *WIDE)
 NARROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -22,14 +22,14 @@ CONTEXT, WINDOWS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One of the two is given; the other is 0."""
+    """One of the two is set; the other is 0."""
 
     max_bytes: int = 0
     max_kld: float = 0.0
 
 
 def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """By tensor the formats it may get: smaller ones than it has and that one, or what the user says."""
+    """Per tensor, the formats to try: smaller ones than it has and its own, or what the user says."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)
@@ -62,7 +62,7 @@ def steps_for(
     windows: int = WINDOWS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[list[Step], float]:
-    """The plan that reaches the goal, and the divergence measured with it on the text."""
+    """The plan that reaches the goal, and its measured divergence on the text."""
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
     _check_possible(source, goal, coarsest)
@@ -84,13 +84,12 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
     least = size_of(source, given_plan(source, coarsest))
     if goal.max_bytes and least > goal.max_bytes:
         raise QuantizeError(
-            f"{source.path}: takes {least:,} bytes with all tensors in their coarsest formats, and "
-            f"{goal.max_bytes:,} are allowed; allow more"
+            f"{source.path}: takes at least {least:,} bytes, but {goal.max_bytes:,} are allowed; allow more"
         )
 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
-    """Bytes of the file besides the tensors whose formats are chosen, every tensor's padding included."""
+    """Bytes of the file besides the tensors to choose formats for, with the padding of every tensor."""
     steps = given_plan(source, kept)
     own = {step.name: step.bytes_after for step in steps}
     return size_of(source, steps) - sum(own[name] for name in chosen) + 32 * len(chosen)

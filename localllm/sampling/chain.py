@@ -1,7 +1,7 @@
-"""The samplers: each is one pure function from candidates to fewer, or differently weighted, candidates.
+"""The samplers: each is a pure function from candidates to fewer, or differently weighted, candidates.
 
-They mean what llama.cpp's src/llama-sampler.cpp (2026-10) means. Logits are float32 as there; probabilities are
-float64, and equal logits stand in order of token id, which llama.cpp leaves open. `SAMPLERS` lists them all.
+They behave as in llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as there, probabilities are float64.
+Equal logits are ordered by token id, which llama.cpp leaves open. `SAMPLERS` lists them all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from localllm.sampling.select import Doubles, Floats, Rows, largest, leading
 
 Ids = NDArray[np.int32]
 
-HIGHEST = 1e20  # no working model's largest logit is near this; below it, nothing here overflows
-COLDEST = 1e-10  # temperatures below this are 0
+HIGHEST = 1e20  # far above the largest logit of any working model; below it, nothing here overflows
+COLDEST = 1e-10  # lower temperatures count as 0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may come next. `logits` fall when `descending` (equal ones by id); else `ids` rise.
+    """Tokens that may come next. If `descending`, `logits` fall (equal ones by id); otherwise `ids` rise.
 
     A logit of -inf means a probability of zero.
     """
@@ -46,7 +46,8 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a sampler may know beside its options: the tokens so far, DRY's breakers, the seed of XTC's dice."""
+    """What a sampler may use besides its options: the tokens so far, DRY's breakers, and the seed of XTC's random
+    numbers."""
 
     history: Sequence[int] = ()
     breakers: Breakers = field(default_factory=dict)
@@ -61,7 +62,7 @@ def softmax(candidates: Candidates) -> Doubles:
 
 
 def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
-    """Probabilities p (n,), -log p (n,) in nats, and the entropy; where p is 0 the second is about 1000."""
+    """Probabilities p (n,), -log p (n,) in nats, and the entropy. Where p is 0, -log p is about 1000."""
     below = np.maximum(candidates.logits.astype(np.float64) - candidates.peak, -1000.0)
     weights = np.exp(below)
     total = float(weights.sum())
@@ -71,9 +72,9 @@ def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
 
 
 def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Rows], Doubles]) -> Candidates:
-    """The candidates in order of id, with `change(logits, which)` for those that stand at `ids[which]`.
+    """The candidates ordered by id, with `change(logits, which)` applied to those at `ids[which]`.
 
-    Raises SamplingError if that leaves no token to choose from.
+    Raises SamplingError if no token remains.
     """
     if candidates.descending:
         candidates = candidates.take(np.argsort(candidates.ids), descending=False)
@@ -81,7 +82,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Rows], 
     which = np.flatnonzero(candidates.ids[np.minimum(rows, len(candidates.ids) - 1)] == ids)
     rows = rows[which]
     logits = candidates.logits.copy()
-    with np.errstate(over="ignore"):  # beyond float32 is -inf: ruled out
+    with np.errstate(over="ignore"):  # below float32 it becomes -inf: removed
         logits[rows] = change(logits[rows].astype(np.float64), which)
     result = Candidates(candidates.ids, logits)
     if not abs(result.peak) < HIGHEST:
@@ -106,11 +107,11 @@ def penalties(candidates: Candidates, options: SamplerOptions, context: Context)
 
 
 def dry(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Don't Repeat Yourself: what would continue a repetition of n tokens loses multiplier * base^(n - allowed)."""
+    """Don't Repeat Yourself: a token that continues a repetition of n tokens loses multiplier * base^(n - allowed)."""
     longest = continuations(context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.breakers)
     if not longest:
         return candidates
-    # A penalty of e^80 already leaves nothing of a token, and is still a float32.
+    # A penalty of e^80 already removes a token, and is still a float32.
     most = int(80 / math.log(options.dry_base)) if options.dry_base > 1.000001 else 0
     penalty = np.array(
         [
@@ -123,7 +124,7 @@ def dry(candidates: Candidates, options: SamplerOptions, context: Context) -> Ca
 
 
 def top_n_sigma(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Rules out what lies more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
+    """Remove tokens more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
     logits = candidates.logits
     finite = logits if logits.min() > -math.inf else logits[logits > -math.inf]
     floor = max(candidates.peak - options.top_n_sigma * float(finite.std(dtype=np.float64)), -3e38)  # a float32
@@ -133,21 +134,21 @@ def top_n_sigma(candidates: Candidates, options: SamplerOptions, context: Contex
 
 
 def top_k(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """The k likeliest."""
+    """Keep the k most likely tokens."""
     if candidates.descending:
         return candidates.take(slice(options.top_k), descending=True)
     return candidates.take(largest(candidates.logits, options.top_k), descending=True)
 
 
 def typ_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Those whose surprise is nearest to the expected one, up to more than p of probability (arXiv 2202.00666)."""
+    """Keep tokens whose surprise is closest to the expected one, until they exceed probability p (arXiv 2202.00666)."""
     p, surprises, entropy = surprise(candidates)
     rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
     return candidates.take(np.sort(rows), candidates.descending)
 
 
 def top_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """The likeliest, up to at least p of probability (nucleus sampling, arXiv 1904.09751)."""
+    """Keep the most likely tokens until they reach probability p (nucleus sampling, arXiv 1904.09751)."""
     p = softmax(candidates)
     if candidates.descending:
         needed = int(p.cumsum().searchsorted(options.top_p)) + 1
@@ -156,7 +157,7 @@ def top_p(candidates: Candidates, options: SamplerOptions, context: Context) -> 
 
 
 def min_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Those at least `min_p` times as likely as the likeliest (arXiv 2407.01082)."""
+    """Keep tokens at least `min_p` times as likely as the top token (arXiv 2407.01082)."""
     kept = candidates.logits >= candidates.peak + math.log(options.min_p)
     if np.count_nonzero(kept) >= options.min_keep:
         return candidates.take(kept, candidates.descending)
@@ -164,10 +165,10 @@ def min_p(candidates: Candidates, options: SamplerOptions, context: Context) -> 
 
 
 def xtc(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Exclude Top Choices: now and then all that reach the threshold go, save the least likely of them.
+    """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
 
-    Whether it happens follows from the seed and the number of tokens so far alone, so that asking twice, or again after
-    a rollback, gives the same distribution.
+    Whether it happens depends only on the seed and the number of tokens so far. Asking twice, or again after a
+    rollback, gives the same distribution.
     """
     if len(candidates.ids) < 2 or _roll(context) > options.xtc_probability:
         return candidates
@@ -181,7 +182,7 @@ def xtc(candidates: Candidates, options: SamplerOptions, context: Context) -> Ca
 
 
 def temperature(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
-    """Logits divided by the temperature; at 0 and below only the largest stays (the first id of equal ones)."""
+    """Divide logits by the temperature; at 0 and below keep only the largest (the first id of equal ones)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
@@ -195,12 +196,12 @@ def temperature(candidates: Candidates, options: SamplerOptions, context: Contex
 
 
 def _roll(context: Context) -> float:
-    """A uniform number in [0, 1) that belongs to this seed and this position."""
+    """A uniform number in [0, 1), determined by this seed and this position."""
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
 class Step(NamedTuple):
-    """One sampler: its function, when its options switch it on, and whether it never rules out the largest logit."""
+    """One sampler: its function, when its options enable it, and whether it always keeps the largest logit."""
 
     run: Callable[[Candidates, SamplerOptions, Context], Candidates]
     wanted: Callable[[SamplerOptions], bool]
@@ -226,8 +227,8 @@ SAMPLERS: dict[str, Step] = {
 
 
 def steps(options: SamplerOptions) -> tuple[Step, ...]:
-    """The samplers that `options` ask for, in order. Where only the largest logit is wanted, those that cannot change
-    which one that is are left out."""
+    """The samplers that `options` enable, in order. Greedy sampling skips those that cannot change the largest
+    logit."""
     chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]
     if options.greedy:
         chain = chain[: chain.index(SAMPLERS["temperature"])]

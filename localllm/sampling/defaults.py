@@ -1,6 +1,6 @@
-"""Sampling defaults that a model file carries (`general.sampling.*`, as llama.cpp reads them).
+"""Sampling defaults in a model file (`general.sampling.*`, as llama.cpp reads them).
 
-They stand between the program's defaults and what the user asks for. What cannot be honoured is told, not obeyed.
+They override the program's defaults, and the user overrides them. Values that cannot be used become a note.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {
 
 @dataclass(frozen=True, slots=True)
 class FileDefaults:
-    """Values of `SamplerOptions` by field name, and a line for each key that was not taken."""
+    """Values of `SamplerOptions` by field name, and a note for each key that was skipped."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
     def options(self, asked: Mapping[str, Any]) -> SamplerOptions:
-        """The file's values with `asked` over them."""
+        """The options: the file's values, overridden by `asked`."""
         return SamplerOptions(**{**self.values, **asked})
 
 
 def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
-    """What the file recommends. Never fails: a value out of range stays the program's, with a note."""
+    """The file's recommendations. Never fails: a value out of range keeps the program's default, with a note."""
     values: dict[str, Any] = {}
     notes: list[str] = []
     for key, name in _FIELDS.items():

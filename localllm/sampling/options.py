@@ -1,4 +1,4 @@
-"""What the samplers are asked to do: llama.cpp's parameters, names and defaults, checked when they are set.
+"""Options of the samplers: llama.cpp's parameters, names and defaults, checked when they are set.
 
 The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
 """
@@ -14,7 +14,7 @@ from typing import Any
 from localllm.errors import LocalLLMError
 
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; here they are refused
+BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; we refuse them
 
 
 class SamplingError(LocalLLMError):
@@ -23,14 +23,14 @@ class SamplingError(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class SamplerOptions:
-    """How the next token is chosen. A sampler that is not named in `samplers` is not run and its options do nothing.
+    """How to choose the next token. A sampler that is not in `samplers` does not run, and its options have no effect.
 
-    Raises SamplingError that names the option, its value and its range.
+    Raises SamplingError with the option, its value and its range.
     """
 
-    seed: int = -1  # -1: a fresh one for every Sampler
-    temperature: float = 0.8  # 0 or less: the likeliest token
-    dynatemp_range: float = 0.0  # 0: off; else temperature -/+ this, by the entropy of the candidates
+    seed: int = -1  # -1: a new one for every Sampler
+    temperature: float = 0.8  # 0 or less: the top token
+    dynatemp_range: float = 0.0  # 0: off; else the temperature varies by this, with the entropy of the candidates
     dynatemp_exponent: float = 1.0
     top_k: int = 40  # 0 or less: off
     top_p: float = 0.95  # 1: off
@@ -40,21 +40,21 @@ class SamplerOptions:
     xtc_probability: float = 0.0  # 0: off
     xtc_threshold: float = 0.1  # above 0.5: off
     repeat_penalty: float = 1.0  # 1: off
-    repeat_last_n: int = 64  # tokens that repeat, frequency and presence penalties look back on
+    repeat_last_n: int = 64  # last tokens that repeat, frequency and presence penalties consider
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     dry_multiplier: float = 0.0  # 0: off
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64  # tokens that DRY looks back on
+    dry_penalty_last_n: int = 64  # last tokens that DRY considers
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    min_keep: int = 0  # candidates that typ_p, top_p, min_p and xtc leave at least
+    min_keep: int = 0  # minimum candidates that typ_p, top_p, min_p and xtc keep
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # -inf bans a token
-    samplers: tuple[str, ...] = ORDER  # in the order they run
+    samplers: tuple[str, ...] = ORDER  # in running order
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest candidate is always taken."""
+        """Whether the top candidate is always chosen."""
         return "temperature" in self.samplers and self.temperature <= 0 and self.dynatemp_range <= 0
 
     def __post_init__(self) -> None:

@@ -1,6 +1,6 @@
-"""One sampler per conversation: keeps the tokens so far and the random numbers, and runs the chain on logits.
+"""One sampler per conversation: it keeps the tokens so far and the random numbers, and runs the chain on logits.
 
-`distribution` is the part that plain and speculative decoding share; it changes nothing, so it can be asked again.
+Plain and speculative decoding share `distribution`, which changes no state and may be called again.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from localllm.sampling.select import Doubles
 
 
 class Sampler:
-    """Chooses tokens as `options` say. `seed` is the one in use, also where the options left it open."""
+    """Chooses tokens according to `options`. `seed` is the one in use, even if the options left it open."""
 
     def __init__(self, options: SamplerOptions, breakers: Breakers | None = None) -> None:
-        """`breakers` is find_breakers() of the vocabulary; DRY needs it, nothing else does."""
+        """`breakers` is find_breakers() of the vocabulary; only DRY needs it."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._steps = steps(options)
@@ -28,24 +28,24 @@ class Sampler:
         self._context = Context(self._history, breakers or {}, self.seed)
         self._bias_ids = np.array(sorted(options.logit_bias), np.int32)
         self._bias = np.array([options.logit_bias[token] for token in sorted(options.logit_bias)], np.float64)
-        self._ids = np.arange(0, dtype=np.int32)  # (V,) as soon as V is known
+        self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
         self._bits = np.random.PCG64(self.seed)
-        # Nothing but the largest logit counts, whatever came before: one pass over the logits is all there is to do.
+        # Only the largest logit counts, whatever came before: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._steps) == 1 and not options.logit_bias
 
     @property
     def looks_at(self) -> int:
-        """How many of the largest logits decide alone what comes next; 0 where all of them count."""
+        """Number of largest logits that decide the next token alone; 0 if all count."""
         if self._argmax:
             return 1
         cut_first = self._steps[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
-        """The tokens (n,) that may come next, and their probabilities (n,): above 0, and 1 together.
+        """The tokens (n,) that may come next, and their probabilities (n,), positive with sum 1.
 
-        `logits` (V,) are those of the model; they are not changed. Raises SamplingError if they are not numbers, or if
-        bias and penalties leave no token.
+        `logits` (V,) are the model's; they are not changed. Raises SamplingError if they are NaN, or if bias and
+        penalties leave no token.
         """
         _refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
@@ -62,7 +62,8 @@ class Sampler:
         return candidates.ids[possible], probabilities[possible]
 
     def draw(self, ids: Ids, probabilities: Doubles) -> int:
-        """One of `ids`, by inverting the sum of `probabilities` in the order given; uses up one random number."""
+        """Draw one of `ids` by inverting the cumulative sum of `probabilities` in the given order; uses one random
+        number."""
         sums = probabilities.cumsum()
         return int(ids[sums.searchsorted(self.uniform() * sums[-1], side="right")])
 
@@ -79,21 +80,21 @@ class Sampler:
         return self.draw(*self.distribution(logits))
 
     def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
-        """As `sample`, from the `looks_at` largest logits (n,) alone: falling, equal ones by id, a NaN before all."""
+        """As `sample`, from only the `looks_at` largest logits (n,), descending, equal ones by id, NaN first."""
         _refuse_broken(float(logits[0]))
         return int(ids[0]) if self._argmax else self.draw(*self._distribution(Candidates(ids, logits, True)))
 
     def accept(self, token: int) -> None:
-        """Append a token, of the prompt or of the answer, to what penalties and DRY look back on."""
+        """Append a token of the prompt or the answer to the history of penalties and DRY."""
         self._history.append(token)
 
     def reset(self) -> None:
-        """Back to the start: no tokens, and the same random numbers again."""
+        """Back to the start: no tokens, and the same random numbers."""
         self._history.clear()
         self._bits = np.random.PCG64(self.seed)
 
     def snapshot(self) -> int:
-        """What `restore` needs to take back every token accepted from here on (random numbers are not taken back)."""
+        """State for `restore`, which takes back every token accepted from here on (but no random numbers)."""
         return len(self._history)
 
     def restore(self, snapshot: int) -> None:

@@ -1,6 +1,6 @@
-"""The largest of many numbers, in an order that never depends on the machine: equal numbers stand by index.
+"""The largest of many numbers, in the same order on every machine: equal numbers are ordered by index.
 
-Every token asks for the 40 largest of 128,000 logits, so this is the part of sampling that has to be quick.
+Every token needs the 40 largest of 128,000 logits, so this part of sampling must be fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Rows = NDArray[np.intp]
 
-_COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to look through
+_COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to search
 _MANY = 2048  # from here on one sort of 64-bit keys beats a stable argsort: 2 ms instead of 20 for 128,000
 
 
@@ -32,10 +32,10 @@ def largest(values: Floats, k: int) -> Rows:
 
 
 def _from_columns(values: Floats, k: int) -> Rows | None:
-    """Indices, rising, of the k largest and usually a few more; None where looking at all is as quick.
+    """Ascending indices of the k largest, usually with a few more; None if searching everything is as fast.
 
-    The k-th largest maximum of 1024 columns is a floor that at least k values reach; only columns that reach it are
-    looked into.
+    The k-th largest maximum of 1024 columns is a lower bound that at least k values reach, so only columns that reach
+    it are searched.
     """
     height = len(values) // _COLUMNS
     if height < 2 or k > _COLUMNS // 4:
@@ -52,11 +52,11 @@ def _from_columns(values: Floats, k: int) -> Rows | None:
 
 
 def _order(values: Floats) -> Rows:
-    """Indices that sort `values`, largest first; equal ones stay in order."""
+    """Indices that sort `values` in descending order, stable."""
     if len(values) < _MANY:
         return (-values).argsort(kind="stable")
-    bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into 0
-    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats as integers of the same order
+    bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into +0
+    rising = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # floats as integers with the same order
     keys = (-rising.astype(np.int64) << 32) | np.arange(len(values))
     keys.sort()
     return np.asarray(keys & 0xFFFFFFFF, np.intp)
@@ -65,10 +65,10 @@ def _order(values: Floats) -> Rows:
 def leading(
     scores: Floats, probabilities: Doubles, total: float, side: Literal["left", "right"], at_least: int
 ) -> Rows:
-    """Indices of the shortest run, from the largest score down, whose probabilities reach `total`.
+    """Indices of the shortest run, in descending order, whose probabilities reach `total`.
 
     side "left": the sum must be at least `total`; "right": above it. The run has at least `at_least` members, and at
-    least one. Looks at the first 256 and, only if those were too few, at all.
+    least one. Searches the first 256 and, only if those are too few, everything.
     """
     for k in (256, len(scores)):
         order = largest(scores, k)

@@ -1,4 +1,4 @@
-"""Several tokens out of one pass: cheap guesses at what comes next are checked by the model in one batch.
+"""Speculative decoding: cheap drafts of the next tokens, verified by the model in one batch.
 
 options.py says what is asked for; ngram.py and draft.py guess, behind the interface of drafter.py; rule.py decides what
 of a guess stands, so that the answer is the model's own; policy.py decides how much guessing pays, by the costs that

@@ -1,4 +1,4 @@
-"""Guesses of a second, smaller model that reads along in a cache of its own."""
+"""Drafts by a second, smaller model that follows the text with a cache of its own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 class ModelDrafter:
-    """One text as the draft model sees it; its cache is brought up to date only when a guess is wanted."""
+    """One text as the draft model sees it. Its cache is updated only when a draft is needed."""
 
     name = "draft model"
 
@@ -36,7 +36,7 @@ class ModelDrafter:
 
     @property
     def step_seconds(self) -> float:
-        """What one guess costs."""
+        """Seconds per drafted token."""
         return self._costs.seconds(1)
 
     def begin(self, text: Sequence[int]) -> None:
@@ -51,14 +51,15 @@ class ModelDrafter:
         self._text.append(token)
 
     def delay(self) -> float:
-        """Seconds until the draft has read what it has missed, beyond the last few tokens that every guess follows."""
+        """Seconds until the draft model has caught up, beyond the last few tokens that precede every draft."""
         missing = len(self._text) - self._good - 2
         return max(missing, 0) * self._costs.seconds(self._costs.most) / self._costs.most
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
-        """Guesses, each after a pass of the draft; the caller lets the sampler accept each before it asks for the next.
+        """Drafted tokens, each after a pass of the draft model. The caller's sampler accepts each before asking for the
+        next.
 
-        Ends where the draft's context is full or its logits are no numbers.
+        Ends when the draft model's context is full or its logits are NaN.
         """
         began, late = perf_counter(), self.delay() > 0
         try:
@@ -90,7 +91,7 @@ class ModelDrafter:
         return Guess(token, bisect_right(EDGES, float(q[ids == token].sum())), (ids, q))
 
     def _catch_up(self) -> bool:
-        """Read what is new, or the last token again for its logits; False where the draft sees nothing of the text."""
+        """Read new tokens, or the last one again for its logits; False if the draft model sees nothing of the text."""
         text, keep = self._text, min(self._good, len(self._text) - 1)
         while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
             keep -= 1
@@ -100,14 +101,14 @@ class ModelDrafter:
         return self._row is not None
 
     def _forget(self, keep: int) -> None:
-        """Keep the first `keep` tokens; none where the draft's own windows have moved on too far."""
+        """Keep the first `keep` tokens; none if the draft model's sliding windows have moved on too far."""
         del self._seen[keep:], self._ends[keep:]
         if not self._engine.truncate(self._sequence, self._ends[-1] if self._ends else 0):
             self._seen, self._ends = [], []
         self._row = None
 
     def _read(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens of the model."""
+        """Evaluate tokens of the target."""
         new: list[int] = [] if self._seen else list(self._mapping.begin)
         ends = []
         length = self._ends[-1] if self._ends else 0

@@ -1,4 +1,4 @@
-"""Guesses without a model: what followed, earlier in the text, the words that end it now (prompt lookup)."""
+"""Drafts without a model: what followed the same words earlier in the text (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Iterator, Sequence
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.rule import Guess
 
-SHORTEST = 3  # tokens that must be alike before anything is guessed
-LONGEST = 16  # tokens compared at most
-PLACES = 8  # newest earlier places looked at
+SHORTEST = 3  # minimum matching tokens
+LONGEST = 16  # maximum tokens compared
+PLACES = 8  # maximum earlier places searched, newest first
 
-# How often a guess is right after 3, 4, ... 16 tokens alike, before anything is known.
+# Prior acceptance rate after 3, 4, ... 16 matching tokens.
 PRIORS = tuple(min(0.9, 0.3 + 0.1 * n) for n in range(LONGEST - SHORTEST + 1))
 
 
 class NgramDrafter:
-    """Follows one text. Guesses cost nothing to make."""
+    """Follows one text. Drafts cost nothing."""
 
     name = "n-grams"
     step_seconds = 0.0
 
     def __init__(self) -> None:
         self._text: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> where what follows them stands
+        self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> the places after them
 
     def begin(self, text: Sequence[int]) -> None:
         shared = next((i for i, pair in enumerate(zip(self._text, text, strict=False)) if pair[0] != pair[1]), None)
@@ -35,7 +35,7 @@ class NgramDrafter:
 
     def accept(self, token: int) -> None:
         self._text.append(token)
-        if len(self._text) > SHORTEST:  # what ends the text has nothing after it yet
+        if len(self._text) > SHORTEST:  # nothing follows the end of the text yet
             before = tuple(self._text[-SHORTEST - 1 : -1])
             self._places.setdefault(before, []).append(len(self._text) - 1)
 
@@ -43,7 +43,7 @@ class NgramDrafter:
         return 0.0
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
-        """The continuation of the longest repetition, of several the newest; it may run on into itself."""
+        """The continuation of the longest repetition, the newest of several; it may run on into itself."""
         text = self._text
         alike, place = self._longest()
         if alike < SHORTEST:
@@ -56,10 +56,10 @@ class NgramDrafter:
             place, alike = place + 1, alike + 1
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Holds nothing to close."""
 
     def _longest(self) -> tuple[int, int]:
-        """(tokens alike, where the token after them stands) of the best earlier place."""
+        """(matching tokens, place of the next token) for the best earlier place."""
         text, best = self._text, (0, 0)
         places = self._places.get(tuple(text[-SHORTEST:]), ())
         for place in reversed(places[-PLACES:]):

@@ -1,7 +1,7 @@
-"""The rule that keeps a guess or replaces it, so that the tokens have the model's distribution whoever guessed.
+"""The rule that accepts or rejects a draft, so that the tokens have the model's distribution with any drafter.
 
-Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192): a token drawn
-from q stands with probability min(1, p/q), else one is drawn from max(0, p - q), made to sum to 1.
+Leviathan, Kalman, Matias: Fast Inference from Transformers via Speculative Decoding (arXiv 2211.17192). A token drawn
+from q is accepted with probability min(1, p/q); otherwise one is drawn from max(0, p - q), normalized.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Guess(NamedTuple):
     """A drafted token."""
 
     token: int
-    trust: int  # class of guesses that turn out equally often (policy.Acceptance)
-    drawn_from: Distribution | None  # None: there was no choice
+    trust: int  # class of drafts with equal acceptance rates (policy.Acceptance)
+    drawn_from: Distribution | None  # None: the drafter had no choice
 
 
 class Verdict(NamedTuple):
-    token: int  # what comes next; the guess, or another
-    likelihood: float  # that the guess would stand
+    token: int  # the next token: the draft, or another
+    likelihood: float  # probability that the draft is accepted
 
 
 def choose(sampler: Sampler, logits: NDArray[np.float32], guess: Guess) -> Verdict:
-    """The next token by the model's `logits` (V,), not yet accepted; the guess may be right or wrong.
+    """The next token by the model's `logits` (V,), not yet accepted by the sampler; the draft may be right or wrong.
 
-    A guess without a choice (q = 1) needs no dice of its own: the token drawn from p is the guess with probability p,
-    and else comes from the rest of p. It is the token that would have been drawn without any guess.
+    A draft without a choice (q = 1) needs no random number of its own: the token drawn from p is the draft with
+    probability p, and otherwise comes from the rest of p. It is the token that plain decoding would have drawn.
     """
     if sampler.options.greedy:
         token = sampler.sample(logits)
@@ -50,13 +50,13 @@ def choose(sampler: Sampler, logits: NDArray[np.float32], guess: Guess) -> Verdi
     if sampler.uniform() * offered < wanted:
         return Verdict(guess.token, likelihood)
     rest = np.maximum(p - _on(ids, drafted, q), 0.0)
-    if not rest.any():  # p = q but for rounding
+    if not rest.any():  # p = q up to rounding
         return Verdict(sampler.draw(ids, p), likelihood)
     return Verdict(sampler.draw(ids, rest), likelihood)
 
 
 def _on(ids: Ids, drafted: Ids, q: Doubles) -> Doubles:
-    """q (n,) of `ids` (n,), 0 where a token is not among `drafted`."""
+    """q (n,) for `ids` (n,); 0 for tokens that are not among `drafted`."""
     order = drafted.argsort()
     at = np.minimum(drafted[order].searchsorted(ids), len(drafted) - 1)
     row = order[at]

@@ -1,4 +1,4 @@
-"""What a model needs to speculate, put together once when it is opened, and for every session."""
+"""What a model needs to speculate: built once when it is opened, and for every session."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from localllm.speculation.policy import Judge
 from localllm.speculation.steps import Speculator
 from localllm.speculation.vocabulary import Vocabulary, match
 
-SHORTEST_PASS = 2e-3  # seconds; guessing takes 30 to 50 microseconds a pass in Python, 2 % of this
+SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
 
 
 @dataclass(frozen=True, slots=True)

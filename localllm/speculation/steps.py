@@ -1,8 +1,8 @@
-"""The loop of an answer that speculates: says the next token, takes it, and runs a pass when no checked row is left.
+"""The loop of a speculative answer: returns the next token, takes it, and runs a pass when no verified row is left.
 
-A round is one pass: the last token and guesses after it go in, and every row says what comes next as if the tokens
-before it had been evaluated one by one. Rows are used as long as the guesses stand; what follows a wrong guess is
-taken back from the cache.
+A round is one pass: the last token and the drafts after it. Every row gives the next token, as if the tokens before it
+had been evaluated one by one. Rows are used while drafts are accepted; tokens after a rejected draft are removed from
+the cache.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class Speculator:
 
 
 class SpeculativeSteps:
-    """`sample` says the next token, `feed` takes it, in turn; `close` leaves in the cache what was fed, no more."""
+    """`sample` returns the next token, `feed` takes it, in turn. After `close` the cache holds what was fed, no
+    more."""
 
     def __init__(self, speculator: Speculator, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> None:
         self._costs, self._longest = speculator.costs, speculator.longest
@@ -53,15 +54,15 @@ class SpeculativeSteps:
         self._session, self._sampler = session, sampler
         self.held = len(prompt)
         self._rows: NDArray[np.float32] | None = None  # logits of the last pass
-        self._at = 0  # the row in use
-        self._guesses: list[Guess] = []  # one after each row; those past `_checked` were not put into the pass
+        self._at = 0  # the current row
+        self._guesses: list[Guess] = []  # one after each row; those past `_checked` were not in the pass
         self._checked = 0
         self._by: Drafting | None = None  # who guessed
         self._seconds = 0.0  # of this round
-        self._reading = 0.0  # of them, a draft model's reading of what it had missed: spent once, for rounds to come
+        self._reading = 0.0  # of which catching up of the draft model: spent once, for future rounds
         self._paced, self._pace_tokens = 0.0, 0.0
         self._fed = 0
-        self._stale = 0  # rounds since one row was timed
+        self._stale = 0  # rounds since one row was last timed
         self.passes = 0
         self._rounds = self._drafted = self._accepted = 0
         self._plain_seconds = 0.0
@@ -78,11 +79,11 @@ class SpeculativeSteps:
         if guess is None or self._by is None:
             return self._sampler.sample(self._rows[self._at])
         token, likelihood = choose(self._sampler, self._rows[self._at], guess)
-        self._by.judge.acceptance.observe(guess.trust, likelihood)  # also of one that was not trusted enough to check
+        self._by.judge.acceptance.observe(guess.trust, likelihood)  # of unverified drafts too
         return token
 
     def feed(self, token: int, wanted: int) -> None:
-        """Take the token, which the sampler has accepted; at most `wanted` more will be asked for."""
+        """Take the token, which the sampler has accepted; at most `wanted` more will be requested."""
         for drafting in self._draftings:
             drafting.drafter.accept(token)
         self._fed += 1
@@ -123,7 +124,7 @@ class SpeculativeSteps:
         self._seconds = after - began
 
     def _settle(self) -> None:
-        """The tokens of the last round are known: how has it paid?"""
+        """Record the gain of the last round, now that its tokens are known."""
         if not self._seconds:
             return
         tokens, plain = self._at + 1, self._costs.seconds(1)
@@ -135,19 +136,19 @@ class SpeculativeSteps:
 
     @property
     def _pace(self) -> float:
-        """Seconds that a token takes these days: what another one is worth."""
+        """Seconds per token at present: the value of another one."""
         plain = self._costs.seconds(1)
         return min(plain, self._paced / self._pace_tokens) if self._pace_tokens else plain
 
     # -- guesses ---------------------------------------------------------------------------------------------------
 
     def _draft(self, room: int, wanted: int) -> tuple[Drafting | None, list[Guess], int]:
-        """Who guessed, what, and how many of the guesses to check."""
+        """The drafter, its drafts, and how many of them to verify."""
         if room < 1 or self._stale >= _FRESH:
             return None, [], 0
         best: tuple[Drafting | None, list[Guess], int] = (None, [], 0)
         won = 0.0
-        for drafting in self._draftings:  # those that cost nothing come first
+        for drafting in self._draftings:  # drafters without cost come first
             judge, drafter = drafting.judge, drafting.drafter
             if not judge.ready():
                 continue
@@ -166,7 +167,7 @@ class SpeculativeSteps:
         return best
 
     def _hope(self, judge: Judge, drafting: Drafting, room: int, wanted: int) -> float:
-        """Seconds that a round with this drafter is expected to win, less its share of what it must read first."""
+        """Expected gain in seconds of a round with this drafter, minus its share of catching up."""
         drafter = drafting.drafter
         mean = judge.acceptance.mean
         won = outlook(self._costs, self._pace, 0, 1.0, mean, drafter.step_seconds, room)
@@ -174,7 +175,7 @@ class SpeculativeSteps:
         return won - drafter.delay() / rounds
 
     def _propose(self, drafting: Drafting, room: int) -> tuple[list[Guess], list[float]]:
-        """Guesses, as long as another one promises to pay, and how likely each is to stand."""
+        """Draft while another token promises to pay, with the acceptance probability of each."""
         sampler, drafter, acceptance = self._sampler, drafting.drafter, drafting.judge.acceptance
         guesses: list[Guess] = []
         likelihoods: list[float] = []

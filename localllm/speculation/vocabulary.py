@@ -1,7 +1,7 @@
-"""Tokens of a draft model as tokens of the model it drafts for, where the two have different vocabularies.
+"""Maps a draft model's tokens to the target's, if their vocabularies differ.
 
-Tokens are the same when they stand for the same bytes; begin and end tokens when they have the same office. What else
-the model says is told to the draft as text; what else the draft says is never proposed.
+Tokens correspond if they stand for the same bytes; begin and end tokens if they have the same role. Other target tokens
+reach the draft model as text. Other draft tokens are never proposed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Vocabulary:
 
 
 class Mapping:
-    """`target_of` (draft's vocabulary,) int32: the model's token, or -1."""
+    """`target_of` (draft's vocabulary,) int32: the target's token, or -1."""
 
     def __init__(
         self, target_of: NDArray[np.int32], size: int, target: Tokenizer | None, draft: Tokenizer | None
@@ -38,23 +38,23 @@ class Mapping:
         self._size, self._target, self._draft = size, target, draft
         self._usable = np.flatnonzero(target_of >= 0)
         draft_of = np.full(size, -1, np.int32)
-        draft_of[target_of[self._usable[::-1]]] = self._usable[::-1]  # of several draft tokens the first
+        draft_of[target_of[self._usable[::-1]]] = self._usable[::-1]  # the first of several draft tokens
         self._draft_of: list[int] = draft_of.tolist()
         self._spelled: dict[int, tuple[int, ...]] = {}
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """What the draft wants before a text that the model does not put there."""
+        """What the draft model needs before a text and the target does not write."""
         missing = self._draft is not None and self._draft.add_bos and not (self._target and self._target.add_bos)
         return (self._draft.bos,) if missing and self._draft and self._draft.bos is not None else ()
 
     def to_draft(self, token: int) -> tuple[int, ...]:
-        """Draft tokens that stand for a token of the model; none for a control token that the draft does not know."""
+        """Draft tokens for a token of the target; none for a control token that the draft model does not have."""
         same = self._draft_of[token]
         return (same,) if same >= 0 else self._spell(token)
 
     def logits(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits (V,) over the model's tokens from the draft's; -inf where the draft has no such token."""
+        """Logits (V,) over the target's tokens from the draft model's; -inf where it has no such token."""
         if self.identical:
             return drafted
         result = np.full(self._size, -np.inf, np.float32)
@@ -98,14 +98,14 @@ def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
 def _same_tokens(ours: Tokenizer, theirs: Tokenizer) -> dict[int, int]:
     """Draft token -> model token."""
     by_bytes: dict[bytes, int] = {}
-    for token in reversed(range(ours.vocab_size)):  # of equal ones the first
+    for token in reversed(range(ours.vocab_size)):  # the first of equal ones
         by_bytes[ours.piece(token)] = token
     by_bytes.pop(b"", None)
     shared: dict[int, int] = {}
     for token in range(theirs.vocab_size):
         piece = theirs.piece(token)
         if token < ours.vocab_size and piece and ours.piece(token) == piece:
-            shared[token] = token  # twins of equal bytes keep their places
+            shared[token] = token  # duplicates of equal bytes keep their places
         elif piece in by_bytes:
             shared[token] = by_bytes[piece]
     for one, other in ((ours.bos, theirs.bos), (ours.eos, theirs.eos)):

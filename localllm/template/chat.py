@@ -1,7 +1,7 @@
-"""`ChatTemplate`: a conversation becomes the text that a model was trained on.
+"""`ChatTemplate`: turns a conversation into the text that a model was trained on.
 
-Rendering is a pure function of template and conversation, so the engine may render the whole history with every turn
-and compare tokens with what is cached. Templates are programs of strangers: they run in a confined child
+Rendering is a pure function of template and conversation, so the engine can render the whole history every turn and
+compare its tokens with the cache. Templates are programs of strangers: they run in a confined child
 (`localllm.template.render`).
 """
 
@@ -16,7 +16,7 @@ from localllm.confined import Confined, ConfinedError, Limits
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 
-Message = Mapping[str, Any]  # role, content, and what else a template may know: tool_calls, name, reasoning_content
+Message = Mapping[str, Any]  # role, content, and keys for some templates: tool_calls, name, reasoning_content
 
 ROLES = (
     *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "tool_response"),
@@ -27,9 +27,9 @@ _MAX_SOURCE = 1 << 20  # characters
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text, which knows who wrote each character, and what had to be changed for the template.
+    """A conversation as text that knows who wrote each character, and the changes that the template required.
 
-    The notes say the changes; each is to be shown once.
+    The notes describe the changes; show each once.
     """
 
     text: Text
@@ -37,15 +37,15 @@ class Rendered:
 
 
 def renderer(limits: Limits | None = None) -> Confined:
-    """A child that renders templates. Start it before it is needed: that takes 0.1 s beside whatever else is done."""
+    """A child process that renders templates. Start it early: that takes 0.1 s in parallel."""
     return Confined("localllm.template.render", limits)
 
 
 class ChatTemplate:
     """A chat template. `bos` and `eos` are token texts. `stops` are texts that end an answer besides the tokens.
 
-    `confined` is the child that renders it (default: one of its own). TemplateError, with the line, for a source that
-    is not a template.
+    `confined` is the child that renders it (default: its own). TemplateError, with the line, if the source is not a
+    template.
     """
 
     def __init__(
@@ -71,11 +71,11 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """The text of a conversation; `extra` are further variables of the template, as `enable_thinking`.
+        """The text of a conversation; `extra` are further variables of the template, such as `enable_thinking`.
 
-        A conversation that the template refuses, or of which it would leave out the system or the last user message,
-        is changed as little as makes it acceptable, which `notes` tell. TemplateError, with the line, if nothing helps,
-        and for a role that is not in ROLES.
+        If the template refuses the conversation, or would drop the system message or the last user message, the
+        conversation is changed as little as possible until the template accepts it. `notes` describe the changes.
+        TemplateError, with the line, if nothing helps, and for a role that is not in ROLES.
         """
         for message in messages:
             if message.get("role") not in ROLES:

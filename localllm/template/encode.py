@@ -1,4 +1,4 @@
-"""From a rendered conversation to token ids: control tokens count only where the template itself wrote them."""
+"""From a rendered conversation to token ids: control tokens count only if the template itself wrote them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Guard(Protocol):
 
 
 class Encoder(Protocol):
-    """What is asked of a tokenizer here."""
+    """The interface of a tokenizer that is needed here."""
 
     @property
     def bos(self) -> int | None: ...
@@ -40,7 +40,8 @@ class _Origins:
     tokens: Set[int]  # both
 
     def allows(self, token: int, start: int, stop: int) -> bool:
-        """Whether `token`, found at [start, stop) of the text, counts as one; one of mixed origin as its worst part."""
+        """Whether `token`, found at [start, stop) of the text, counts; mixed origin counts as its least trusted
+        part."""
         origin = min(self.marks[start:stop])
         return origin == OWN or (token not in self.control and (token not in self.written or origin == MODEL))
 
@@ -48,9 +49,9 @@ class _Origins:
 class ChatEncoder:
     """Encodes what the template of this source renders.
 
-    A control token in the text of a user, system message, tool, name or schema is text. So are the user-defined tokens
-    that the template writes, as `<tool_call>`; in the model's own turns these count. Others, as runs of spaces or
-    emoticons, count everywhere. With `parse_content` all count everywhere.
+    A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
+    tokens that the template writes, such as `<tool_call>`; in the model's own turns these count. Other user-defined
+    tokens, such as runs of spaces or emoticons, count everywhere. With `parse_content` all count everywhere.
     """
 
     def __init__(self, tokenizer: Encoder, source: str, parse_content: bool = False) -> None:
@@ -65,9 +66,9 @@ class ChatEncoder:
         self._tokens = self._control | self._written
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered conversation: one BOS where the file wants one, no EOS. A plain string counts as given.
+        """Ids of a rendered conversation: one BOS if the file wants one, no EOS. A plain string counts as user text.
 
-        A template that writes BOS itself and a file that adds it give one BOS, not two.
+        A template that writes BOS and a file that adds it give one BOS, not two.
         """
         origins = _Origins(marked(text).marks, self._control, self._written, self._tokens)
         guard = None if self._parse_content else origins

@@ -6,7 +6,7 @@ from localllm.errors import LocalLLMError
 
 
 class TemplateError(LocalLLMError):
-    """The template cannot be used or failed; says which line of it and why."""
+    """The template cannot be used, or failed; gives its line and the reason."""
 
 
 class TemplateRejected(TemplateError):
@@ -14,4 +14,4 @@ class TemplateRejected(TemplateError):
 
 
 class TemplateLimit(TemplateError):
-    """The template does more than a template may: it is broken, or made to do harm."""
+    """The template does more than allowed: it is broken, or malicious."""

@@ -1,4 +1,4 @@
-"""Chat templates for files that have none: by the special tokens in the vocabulary, else by the model's name.
+"""Chat templates for files without one: chosen by the special tokens in the vocabulary, else by the model's name.
 
 Every choice comes with a note, because a wrong template gives a worse model and no error.
 """
@@ -21,7 +21,7 @@ _NO_SYSTEM = (
 
 
 class Vocabulary(Protocol):
-    """What is asked of a tokenizer here."""
+    """The interface of a tokenizer that is needed here."""
 
     @property
     def bos(self) -> int | None: ...
@@ -34,12 +34,12 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A format of conversations: recognised if the vocabulary has all `tokens` and the name has one of `names`."""
+    """A conversation format: recognised if the vocabulary has all `tokens` and the name contains one of `names`."""
 
     name: str
     source: str
     tokens: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # parts of the model's name in lower case; () asks nothing of it
+    names: tuple[str, ...] = ()  # parts of the model's name in lower case; () matches every name
     stops: tuple[str, ...] = ()
 
 
@@ -48,7 +48,7 @@ def _turns(form: str, prompt: str, start: str = "{{ bos_token }}") -> str:
     return f"{start}{{% for m in messages %}}{form}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
 
 
-FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
+FAMILIES: tuple[Family, ...] = (  # the first match is taken
     Family(
         "llama3",
         _turns(
@@ -105,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
         + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
         tokens=("[INST]", "[/INST]"),
     ),
-    Family(  # of before those were tokens
+    Family(  # for vocabularies from before these were tokens
         "mistral-v1",
         _NO_SYSTEM
         + _turns("{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else m.content ~ eos_token }}", ""),
@@ -143,11 +143,11 @@ FAMILIES: tuple[Family, ...] = (  # the first that fits is taken
 def choose_template(
     metadata: Mapping[str, Any], tokenizer: Vocabulary, confined: Confined | None = None
 ) -> tuple[ChatTemplate, str | None]:
-    """The file's chat template, and None; or its family's, and a note that says so and why (to be shown).
+    """The file's chat template and None; or its family's and a note that says so and why (to be shown).
 
     `confined` is the child that renders it.
     """
-    texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is a default
+    texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is only a default
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
     source = metadata.get(_KEY)
     why = "the file has no chat template"

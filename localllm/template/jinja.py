@@ -1,6 +1,6 @@
-"""Jinja as chat templates expect it, over `Text`: what comes from users stays distinct from what the template writes.
+"""Jinja as chat templates expect it, over `Text`, which keeps users' text apart from what the template writes.
 
-This runs in the confined child only. Jinja's sandbox keeps a template from Python's insides; the child's limits keep
+This runs in the confined child only. Jinja's sandbox keeps a template from Python's internals; the child's limits keep
 it from everything else.
 """
 
@@ -49,7 +49,7 @@ class _Generator(CodeGenerator):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what a model is trained on; for answering it is only its content."""
+    """`{% generation %}` marks text for training; when answering, only its content counts."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
@@ -59,7 +59,7 @@ class _Generation(Extension):
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """One for all templates: it holds no state of a rendering."""
+    """One environment for all templates: it holds no rendering state."""
 
     code_generator_class = _Generator
 
@@ -78,7 +78,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(join=_join, indent=_indent, tojson=_tojson, safe=shown)
 
     def concat(self, parts: Iterable[str]) -> Text:
-        """The output of a block, macro or template: plain strings are what stands between its tags."""
+        """The output of a block, macro or template; plain strings are the text between its tags."""
         return joined(parts, plain=OWN)
 
     def tilde(self, parts: Iterable[Any]) -> Text:
@@ -86,7 +86,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         return joined(map(shown, parts))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """`str.format` without access to Python's insides, which marks what it puts in."""
+        """`str.format` without access to Python's internals; it marks inserted values."""
         if not isinstance(value, types.MethodType | types.BuiltinMethodType):
             return None
         form = value.__self__
@@ -100,7 +100,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 class _Formatter(SandboxedFormatter):
     def put(self, form: str, args: Sequence[Any], kwargs: Any) -> str:
-        """The format string with its fields filled; one with fields inside of fields counts as given."""
+        """The format string with its fields filled; nested fields make the result count as given."""
         parts = list(Formatter.parse(self, form))
         if any("{" in (spec or "") for _, _, spec, _ in parts):
             return str(self.vformat(form, args, kwargs))
@@ -133,7 +133,7 @@ def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Jinja's own loses marks where it joins the lines; a line break at the end of `s` counts, as there."""
+    """Jinja's own loses marks when it joins lines. As there, a line break at the end of `s` counts."""
     gap, line_break = Text.of(width if isinstance(width, str) else " " * width, OWN), Text.of("\n", OWN)
     start, *rest = (shown(s) + line_break).splitlines()
     made = line_break.join([start, *(gap + line if line or blank else line for line in rest)])

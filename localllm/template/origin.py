@@ -1,9 +1,9 @@
-"""`Text`: a string that knows of each character where it comes from, through everything that a template does to it.
+"""`Text`: a string that knows the origin of each character, through everything that a template does to it.
 
-A control token counts as one only where the template itself wrote all of it. As with `Markup` for HTML, joining keeps
-the two apart; unlike Markup nothing is escaped, so that a template finds, splits and measures what users wrote as it
-stands. A result that comes from neither of these methods is a plain `str`, and counts as given: an operation forgotten
-here costs a template its token, and never lets a user write one.
+A control token counts only if the template itself wrote all of it. As with `Markup` for HTML, joining keeps the two
+apart. Unlike Markup, nothing is escaped, so a template finds, splits and measures users' text as it is. A result of any
+other method is a plain `str` and counts as given. An operation forgotten here costs a template its token, and never
+lets a user write one.
 """
 
 from __future__ import annotations
@@ -12,18 +12,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex, TypeVar
 
-GIVEN, MODEL, OWN = (
-    0,
-    1,
-    2,
-)  # by a user, tool or schema; by the model in an earlier turn; by the template. Least trusted first
+GIVEN, MODEL, OWN = 0, 1, 2  # by a user, tool or schema; by the model earlier; by the template. Least trusted first
 
 _T = TypeVar("_T")
 _CONVERSION = re.compile(r"%(?:\((?P<key>[^)]*)\))?(?P<spec>[#0\- +]*\d*(?:\.\d+)?[hlL]?)(?P<kind>.)", re.DOTALL)
 
 
 class Text(str):
-    """`_marks` holds one byte for each character: GIVEN, MODEL or OWN."""
+    """`_marks` holds one byte per character: GIVEN, MODEL or OWN."""
 
     __slots__ = ("_marks",)
     _marks: bytes
@@ -91,7 +87,7 @@ class Text(str):
         return self[: len(before)], self[len(before) : len(before) + len(found)], self[len(self) - len(after) :]
 
     def _located(self, parts: list[str], gap: int) -> list[Text]:
-        """`parts` of this text, `gap` characters apart, or else white space."""
+        """`parts` of this text, separated by `gap` characters or by white space."""
         found = []
         end = -gap
         for part in parts:
@@ -121,7 +117,7 @@ class Text(str):
         return self._like(str.casefold(self))
 
     def _like(self, text: str) -> Text:
-        """`text` in other letters; where there are more of them, all count as the least trusted."""
+        """`text` with changed letters; if their number grew, all count as the least trusted."""
         return Text.of(text, self._marks if len(text) == len(self) else min(self._marks, default=OWN))
 
     # -- joining ---------------------------------------------------------------------------------------------------
@@ -155,7 +151,7 @@ class Text(str):
         return joined(pieces)
 
     def __mod__(self, values: Any) -> str:
-        """printf-style formatting; a form that is not taken apart here gives a plain, that is a given, text."""
+        """printf-style formatting. A form that is not supported here gives a plain text, which counts as given."""
         whole = str.__mod__(self, values)
         waiting = iter(values if isinstance(values, tuple) else (values,))
         pieces: list[str] = []
@@ -177,26 +173,26 @@ class Text(str):
 
 
 def marked(value: str) -> Text:
-    """A text as it is; a plain string counts as given."""
+    """The text itself; a plain string counts as given."""
     return value if isinstance(value, Text) else Text.of(value, GIVEN)
 
 
 def shown(value: Any) -> Text:
-    """What a template prints for a value. Numbers are nobody's words; lists and dicts may hold anybody's."""
+    """What a template prints for a value. Numbers have no author; lists and dicts may contain anybody's text."""
     if isinstance(value, str):
         return marked(value)
     return Text.of(str(value), OWN if value is None or isinstance(value, int | float) else GIVEN)
 
 
 def joined(parts: Iterable[str], plain: int = GIVEN) -> Text:
-    """All parts in a row. TypeError for one that is no string."""
+    """All parts concatenated. TypeError for a part that is not a string."""
     parts = list(parts)
     marks = [part._marks if isinstance(part, Text) else bytes((plain,)) * len(part) for part in parts]
     return Text.of("".join(parts), b"".join(marks))
 
 
 def given(value: _T, mark: int = GIVEN) -> _T:
-    """`value`, as JSON has it, with every string in it marked, keys included."""
+    """The JSON `value` with every string in it marked, keys included."""
     made: Any = value
     if isinstance(value, str):
         made = Text.of(value, mark)

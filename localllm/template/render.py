@@ -19,8 +19,8 @@ from localllm.template.origin import GIVEN, MODEL, OWN, Text, given, joined, lea
 
 Message = dict[str, Any]
 
-_FILE = "<chat template>"  # as Python's tracebacks name it
-_KEPT = 8  # compiled templates
+_FILE = "<chat template>"  # as in Python's tracebacks
+_KEPT = 8  # number of compiled templates kept
 _SYSTEM = ("system", "developer")
 _MODELS = ("assistant", "model")
 _RUN = re.compile(rb"(?s)(.)\1*")
@@ -36,7 +36,7 @@ _compiled: dict[str, CodeType] = {}
 
 
 def prepare() -> None:
-    """Use all that Jinja imports late: once the process is confined, no file can be opened."""
+    """Use everything that Jinja imports late: a confined process can open no file."""
     start: dict[str, Any] = {"bos": "", "eos": "", "tools": None, "extra": {}, "now": "2000-01-01"}
     for source in (
         "{{ 'a' ~ messages[0].content | tojson ~ strftime_now('%d %B') }}",
@@ -50,9 +50,9 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile `request["source"]`; render it where there are "messages".
+    """Compile `request["source"]`; render it if there are "messages".
 
-    The answer holds text, notes and marks ([mark, count] for each run of characters), or an error's kind and message.
+    The answer holds text, notes and marks ([mark, count] per run of characters), or the kind and message of an error.
     """
     try:
         code = _compile(request["source"])
@@ -76,7 +76,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
-    """The first change of the conversation that the template takes, least changed first."""
+    """The least changed conversation that the template accepts."""
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]
@@ -86,7 +86,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
         "bos_token": Text.of(request["bos"], OWN),
         "eos_token": Text.of(request["eos"], OWN),
     }
-    # What some templates insist on: tools even where there are none, and two names of older ones.
+    # Some templates insist on these: tools even if there are none, and two names of older ones.
     functions = given(json.dumps(tools or [], indent=4, ensure_ascii=False))
     insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
     insisted["tools"] = given(tools or [])
@@ -136,7 +136,7 @@ def _render(code: CodeType, variables: dict[str, Any], now: datetime) -> Text:
         raise TemplateError(f"{_place(error)}: it calls itself without end") from None
     except MemoryError:
         raise
-    except Exception as error:  # whatever a template manages to raise is the template's
+    except Exception as error:  # any exception of a template is the template's fault
         raise TemplateError(f"{_place(error)}: {type(error).__name__}: {error}") from None
 
 
@@ -145,7 +145,7 @@ def _reject(message: Any) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """Where in the template; Jinja puts its lines into the traceback."""
+    """The place in the template; Jinja puts its lines into the traceback."""
     line = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -156,7 +156,7 @@ def _place(error: BaseException) -> str:
 
 
 def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """The conversation as it is, then changed more and more, with the notes that say how."""
+    """The conversation unchanged, then with more and more changes, and the notes that describe them."""
     merged, turns = _merge_system(messages), _join_turns(messages)
     both = _join_turns(merged)
     variants = (
@@ -175,7 +175,7 @@ def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[st
 
 
 def _left_out(messages: Sequence[Message], text: str) -> str:
-    """Which of the system message and the last user message is not in the text; "" if both are."""
+    """Which of the system message and the last user message the text lacks; "" if neither."""
     last_of = {_SYSTEM if message.get("role") in _SYSTEM else message.get("role"): message for message in messages}
     for role, name in ((_SYSTEM, "system"), ("user", "last user")):
         content = last_of.get(role, {}).get("content")

@@ -1,6 +1,7 @@
 """From text without special tokens to ids: byte-level BPE ("gpt2"), BPE over UTF-8 ("gemma4"), SentencePiece ("llama").
 
-All cut text into words that no token crosses, merge each word once, and remember the result: prose repeats its words.
+All cut text into words that no token crosses, merge each word once, and cache the result, because prose repeats its
+words.
 """
 
 from __future__ import annotations
@@ -14,14 +15,14 @@ from localllm.tokenizer.merge import NEVER, Rank, merge
 from localllm.tokenizer.pretokenize import PreRule, PreTokenizer
 from localllm.tokenizer.vocab import Vocab
 
-SPACE = "\u2581"  # how SentencePiece writes a space
+SPACE = "\u2581"  # SentencePiece's space
 _CACHED_WORDS = 1 << 16
-_CACHED_CHARS = 64  # longer words hardly repeat
-_SAMPLE = 1000  # merges looked at before they are believed
+_CACHED_CHARS = 64  # longer words rarely repeat
+_SAMPLE = 1000  # merges checked as a sample
 
 
 def _byte_letters() -> list[str]:
-    """GPT-2's letter for each byte: the byte's own in Latin-1 where that is visible, else the next from U+0100."""
+    """GPT-2's letter for each byte: the Latin-1 letter if visible, else the next one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) if byte in visible else chr(0x100 + hidden.index(byte)) for byte in range(256)]
@@ -32,7 +33,7 @@ _LETTER_OF = dict(enumerate(BYTE_LETTERS))
 
 
 class TextEncoder:
-    """`encode(text)` gives the ids of plain text; made once for a vocabulary."""
+    """`encode(text)` returns the ids of plain text; made once per vocabulary."""
 
     def __init__(self, split: Callable[[str], list[str]], encode_word: Callable[[str], list[int]]) -> None:
         self._split = split
@@ -55,7 +56,7 @@ class TextEncoder:
 
 
 def text_encoder(vocab: Vocab) -> TextEncoder:
-    """The encoder of a vocabulary. What is expensive (the table of merges) is made here and not before."""
+    """The encoder of a vocabulary. The expensive table of merges is built here and not earlier."""
     rule = vocab.rule
     if rule is None:
         return TextEncoder(_space_splitter(vocab), _sentencepiece(vocab))
@@ -67,9 +68,9 @@ def text_encoder(vocab: Vocab) -> TextEncoder:
 
 
 def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
-    """Escapes spaces and cuts before each run of them, which changes no id: merging never crosses such a place.
+    """Escapes spaces and cuts before each run of them, which changes no id, because merging never crosses such a place.
 
-    Unless a token does: then not after the characters that stand before an inner space in any token.
+    Unless a token does: then it does not cut after characters that precede an inner space in any token.
     """
     inner = [token for token in vocab.tokens if SPACE in token.lstrip(SPACE)]
     crossed = "".join({char for token in inner for char in re.findall(f"([^{SPACE}]){SPACE}", token)})
@@ -100,7 +101,7 @@ def _bpe(vocab: Vocab, rule: PreRule) -> Callable[[str], list[int]]:
 
 
 def _merge_rank(vocab: Vocab) -> Rank:
-    """Ranks of pairs. A few odd merges match nothing and do no harm; a sample of them says if all are odd."""
+    """Ranks of pairs. A few odd merges match nothing and do no harm; a sample tells if all are odd."""
     merges = vocab.merges.to_list() if isinstance(vocab.merges, StringArray) else list(vocab.merges)
     for i in range(0, len(merges), len(merges) // _SAMPLE + 1):
         if not isinstance(merges[i], str) or " " not in merges[i]:
@@ -108,7 +109,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
                 f"tokenizer.ggml.merges: entry {i}, {merges[i]!r:.60}, is not two tokens with a space between them"
             )
     ranks = dict(zip(merges, range(len(merges)), strict=True))
-    if len(ranks) < len(merges):  # the first of equals counts
+    if len(ranks) < len(merges):  # the first of equal ones counts
         ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
     get = ranks.get
     return lambda left, right: get(f"{left} {right}", NEVER)

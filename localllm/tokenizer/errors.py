@@ -1,4 +1,4 @@
-"""The error of tokenizer metadata that is missing, broken or not supported, and of text or ids that do not fit it."""
+"""The error for tokenizer metadata that is missing, broken or unsupported, and for text or ids that do not fit it."""
 
 from __future__ import annotations
 

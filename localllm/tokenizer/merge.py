@@ -1,7 +1,7 @@
-"""The merging at the heart of BPE, SentencePiece's too: join the best-ranked pair of neighbours until none is left.
+"""The merging at the heart of BPE, and of SentencePiece: join the best-ranked pair of neighbours until none is left.
 
-Both vocabularies use it and differ in `rank` only. Among equals the leftmost goes first. Short words are scanned, long
-ones (a text without words: hostile input, Chinese, vocabularies that merge whole lines) go through a queue: O(n log n).
+The two vocabularies differ only in `rank`. Among equals the leftmost goes first. Short words are scanned. Long ones
+(text without words: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n log n).
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-NEVER = float("inf")  # the rank of a pair that must not be joined
+NEVER = float("inf")  # rank of a pair that must not be joined
 Rank = Callable[[str, str], float]
 
-_SCAN = 48  # symbols up to which scanning is faster than the queue (measured)
+_SCAN = 48  # maximum symbols for which scanning is faster than the queue (measured)
 
 
 def merge(word: Iterable[str], rank: Rank) -> list[str]:
-    """The pieces that `word`, a string or its symbols, ends up in; joined they are the word. Lowest rank first."""
+    """The pieces that `word`, a string or its symbols, merges into; joined they are the word. Lowest rank first."""
     symbols = list(word)
     return _by_scan(symbols, rank) if len(symbols) <= _SCAN else _by_queue(symbols, rank)
 
@@ -38,12 +38,12 @@ def _by_scan(symbols: list[str], rank: Rank) -> list[str]:
 
 def _by_queue(symbols: list[str], rank: Rank) -> list[str]:
     count = len(symbols)
-    after = list(range(1, count + 1))  # index of the next symbol alive; count at the end
+    after = list(range(1, count + 1))  # index of the next live symbol; count at the end
     before = list(range(-1, count - 1))
-    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that begins at i, while i is alive
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that begins at i, while i is live
     ranks.append(NEVER)
-    # All places of a rank together, so that the heap orders few ranks and not many places. Places mostly come in
-    # order: a line. Those that do not wait in a heap beside it. Outdated ones are skipped when their turn comes.
+    # All places of a rank together, so that the heap orders few ranks and not many places. Places mostly arrive in
+    # order and form a queue; the others wait in a heap beside it. Outdated ones are skipped when their turn comes.
     places: dict[float, tuple[deque[int], list[int]]] = {}
     queue: list[float] = []
 

@@ -1,9 +1,9 @@
-r"""How a vocabulary cuts text into words before merging: one row for every pre-tokenizer name that llama.cpp knows.
+r"""How a vocabulary cuts text into words before merging: one row for every pre-tokenizer name in llama.cpp.
 
 A rule is a list of patterns; each cuts every piece that the one before left, at both ends of its matches. Character
-classes follow llama.cpp, so that ids are equal: a pattern with a class `\p{..}` sees text in which every character
-outside ASCII is replaced by one letter that stands for its class, other patterns see the text itself, and in both
-white space outside ASCII is a vertical tab. `\s`, `\d` and letter case mean ASCII only.
+classes follow llama.cpp, so that ids are equal. A pattern with a class `\p{..}` sees text in which every character
+outside ASCII is replaced by one letter for its class; other patterns see the text itself. In both, white space outside
+ASCII is a vertical tab. `\s`, `\d` and letter case mean ASCII only.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _HAN_RANGES = (
 )
 _CLASSES: Mapping[str, str] = {  # what `\p{..}` means inside brackets
     "L": "A-Za-zλ漢",
-    "Word": "A-Za-zλ",  # letters but Han
+    "Word": "A-Za-zλ",  # letters except Han
     "Han": "漢",
-    "Upper": "A-Zλ漢",  # not surely lower case: llama.cpp knows the case of ASCII only
+    "Upper": "A-Zλ漢",  # not certainly lower case: llama.cpp knows the case of ASCII only
     "Lower": "a-zλ漢",
     "N": "0-9ν",
     "M": "μ",
@@ -47,7 +47,7 @@ _WORD = r"[^\r\n\p{L}\p{N}]?[\p{L}]+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _KANA_HAN = r"[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+"
 _ASIAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
-_CAMEL = (  # words, cut before a capital that follows a small letter
+_CAMEL = (  # words, cut before a capital after a lower-case letter
     r"[^\r\n\p{L}\p{N}]?[\p{Upper}]*[\p{Lower}]+{end}|[^\r\n\p{L}\p{N}]?[\p{Upper}]+[\p{Lower}]*{end}"
 )
 _CASED_LETTERS = (  # of the Unicode version that deepseek-llm was made with
@@ -78,7 +78,7 @@ _MAYBE_SHORT = _CAMEL.replace("{end}", f"{_ANY_CASE}?")
 _GPT4O = rf"{_MAYBE_SHORT}|[\p{{N}}]{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _TEKKEN = rf"{_CAMEL.replace('{end}', '')}|[\p{{N}}]| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _GRANITE_MULTI = _GPT4O.replace(r"\p{Upper}", r"\p{Upper}\p{M}").replace(r"\p{Lower}", r"\p{Lower}\p{M}")
-# Here all letters are both upper and lower case, and marks count as letters inside a word.
+# Here all letters count as both upper and lower case, and marks inside a word as letters.
 _ONE_CASE = rf"[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+{_ANY_CASE}?"
 _YOUTU = rf"{_ONE_CASE}|[\p{{N}}]| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
 _TINY_AYA = rf"{_ONE_CASE}|[\p{{N}}]{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}"
@@ -102,7 +102,7 @@ _AFMOE_SCRIPTS = (
 )
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+"
 _LINES = r"[^\n]+|\n+"
-# Not regular expressions: those would look over the whole run again at each of its characters.
+# Functions, not regular expressions, which would scan the whole run again at each character.
 _TRAILING_SPACE = "white space at the end"
 _DIGITS_TO_END = "digits by three from the right, cut after each group"
 _DIGITS_FROM_START = "digits by three from the right, cut before each group"
@@ -110,16 +110,16 @@ _DIGITS_FROM_START = "digits by three from the right, cut before each group"
 
 @dataclass(frozen=True, slots=True)
 class PreRule:
-    """A row of the table. All flags are what llama.cpp ties to the name."""
+    """A row of the table. llama.cpp ties all flags to the name."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token is that token, whatever merging would give
-    add_bos: bool = False  # where the file does not say
-    force_bos: bool = False  # even where the file says no
+    ignore_merges: bool = False  # a word that is a token stays whole, whatever merging would give
+    add_bos: bool = False  # if the file does not say
+    force_bos: bool = False  # even if the file says no
     no_default_bos: bool = False
-    escape_spaces: bool = False  # tokens are written in UTF-8 with U+2581 for a space, bytes as `<0x..>`
-    byte_level: bool = True  # tokens are written with one letter for each byte of UTF-8
-    newline_words: bool = False  # a word of newlines only that is a token is that token
+    escape_spaces: bool = False  # tokens are UTF-8 with U+2581 for a space, and bytes are `<0x..>`
+    byte_level: bool = True  # tokens have one letter for each byte of UTF-8
+    newline_words: bool = False  # a word of only newlines that is a token stays whole
     merges_optional: bool = False
 
 
@@ -211,7 +211,7 @@ def pre_rule(name: str) -> PreRule:
 
 
 class _ClassOf(dict[int, str]):
-    """Code point to the letter that stands for its class, found when first seen; ASCII stands for itself."""
+    """Maps a code point to the letter for its class, computed on first use; ASCII stands for itself."""
 
     def __missing__(self, code: int) -> str:
         char = chr(code)
@@ -260,7 +260,7 @@ class PreTokenizer:
 
 
 def _step(pattern: str) -> tuple[bool, _Cut]:
-    """Whether the pattern looks at classes, and what it does."""
+    """Whether the pattern looks at classes, and its function."""
     if pattern == _TRAILING_SPACE:
         return False, lambda view, start, stop: [start + len(view[start:stop].rstrip(" \t\n\r\f\v"))]
     if pattern == _DIGITS_TO_END:

@@ -1,4 +1,4 @@
-"""Text out of tokens, one by one: bytes are held back until they are whole characters."""
+"""Text from tokens, one by one: bytes are held back until they form whole characters."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class StreamDecoder:
-    """`push(id)` gives the text that the token completes, `finish()` what is left; joined they equal `decode(ids)`.
+    """`push(id)` returns the text that the token completes, `finish()` the rest; joined they equal `decode(ids)`.
 
-    Half a character waits for its other half; bytes that never become one are U+FFFD. With `drop_space` the first
-    character of the text is dropped where it is the space that the vocabulary writes before a first word.
+    Half a character waits for its other half; bytes that never form one become U+FFFD. With `drop_space`, the space
+    that the vocabulary writes before a first word is dropped.
     """
 
     def __init__(self, piece: Callable[[int], bytes], drop_space: bool) -> None:
@@ -27,5 +27,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that stayed incomplete, else nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", True)

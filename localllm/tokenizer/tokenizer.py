@@ -1,6 +1,6 @@
 """`Tokenizer`: text to token ids and back, for the vocabulary in a GGUF file's metadata; ids equal llama.cpp's.
 
-What a call does not need is not made: decoding uses the token table only, merges are read at the first `encode`.
+Everything is built on demand: decoding uses the token table only, merges are read at the first `encode`.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from localllm.tokenizer.stream import StreamDecoder
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
 _C_SPACES = " \t\n\v\f\r"
-_PREFIX = 3  # characters by which special tokens are looked for together: thousands of them share a few beginnings
-_MANY = 1000  # beginnings, from which on it is quicker to list those of the text
+_PREFIX = 3  # characters by which special tokens are found together: thousands of them share few beginnings
+_MANY = 1000  # number of beginnings above which listing those of the text is faster
 
 
 class Guard(Protocol):
-    """Says which of its special tokens a text may hold, and where."""
+    """Tells which of its special tokens a text may contain, and where."""
 
     @property
     def tokens(self) -> Set[int]:
-        """Those that must not come about from text either, by merging."""
+        """Tokens that must not result from merging text either."""
 
     def allows(self, token: int, start: int, stop: int) -> bool:
         """Whether `token` counts as one at [start, stop) of the text."""
@@ -56,7 +56,7 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> Mapping[str, int]:
-        """Text to id of the tokens that stand for more than their text: control, user-defined and unknown ones."""
+        """Text to id, for tokens that mean more than their text: control, user-defined and unknown ones."""
         vocab = self._vocab
         found = np.flatnonzero(np.frombuffer(vocab.kinds, np.uint8) & SPECIAL).tolist()
         return MappingProxyType({vocab.tokens[i]: i for i in found})
@@ -67,35 +67,35 @@ class Tokenizer:
         return max(map(len, self._vocab.tokens))
 
     def prepare(self) -> None:
-        """Do now what the first `encode` would do: read the merges. For a thread beside the loading of weights."""
+        """Read the merges now instead of at the first `encode`, for a thread that runs while weights load."""
         self._encoder  # noqa: B018
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary writes it, escapes and all."""
+        """The token as the vocabulary writes it, with escapes."""
         return self._vocab.tokens[self._checked(token)]
 
     def id(self, text: str) -> int | None:
-        """The token written so in the vocabulary, escapes and all; None where there is none."""
+        """The token with this text in the vocabulary, with escapes; None if there is none."""
         return self._vocab.ids.get(text)
 
     def is_control(self, token: int) -> bool:
-        """Whether a token is never shown, and is recognised in text only where that is asked for."""
+        """Whether a token is never shown, and recognised in text only on request."""
         return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
 
     def encode(
         self, text: str, add_special: bool = True, parse_special: bool = False, guard: Guard | None = None
     ) -> list[int]:
-        """Ids of `text`. `add_special` puts BOS before and EOS after it where the file says so, but never doubles one.
+        """Ids of `text`. `add_special` adds BOS and EOS if the file says so, but never doubles one.
 
-        Control tokens written in the text are text, unless `parse_special`; user-defined tokens are always recognised.
-        With a `guard` both are, where it allows them.
+        Control tokens in the text are plain text, unless `parse_special`; user-defined tokens are always recognised.
+        With a `guard`, both are recognised where it allows them.
         """
         vocab = self._vocab
         ids: list[int] = []
         for part in self._parts(_valid(text), parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
-            else:  # at the beginning, or after a special token: its first word is written with a space
+            else:  # at the beginning, or after a special token: a space precedes its first word
                 made = self._encoder.encode(" " + part if vocab.add_space_prefix else part)
                 ids += made if guard is None or guard.tokens.isdisjoint(made) else self._spelled(made, guard.tokens)
         if add_special and self.add_bos and vocab.bos is not None and ids[:1] != [vocab.bos]:
@@ -105,9 +105,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False, drop_space: bool = True) -> str:
-        """Text of `ids`; control tokens only where `special`. Bytes that are not UTF-8 become U+FFFD.
+        """Text of `ids`; control tokens only if `special`. Bytes that are not UTF-8 become U+FFFD.
 
-        Without the space that the vocabulary puts before a first word, unless `drop_space` is false: for ids that
+        Drops the space that the vocabulary puts before a first word, unless `drop_space` is false: for ids that
         continue a text. TokenizerError for an id outside the vocabulary.
         """
         text = b"".join([self.piece(token, special) for token in ids])
@@ -120,7 +120,7 @@ class Tokenizer:
         return StreamDecoder(lambda token: self.piece(token, special), drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """The bytes that a token adds to the text; may be part of a character. Control tokens only where `special`."""
+        """The bytes that a token adds to the text; may be part of a character. Control tokens only if `special`."""
         vocab = self._vocab
         token = self._checked(token)
         text, kind = vocab.tokens[token], vocab.kinds[token]
@@ -153,7 +153,7 @@ class Tokenizer:
         return text_encoder(self._vocab)
 
     def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
-        """`ids`, but letter by letter where one of them is in `without`."""
+        """`ids`, but letter by letter if one of them is in `without`."""
         for token in ids:
             if token not in without:
                 yield token
@@ -179,7 +179,7 @@ class Tokenizer:
         return groups
 
     def _found(self, text: str) -> list[tuple[int, int, int]]:
-        """(order, place, token) of every special token at every place; one look at a place for each length."""
+        """(order, place, token) of every special token at every place; one lookup per place and length."""
         found: list[tuple[int, int, int]] = []
         groups = self._special_by_prefix
         present = iter(groups)
@@ -197,7 +197,7 @@ class Tokenizer:
         return sorted(found)
 
     def _parts(self, text: str, parse_special: bool, guard: Guard | None = None) -> list[str | int]:
-        """`text` with its special tokens found: longest tokens first, each from left to right, none inside another."""
+        """`text` with its special tokens found: longest tokens first, each from left to right, never nested."""
         if not text:
             return []
         tokens, kinds = self._vocab.tokens, self._vocab.kinds
@@ -239,7 +239,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """`text` with surrogates, which have no bytes, replaced by U+FFFD, one by one: places in the text stay."""
+    """`text` with surrogates, which have no bytes, replaced by U+FFFD one by one, so that places stay."""
     try:
         text.encode()
     except UnicodeEncodeError:

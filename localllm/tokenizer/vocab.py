@@ -1,7 +1,7 @@
-"""The vocabulary as GGUF metadata states it: token texts, types and scores, special tokens, flags.
+"""The vocabulary in GGUF metadata: token texts, types and scores, special tokens, flags.
 
 What the file leaves open (defaults by tokenizer model, tokens that end a generation, tokens with a wrong type) is
-completed the way llama.cpp does it, so that both read the same file alike.
+completed as in llama.cpp, so that both read the same file alike.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import numpy as np
 from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.pretokenize import PreRule, pre_rule
 
-# Kinds of token, as bits: a token may become control on top of what the file calls it.
+# Kinds of token, as bits: a token may become control in addition to the file's type.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
 SPECIAL = UNKNOWN | CONTROL | USER_DEFINED
-HIDDEN = UNKNOWN | CONTROL  # not shown and not recognised in text unless asked for
+HIDDEN = UNKNOWN | CONTROL  # not shown, and recognised in text only on request
 _KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # index: type id in the file
 
 _KEY = "tokenizer.ggml."
-NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file that takes ids only
+NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file for token ids only
 _NO_IDS: Mapping[str, int] = {}
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "gemma4": _NO_IDS,
 }
-_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # the others are often one past the end in real files: ignored
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # real files often have the others one past the end: ignored
 
-# Tokens known by their text where the file does not give the id: first found wins.
+# Tokens known by their text, if the file does not give the id: the first found counts.
 _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_pre": (
         *("<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>"),
@@ -49,14 +49,14 @@ _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # the next file begins: the generation is over
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # the next file begins: the generation ends
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
     *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
 )
 _SHOWN_TEXTS = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")  # gpt-oss: parts of the answer
-# Where all of `present` end a generation, `token` does not, and is of kind `kind`.
+# If all of `present` end a generation, `token` does not, and has the kind `kind`.
 _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
     (("<|return|>", "<|call|>"), "<|end|>", USER_DEFINED),  # gpt-oss: ends one of several messages
     (("<|return|>", "<|calls|>"), "<|end|>", USER_DEFINED),
@@ -69,15 +69,15 @@ _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
-    """Everything `Tokenizer` needs to know, checked. `kinds` holds one byte of kind bits per token."""
+    """Everything that `Tokenizer` needs, checked. `kinds` holds one byte of kind bits per token."""
 
     model: str  # "llama", "gpt2" or "gemma4"
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes
-    scores: list[float]  # "llama" only, else empty
-    merges: Sequence[str]  # "left right", best first; lazy as given; empty for "llama"
-    rule: PreRule | None  # how text is cut into words before merging; None for "llama"
+    scores: list[float]  # for "llama" only, else empty
+    merges: Sequence[str]  # "left right", best first; decoded on demand if given so; empty for "llama"
+    rule: PreRule | None  # how to cut text into words before merging; None for "llama"
     bos: int | None
     eos: int | None
     unknown: int | None
@@ -89,7 +89,7 @@ class Vocab:
 
     @property
     def spaces_escaped(self) -> bool:
-        """A space is written as U+2581 in token texts, and bytes are `<0x..>` tokens."""
+        """Whether token texts write a space as U+2581 and bytes as `<0x..>` tokens."""
         return self.rule is None or self.rule.escape_spaces
 
 
@@ -99,7 +99,7 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
 
 
 def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """The vocabulary of a file's metadata. TokenizerError naming the key for anything missing or wrong."""
+    """The vocabulary of a file's metadata. TokenizerError names the key for anything missing or wrong."""
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
         raise TokenizerError(f"{_KEY}model is '{model}': the file has no tokenizer; give token ids instead of text")
@@ -149,7 +149,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     value = _string_array(metadata, name)
-    to_list = getattr(value, "to_list", None)  # all at once, many times faster than one by one, and surely strings
+    to_list = getattr(value, "to_list", None)  # all at once, many times faster than one by one, and certainly strings
     if to_list is not None:
         return list(to_list())
     if not all(isinstance(text, str) for text in value):
@@ -201,7 +201,7 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
 
 
 def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, count: int) -> dict[str, int]:
-    """Ids by name: bos, eos, eot, eom, unknown, fim_*; absent where neither the file nor a default gives one."""
+    """Ids by name: bos, eos, eot, eom, unknown, fim_*; absent if neither the file nor a default gives one."""
     ids = {name: i for name, i in _DEFAULT_IDS[model].items() if i < count}
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
@@ -220,7 +220,7 @@ def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, 
 
 
 def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int]) -> frozenset[int]:
-    """The tokens that end a generation. Mends `kinds` of control tokens that the file calls something else."""
+    """The tokens that end a generation. Corrects `kinds` of control tokens with a wrong type in the file."""
     for name, texts in _FIM_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
         if name not in special and found is not None:
@@ -243,7 +243,7 @@ def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int])
 
 
 def _strip_after(metadata: Mapping[str, Any], ids: Mapping[str, int], kinds: bytearray) -> frozenset[int]:
-    """Phi-3's added tokens swallow the white space after them; the file tells only by its name."""
+    """Phi-3's added tokens swallow the white space after them; only the file's name tells."""
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()

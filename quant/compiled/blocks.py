@@ -1,4 +1,4 @@
-"""Sixteen blocks at a time, one to a lane: in, with their weights, and out again; half-precision numbers."""
+"""Sixteen blocks at a time, one per lane: loading them with their weights, storing them, and half-precision numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.quant.format import F32, U8
 
 @compiled
 def take(x: F32, first: int, xt: F32) -> None:
-    """Blocks first ... of x (n, k) into the lanes of xt (k, 16); past the end, the last block again."""
+    """Load blocks first ... of x (n, k) into the lanes of xt (k, 16); past the end, the last block again."""
     n, k = x.shape
     for lane in range(LANES):
         block = min(first + lane, n - 1)
@@ -21,7 +21,7 @@ def take(x: F32, first: int, xt: F32) -> None:
 
 @compiled
 def take_importance(importance: F32, first: int, n: int, wt: F32) -> None:
-    """The importance (blocks in a row, k) that blocks first ... of n meet, into the lanes of wt (k, 16)."""
+    """Load the importance (blocks in a row, k) for blocks first ... of n into the lanes of wt (k, 16)."""
     columns, k = importance.shape
     for lane in range(LANES):
         block = min(first + lane, n - 1) % columns
@@ -40,7 +40,7 @@ def square_sum(xt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def weigh(xt: F32, wt: F32, mean: Lanes) -> None:
-    """wt (k, 16) *= sqrt(mean + x * x): a value weighs by its importance and by its size."""
+    """wt (k, 16) *= sqrt(mean + x * x): weights combine importance and magnitude."""
     for i in range(len(xt)):
         value = load(xt, i)
         store(wt, i, load(wt, i) * root(mean + value * value))
@@ -56,7 +56,7 @@ def total(wt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def larger(a: Lanes, kept: Lanes) -> Lanes:
-    """`a` where its magnitude is above that of `kept`; NaN once one was NaN."""
+    """`a` where its magnitude exceeds that of `kept`; NaN once one was NaN."""
     return pick((absolute(a) > absolute(kept)) | ~(a == a), a, kept)
 
 
@@ -78,7 +78,7 @@ def half_bits(x: np.float32) -> np.int64:
 
 @compiled
 def half_value(bits: np.int64) -> np.float32:
-    """The number that 16 bits of half precision mean; they are finite."""
+    """The number for 16 bits of half precision, which must be finite."""
     exponent, mantissa = (bits >> 10) & 31, bits & 0x3FF
     if exponent == 0:
         value = np.float32(mantissa) * np.float32(2**-24)
@@ -89,7 +89,7 @@ def half_value(bits: np.int64) -> np.float32:
 
 @compiled
 def round_halves(d: F32) -> None:
-    """Row 0 of d (1, 16) as halves would hold it; what is too large for them, or NaN, stays."""
+    """Round row 0 of d (1, 16) to half precision; numbers that are too large, and NaN, stay."""
     for lane in range(LANES):
         bits = half_bits(d[0, lane])
         if bits & 0x7C00 != 0x7C00:
@@ -98,7 +98,7 @@ def round_halves(d: F32) -> None:
 
 @compiled
 def put_half(d: np.float32, row: U8, at: int, worst: np.float32) -> np.float32:
-    """Writes d as a half to bytes at and at + 1. Returns the larger of `worst` and |d|; NaN once one was NaN."""
+    """Write d as a half to bytes at and at + 1. Returns the larger of `worst` and |d|; NaN once one was NaN."""
     bits = half_bits(d)
     row[at] = bits & 255
     row[at + 1] = bits >> 8

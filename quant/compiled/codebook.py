@@ -1,6 +1,6 @@
-"""The codebooks of the IQ formats as the searches need them: from rounded coordinates to a point, or to those near.
+"""The codebooks of the IQ formats for searches: from rounded coordinates to a point, or to its neighbours.
 
-Coordinates of points are counted here as ggml's search does: level l is 2 * l + 1.
+Coordinates of points are counted as in ggml's search: level l is 2 * l + 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from localllm.quant.formats.grids import levels_of
 
 I32 = NDArray[np.int32]
 
-# name: bits of a level in a key, levels that a key may name, distances of neighbours that are looked at
+# name: bits of a level in a key, levels that a key may name, neighbour distances to search
 _BOOKS = {
     "IQ1S": (2, 3, 3),
     "IQ2XXS": (2, 3, 2),
@@ -34,9 +34,9 @@ class Codebook(NamedTuple):
 
     points: F32  # (points, width)
     packed: I32  # (points,): coordinates, four bits each, the first lowest
-    places: I32  # one for each key: the number of the point there, or, where there is none, -1 - i with i in `near`
-    near: I32  # near[i] counts the points that follow, nearest first, equals in their order
-    near_packed: I32  # their coordinates; sixteen may be read at any of them
+    places: I32  # one per key: the number of its point or, if there is none, -1 - i with i in `near`
+    near: I32  # near[i] is the number of points that follow, nearest first, equal distances in order
+    near_packed: I32  # their coordinates; any sixteen may be read
 
 
 @cache
@@ -48,20 +48,20 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # what stands at a count is not read
+    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # the value at a count is not read
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 
 @compiled
 def _neighbours(points: F32, bits: int, levels: int, distances: int, places: I32, near: I32) -> int:
-    """Fills `places`, and `near` where it is not empty; returns the length that `near` needs."""
+    """Fill `places`, and `near` unless it is empty; returns the length that `near` needs."""
     count, width = points.shape
     distance, length, mask = np.empty(count, np.float32), 0, (1 << bits) - 1
     for key in range(len(places)):
         used = True
         for i in range(width):
             used = used and (key >> bits * i & mask) < levels
-        places[key] = 0  # never asked for, unless set below
+        places[key] = 0  # never used, unless set below
         if not used:
             continue
         for point in range(count):

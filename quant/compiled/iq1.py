@@ -23,7 +23,7 @@ _EIGHTH = np.float32(0.125)
 
 @compiled
 def _order(x: F32, at: int, size: int, order: I64) -> None:
-    """Positions of a group's values in ascending order, equals as they stand: `order` (size,), counted from `at`."""
+    """Positions of a group's values in ascending order, stable: `order` (size,), counted from `at`."""
     for i in range(size):
         j = i
         while j > 0 and x[at + order[j - 1]] > x[at + i]:
@@ -36,7 +36,7 @@ def _order(x: F32, at: int, size: int, order: I64) -> None:
 def _look_up(
     x: F32, weight: F32, at: int, levels: U8, scale: np.float32, shift: np.float32, book: Codebook
 ) -> tuple[int, bool]:
-    """The point for the run at `at` of levels 0 ... 2 (8,), and whether the run is one itself."""
+    """The point for the run at `at` of levels 0 ... 2 (8,), and whether the run itself is a point."""
     key = 0
     for i in range(8):
         key |= int(levels[i]) << 2 * i
@@ -66,7 +66,7 @@ def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
 def _refit(
     x: F32, weight: F32, at: int, runs: int, chosen: I32, shifts: F32, scale: np.float32, points: F32
 ) -> np.float32:
-    """The least-squares scale for the points that were found; `scale` where that is not positive."""
+    """The least-squares scale for the chosen points; `scale` if that is not positive."""
     sum_xq = sum_qq = np.float32(0)
     for run in range(runs):
         for i in range(8):
@@ -85,7 +85,7 @@ def _cut(levels: U8, order: I64, first: int, second: int, mirrored: bool) -> Non
 
 @compiled
 def _best_cut(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int, np.float32, np.float32]:
-    """Where to cut 32 sorted values, the scale and the shift; a cut of -1 where nothing has weight."""
+    """The best cut of 32 sorted values, its scale and shift; a cut of -1 if nothing has weight."""
     sums, weights = np.zeros(33, np.float32), np.zeros(33, np.float32)
     for j in range(32):
         i = at + order[j]
@@ -161,7 +161,8 @@ def iq1_s(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
 
 @compiled
 def _best_cut_halves(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int, np.float32, int]:
-    """Where to cut 16 sorted values, the scale, the shifts of their two runs: bit 1 of the first, 0 of the second."""
+    """The best cut of 16 sorted values, its scale, and the shifts of the two runs: bit 1 of the first, 0 of the
+    second."""
     sums, weights = np.zeros((2, 17), np.float32), np.zeros((2, 17), np.float32)
     for j in range(16):
         i = at + order[j]
@@ -240,7 +241,7 @@ def _put_iq1_m(
     row: U8,
     worst: np.float32,
 ) -> np.float32:
-    """Fits the scale of the block to all that was found and writes the block; returns as put_half."""
+    """Fit the scale of the block to everything found, and write the block; returns as put_half."""
     row[:] = 0
     if largest == 0:
         return worst

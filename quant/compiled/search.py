@@ -1,9 +1,9 @@
-"""Searches for the scale of a group of values that loses least, each squared error weighted; one group to a lane.
+"""Searches for the scale of a group of values with the least weighted squared error; one group per lane.
 
 They follow ggml's (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
 operation by operation in float32, so that the same numbers give the same bytes. Groups lie in rows at ... at + size of
-xt and wt (k, 16). What is returned finds the integers again: they are clamp(rint(inverse * (x - offset))); an inverse
-that is NaN stands for a group without any spread, whose integers are all the lowest.
+xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An inverse of NaN
+means a group without any spread, whose integers are all the lowest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAN = np.float32(np.nan)
 
 @compiled
 def peak(xt: F32, at: int, size: int) -> Lanes:
-    """The value of largest magnitude with its sign, the first of equals; 0 where all are 0, NaN where one is NaN."""
+    """The value of largest magnitude with its sign, the first of equals; 0 if all are 0, NaN if one is NaN."""
     top = splat(np.float32(0))
     for i in range(at, at + size):
         top = larger(load(xt, i), top)
@@ -36,7 +36,7 @@ def clamp(q: Lanes, low: Lanes, high: Lanes) -> Lanes:
 
 @compiled
 def ratio(a: Lanes, b: Lanes) -> Lanes:
-    """a / b, and 0 where b is 0."""
+    """a / b, or 0 if b is 0."""
     zero = splat(np.float32(0))
     return pick(b == zero, zero, a / b)
 
@@ -137,10 +137,10 @@ def affine(
 
 @compiled
 def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
-    """Scale and, in qt (size, 16), integers up to top for values >= 0: how group scales are stored themselves.
+    """Scale and, in qt (size, 16), integers up to top for values >= 0: how group scales themselves are stored.
 
-    Nine scales are tried, then the integers are moved one by one while that helps. Where a value is negative after all,
-    its integer is kept modulo 256, as in ggml, and that decides how the search goes on.
+    Nine scales are tried, then integers move one by one while that helps. If a value is negative nevertheless, its
+    integer is stored modulo 256, as in ggml, which affects the rest of the search.
     """
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing
@@ -194,9 +194,9 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
 
 @compiled
 def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
-    """Scale and, in rows at ... of qt, integers -zero ... zero - 1: moved one by one from the plain rounding.
+    """Scale and, in rows at ... of qt, integers -zero ... zero - 1: moved one by one from plain rounding.
 
-    A value weighs by its square.
+    A value's weight is its square.
     """
     top = peak(xt, at, size)
     low, high, nothing = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(0))

@@ -10,8 +10,8 @@ import numpy as np
 from localllm.quant.format import F32, U8
 
 LARGEST = 448.0
-_BIAS = np.float32(2.0**120)  # from float32's bias of the exponent to this format's
-_SUBNORMAL = np.float32(2.0**14)  # float32 numbers from here on are multiples of 2^-9, the smallest number there is
+_BIAS = np.float32(2.0**120)  # from float32's exponent bias to this format's
+_SUBNORMAL = np.float32(2.0**14)  # float32 numbers from here on are multiples of 2^-9, the smallest number
 
 
 def dequantize(blocks: U8) -> F32:

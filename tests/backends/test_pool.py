@@ -206,8 +206,8 @@ def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
     """And those that did start have ended: the backend opens again with fewer."""
     script = (
         "import resource, threading\n"
-        "from backends.base import BackendError\n"
-        "from backends.cpu.backend import CpuBackend\n"
+        "from localllm.backends.base import BackendError\n"
+        "from localllm.backends.cpu.backend import CpuBackend\n"
         "CpuBackend(1).close()\n"
         "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "limits = resource.getrlimit(resource.RLIMIT_AS)\n"

@@ -15,13 +15,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import localllm.backends.cpu.backend
+import localllm.backends.cpu.buffers
+import localllm.backends.cpu.inputs
+import localllm.backends.cpu.sharing
+import localllm.backends.cpu.weights
 from localllm.backends.base import BackendError
 from localllm.backends.cpu.buffers import Buffer, Buffers
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.memory import LINE, aligned
 
 PAGE = mmap.PAGESIZE
-MODULES = (backends.cpu.backend, backends.cpu.buffers, backends.cpu.weights)  # where Arena is used
+MODULES = (
+    localllm.backends.cpu.backend,
+    localllm.backends.cpu.buffers,
+    localllm.backends.cpu.weights,
+)  # where Arena is used
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -100,11 +109,11 @@ def install() -> None:
     Buffers.commit = _commit  # type: ignore[method-assign,assignment]
     Buffers.address = _address  # type: ignore[method-assign]
     for name in ("vector", "expert_vectors"):
-        setattr(backends.cpu.weights, name, _then_moved(getattr(backends.cpu.weights, name)))
-    backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as they stand in the file
-    for module in (backends.cpu.backend, backends.cpu.inputs, backends.cpu.sharing):
+        setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
+    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as they stand in the file
+    for module in (localllm.backends.cpu.backend, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
-    backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]
+    localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]
 
 
 def _then_moved(function: Callable[..., NDArray[Any]]) -> Callable[..., NDArray[Any]]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
-from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config, summarize
+from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config, record
 from tests.fuzz.image import Array, Image, decode
 from tests.localllm.cli_support import CHATML
 from tests.models.tiny import VARIANTS, Model
@@ -247,7 +247,7 @@ def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None
         return None
     for _ in range(200):
         try:
-            summarize(config, architecture, tensors)
+            record(config, architecture, tensors)
             return tensors
         except ModelError as error:
             found = _EXPECTED.match(str(error))

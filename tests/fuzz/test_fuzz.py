@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalLLMError
-from localllm.quant import QuantError
 from tests.fuzz import fence
 from tests.fuzz.__main__ import KINDS
 from tests.fuzz.case import Case
@@ -54,8 +53,8 @@ DEEDS = {
     "system": lambda: _fail(FileNotFoundError(2, "No such file or directory", "model.gguf")),
     "traceback": lambda: _fail(KeyError("x")),
     "interrupt": lambda: _fail(KeyboardInterrupt()),
-    "two lines": lambda: _fail(QuantError("one\ntwo")),
-    "escape": lambda: _fail(QuantError("\x1b[2J")),
+    "two lines": lambda: _fail(OSError("one\ntwo")),
+    "escape": lambda: _fail(OSError("\x1b[2J")),
     "silence": lambda: _fail(LocalLLMError("")),
     "signal": lambda: str(os.kill(os.getpid(), signal.SIGSEGV)),
     "exit": lambda: os._exit(3),

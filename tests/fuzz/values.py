@@ -91,6 +91,8 @@ def nested(depth: int) -> list[Any]:
 def change_json(random: Random, root: Any) -> str:
     """Change one place in a tree of dicts and lists; says which."""
     place, path = root, ""
+    if not isinstance(root, dict | list):
+        return "the whole is one value"
     while True:
         keys = list(place) if isinstance(place, dict) else list(range(len(place)))
         if not keys:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
-from localllm.backends.plan import BLOCK, Plan
 
 from localllm.backends.base import Backend, CacheTypes, Largest, Limits
 from localllm.engine import Engine, Rows
 from localllm.paging import SLACK, BlockPool, CacheFull, Sequence
+from localllm.plan import BLOCK, Plan
 from tests.backends import support
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES

@@ -19,7 +19,7 @@ from localllm.quantize.plan import metadata
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY
 
-SMALLTALK = REPOSITORY / "models" / "demo" / "smalltalk.txt"
+SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
 # Sum of the mean squares, and that of column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
 LLAMA_CPP = {
@@ -132,7 +132,7 @@ def test_the_older_format_by_hand(tmp_path: Path) -> None:
     path.write_bytes(entry + struct.pack("<ii", 4, 3) + b"abc")
     assert (read(path).chunks, read(path).datasets) == (4, ("abc",))
     path.write_bytes(b"")
-    with pytest.raises(LocalLLMError, match="no importance matrix"):
+    with pytest.raises(LocalLLMError, match="not an importance matrix"):
         read(path)
 
 
@@ -169,7 +169,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, cut_off: int) -> None:
     path = tmp_path / "a.dat"
     write(path, BOTH)
     path.write_bytes(path.read_bytes()[:-cut_off])
-    with pytest.raises(LocalLLMError, match="cut short"):
+    with pytest.raises(LocalLLMError, match="truncated"):
         read(path)
 
 
@@ -178,7 +178,7 @@ def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
         write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1), overwrite=True)
         with pytest.raises(LocalLLMError, match="negative numbers, NaN"):
             read(tmp_path / "a.gguf")
-    with pytest.raises(LocalLLMError, match="is no importance matrix"):
+    with pytest.raises(LocalLLMError, match="not an importance matrix"):
         read(REPOSITORY / "models" / "demo" / "draft.gguf")
     with pytest.raises(LocalLLMError, match="made for another model"):
         BOTH.importance("blk.0.a.weight", 1, 5)

@@ -23,7 +23,7 @@ from tests.models.support import Driver, MemoryWeight, bind_reference, open_mode
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import NORMS, OUT, QKV, biased, experts, family
 
-SMALLTALK = REPOSITORY / "models" / "demo" / "smalltalk.txt"
+SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 FILES = [
     f"{name}-{kind}"
     for name in ARCHITECTURES

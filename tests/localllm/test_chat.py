@@ -138,7 +138,7 @@ def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model
     assert again.prompt_tokens - again.reused_tokens < 5 + len("w<|im_end|>\n<|im_start|>assistant\n") < held
     conversation.undo()
     assert conversation.undo() == "one"
-    with pytest.raises(LocalLLMError, match="no turn to take back"):
+    with pytest.raises(LocalLLMError, match="no turn to undo"):
         conversation.undo()
     with pytest.raises(LocalLLMError, match="nothing has been answered yet"):
         conversation.again()

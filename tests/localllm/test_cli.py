@@ -52,27 +52,27 @@ def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.Captu
 
 def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
-    assert "usage: localllm COMMAND" in capsys.readouterr().out
+    assert "Usage: localllm COMMAND" in capsys.readouterr().out
 
 
 # -- wrong usage and errors ----------------------------------------------------------------------------------------
 
 WRONG = [
-    (["frobnicate"], "no command 'frobnicate'"),
-    (["run"], "MODEL: which one?"),
-    (["show"], "MODEL: which one?"),
-    (["chat", "a", "b"], "MODEL: one is expected"),
-    (["chat", "a", "-m", "b"], "MODEL: one is expected"),
+    (["frobnicate"], "unknown command 'frobnicate'"),
+    (["run"], "MODEL is required"),
+    (["show"], "MODEL is required"),
+    (["chat", "a", "b"], "expected one MODEL, got 2"),
+    (["chat", "a", "-m", "b"], "expected one MODEL, got 2"),
     (["run", "m", "hi", "--nonsense"], "--nonsense"),
-    (["run", "m", "hi", "-n"], "-n/--predict/--n-predict: expected one argument"),
+    (["run", "m", "hi", "-n"], "'-n' requires an argument (localllm run --help"),
     (["run", "m", "hi", "--temp", "warm"], "--temp/--temperature: 'warm' is not a number"),
     (["run", "m", "hi", "--temp", "nan"], "--temp/--temperature: nan: it must be a finite number"),
     (["run", "m", "hi", "--top-p", "3"], "--top-p: 3.0: it must be a number from 0 to 1"),
     (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
     (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
-    (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number from 1 up"),
-    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number from 0 up"),
+    (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
+    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
     (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, csv"),
 ]
@@ -140,7 +140,7 @@ def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
     monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=broken))
     assert main(["show", "m"]) == 1
     err = capsys.readouterr().err
-    assert "a bug of localllm: KeyError: 'lost'" in err
+    assert "bug in localllm: KeyError: 'lost'" in err
     assert "test_cli.py" in err
     assert err.count("\n") == 1
 
@@ -310,3 +310,67 @@ def test_greedy_stories_are_those_of_llama_cpp(name: str) -> None:
     done = localllm("run", model, "Once upon a time", "--raw", "--temp", 0, "-n", 160)
     assert done.returncode == 0
     assert "Once upon a time" + done.stdout.rstrip() == told.read_text(encoding="utf-8").strip()
+
+
+# -- the command line itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rnu", "demo"], "unknown command 'rnu'; did you mean run? (localllm --help"),
+        (["run", "-hf", "x"], "unknown option -hf"),
+        (["-hf", "x"], "unknown option -hf"),
+        (["run", "m", "-fa", "on"], "unknown option -fa"),
+        (["run", "m", "-ngl5"], "unknown option -ngl5; did you mean -ngl? (localllm run --help"),
+        (["run", "m", "-ctkk", "f16"], "unknown option -ctkk; did you mean -ctk?"),
+        (["run", "m", "--tempp", "1"], "unknown option --tempp; did you mean --temp?"),
+        (["run", "m", "--raw=1"], "'--raw' does not take a value"),
+        (["help", "rnu"], "unknown command 'rnu'; did you mean run?"),
+    ],
+)
+def test_what_is_unknown_is_named_with_the_nearest(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for words in (["help", "quantize"], ["quantize", "--help"], ["quantize", "-h"]):
+        assert main(words) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[0].startswith("Usage: localllm quantize IN [OUT] TYPE [OPTIONS]\n\n  Make a smaller model file.\n")
+    assert "--tensor-type REGEX=FORMAT" in pages[0]
+
+
+def completed(words: str, folder: Path) -> list[str]:
+    """What bash would offer for the last of `words`."""
+    parts = words.split(" ")
+    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm"],
+        env={**os.environ, **asked, "PYTHONPATH": str(REPOSITORY)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_shell_completes_commands_options_models_and_types(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "ab").mkdir()
+    assert completed("localllm qu", tmp_path) == ["quantize"]
+    assert completed("localllm run --temper", tmp_path) == ["--temperature"]
+    assert completed("localllm show a", tmp_path) == ["a.gguf", "ab/"]
+    assert completed("localllm show d", tmp_path) == ["demo", "draft"]
+    assert completed("localllm run demo -ctk q5", tmp_path) == ["q5_1", "q5_0"]
+    assert completed("localllm run demo --backend o", tmp_path) == ["opencl"]
+    assert completed("localllm quantize a.gguf Q4_K", tmp_path) == ["Q4_K_S", "Q4_K_M"]
+    assert completed("localllm imatrix demo -f a.t", tmp_path) == ["a.txt"]

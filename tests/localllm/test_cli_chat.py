@@ -197,7 +197,7 @@ def test_commands_in_a_terminal(tiny: Path) -> None:
     terminal.type("/help\n")
     assert "Ctrl-C" in terminal.wait_for(">>> ")
     terminal.type("/frobnicate\n")
-    assert "no command /frobnicate" in terminal.wait_for(">>> ")
+    assert "unknown command /frobnicate" in terminal.wait_for(">>> ")
     terminal.type("\n")
     assert "tok/s" not in terminal.wait_for(">>> ")
     terminal.type("/etc/hosts is a file\n")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 import pytest
 
+from localllm.cli.app import UsageError, read
 from localllm.cli.main import COMMANDS
 from localllm.cli.options import Answering, ModelName, Opening, Run, declared
-from localllm.cli.parser import UsageError, parse
 from localllm.sampling.options import SamplerOptions
 
-RUN = COMMANDS["run"].groups
+
+def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
+    asked = read(COMMANDS, [name, *words])
+    assert asked is not None
+    return asked.groups
 
 
 def run(*words: str) -> tuple[Run, Opening, Answering, SamplerOptions]:
-    own, loading, answering, *_, sampling = parse("run", "", RUN, words)
+    own, loading, answering, *_, sampling = parse("run", words)
     return own, loading, answering, SamplerOptions(**sampling)
 
 
@@ -70,7 +75,7 @@ def test_words_may_stand_between_options() -> None:
     assert own.words == ("demo", "tell", "me")
     own, *_ = run("demo", "-n", "1", "--", "-v", "--raw")
     assert (own.words, own.stats, own.raw) == (("demo", "-v", "--raw"), False, False)
-    (own,) = parse("show", "", (ModelName,), ["--model", "demo"])
+    own, _ = parse("show", ["--model", "demo"])
     assert own == ModelName((), "demo")
 
 

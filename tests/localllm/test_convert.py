@@ -208,8 +208,8 @@ def test_notes_say_what_is_left_out(tmp_path: Path) -> None:
     edit(folder / "model.safetensors", lambda t: t.update({"model.layers.2.y": t["model.norm.weight"]}))
     with open_checkpoint(folder) as model:
         assert model.notes == (
-            "1 tensors for pictures or sound are left out: the file is of the text model",
-            "1 tensors of layers that guess further tokens are left out",
+            "skipped 1 tensors for images or audio: the file holds the text model",
+            "skipped 1 tensors of layers for multi-token prediction",
         )
 
 
@@ -246,9 +246,9 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
     "eps": ({"rms_norm_eps": None}, "rms_norm_eps is missing; expected a small number"),
     "packed eight": (
         {"quantization_config": {"quant_method": "compressed-tensors", "format": "int-quantized"}},
-        r"quantized already \(compressed-tensors int-quantized\)",
+        r"already quantized \(compressed-tensors int-quantized\)",
     ),
-    "packed": ({"quantization_config": {"quant_method": "gptq"}}, r"quantized already \(gptq\); convert the model"),
+    "packed": ({"quantization_config": {"quant_method": "gptq"}}, r"already quantized \(gptq\); convert the model"),
     "more layers": ({"num_hidden_layers": 3}, r"blk.2.attn_norm.weight: the file does not hold this tensor; .* "
                     r"\(it is made of model.layers.2.input_layernorm.weight\)"),
     "heads": ({"num_key_value_heads": 4}, r"blk.0.attn_k.weight: expected shape .*, found \(16, 32\) .*k_proj"),
@@ -320,9 +320,9 @@ def test_weights_that_do_not_fit_are_one_line(case: str, tmp_path: Path) -> None
 
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(ConvertError, match="is not a folder"):
+    with pytest.raises(ConvertError, match="not a folder"):
         open_checkpoint(tmp_path / "nothing")
-    with pytest.raises(ConvertError, match=r"holds no config.json"):
+    with pytest.raises(ConvertError, match=r"no config.json"):
         open_checkpoint(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(ConvertError, match="is not JSON"):
@@ -348,3 +348,10 @@ def test_fp8_weights_are_scaled(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes() + new)
     with open_checkpoint(folder) as model:
         np.testing.assert_array_equal(values(model.tensors["blk.0.attn_output.weight"]), np.full((32, 32), 2.0))
+
+
+@pytest.mark.parametrize("kinds", [0.5, "full_attention", [["full_attention"]] * 4, ["full_attention"]])
+def test_kinds_of_layers_of_the_wrong_shape_are_one_line(kinds: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"layer_types .*sliding_attention or full_attention, \d+ times") as error:
+        open_checkpoint(changed(tmp_path, "mxfp4", "config.json", layer_types=kinds))
+    assert "\n" not in str(error.value)

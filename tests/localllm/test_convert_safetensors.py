@@ -54,7 +54,7 @@ def test_shards_by_index_and_without(tmp_path: Path) -> None:
     with pytest.raises(ConvertError, match="is not the name of a safetensors file"):
         open_shards(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": names[0], "c": "model-00003-of-00003.safetensors"}}))
-    with pytest.raises(ConvertError, match=r"model-00003-of-00003.safetensors is missing, which .* names; download"):
+    with pytest.raises(ConvertError, match=r"model-00003-of-00003.safetensors is missing, but .* names it; download"):
         open_shards(tmp_path)
     index.write_text("[]")
     with pytest.raises(ConvertError, match="is not a JSON object"):

@@ -22,7 +22,7 @@ from tests.conftest import SHARED_DATA
 from tests.localllm.cli_support import REPOSITORY
 from tests.localllm.hf_tokenizers import REGEXES, TEXT, bpe_tokenizer, spm_file, spm_pieces, spm_tokenizer
 
-SMALL_TALK = REPOSITORY / "models" / "demo" / "smalltalk.txt"
+SMALL_TALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 STYLES = {"llama3": "llama-bpe", "qwen2": "qwen2", "tekken": "tekken", "gpt-4o": "gpt-4o", "gpt-2": "gpt-2",
           "starcoder": "starcoder"}  # fmt: skip
 TEXTS = [
@@ -233,11 +233,11 @@ BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "none": (lambda folder: None, "holds no tokenizer.json and no tokenizer.model; load its tokenizer with"),
     "unigram": (broken(lambda t: t["model"].update(type="Unigram")), "is a Unigram model; supported: BPE"),
     "no model": (broken(lambda t: t.pop("model")), "is a None model; supported: BPE"),
-    "model": (broken(lambda t: t.update(model=[1])), "model is no object"),
-    "vocab": (broken(lambda t: t["model"].update(vocab=[])), "model.vocab is no object"),
+    "model": (broken(lambda t: t.update(model=[1])), "model is not an object"),
+    "vocab": (broken(lambda t: t["model"].update(vocab=[])), "model.vocab is not an object"),
     "id": (broken(lambda t: t["model"]["vocab"].update(x=-1)), "token 'x' has the id -1, but the embedding has 1000"),
     "high id": (broken(lambda t: t["model"]["vocab"].update(x=1000)), "tokenizer and weights do not belong together"),
-    "merges": (broken(lambda t: t["model"].update(merges=["abc"])), "model.merges is no list of pairs"),
+    "merges": (broken(lambda t: t["model"].update(merges=["abc"])), "model.merges is not a list of pairs"),
     "added": (broken(lambda t: t["added_tokens"].append({"id": "x"})), "an added token has no id"),
     "bomb": (broken(multiplying), "tokenizer.json: the folder's tokenizer fails on a text of a few lines: it crashes"),
     "pieces": (pieces(b"\xff" * 50), "is not a SentencePiece model, or damaged"),

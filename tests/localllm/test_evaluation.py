@@ -34,7 +34,7 @@ from localllm.model import Model
 from tests.conftest import reference
 from tests.localllm.cli_support import REPOSITORY, write_model
 
-SMALLTALK = REPOSITORY / "models" / "demo" / "smalltalk.txt"
+SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 RANDOM = np.random.RandomState(3)
 
 
@@ -204,10 +204,10 @@ def test_rows_are_found_wherever_they_stand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda b: b[:-1], "cut short"),
-        (lambda b: b[:10], "no file of base logits"),
+        (lambda b: b[:-1], "truncated"),
+        (lambda b: b[:10], "not a base-logits file"),
         (lambda b: b[:8] + b"\xff\xff\xff\xff" + b[12:], "damaged"),
-        (lambda b: b[:20] + b"\xff\xff\xff\x7f" + b[24:], "outside of its vocabulary"),
+        (lambda b: b[:20] + b"\xff\xff\xff\x7f" + b[24:], "outside its vocabulary"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, damage: object, message: str) -> None:
@@ -273,7 +273,7 @@ def test_a_model_that_computes_infinity_is_one_line(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("-c", "3"), "whole number from 4 up"),
+        (("-c", "3"), "whole number of at least 4"),
         ((), "no text"),
         (("-f", "nowhere.txt"), "nowhere.txt: No such file"),
         (("-f", str(SMALLTALK), "-c", "100000"), "are needed for windows of 100000"),

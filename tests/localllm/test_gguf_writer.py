@@ -251,7 +251,7 @@ def test_what_cannot_be_stored_is_refused(tmp_path: Path, metadata: Any, tensors
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match=rf"no such folder: {tmp_path}/none; make it first$"):
+    with pytest.raises(OutputError, match=rf"no such folder: {tmp_path}/none; create it first$"):
         write_gguf(tmp_path / "none" / "m.gguf", {}, [])
     with pytest.raises(OutputError, match=r"is a folder"):
         write_gguf(tmp_path, {}, [], overwrite=True)

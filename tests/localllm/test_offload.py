@@ -185,8 +185,8 @@ def test_a_machine_without_a_card_says_so_where_one_was_asked_for(capsys: pytest
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--backend", "cpu", "-ngl", "3"), "-ngl 3: the cpu backend has no card for it"),
-        (("--backend", "cpu", "-ncmoe", "3"), "-ncmoe 3: the cpu backend has no card for it"),
+        (("--backend", "cpu", "-ngl", "3"), "-ngl 3: the cpu backend has no GPU"),
+        (("--backend", "cpu", "-ncmoe", "3"), "-ncmoe 3: the cpu backend has no GPU"),
         (("--backend", "cpu", "-dev", "0"), "--device 0: the cpu backend has no devices"),
         (("--backend", "opencl", "-dev", "77"), "--device 77: opencl has no such device; opencl0 is "),
         (("--backend", "opencl", "-dev", "voodoo"), "--device voodoo: opencl has no such device"),

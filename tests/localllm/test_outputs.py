@@ -20,7 +20,7 @@ from localllm.outputs import OutputError, check_target, new_file, scratch
 from tests.conftest import full_disk
 from tests.localllm.cli_support import PROGRAM, REPOSITORY, default_signals, write_model
 
-TEXT = REPOSITORY / "models" / "demo" / "smalltalk.txt"
+TEXT = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +94,7 @@ def test_only_a_file_is_replaced(tmp_path: Path) -> None:
             check_target(path, True)
     with pytest.raises(OutputError, match="is a folder; give the name of a file to write"):
         check_target(tmp_path, True)
-    with pytest.raises(OutputError, match=f"no such folder: {tmp_path}/no; make it first"):
+    with pytest.raises(OutputError, match=f"no such folder: {tmp_path}/no; create it first"):
         check_target(tmp_path / "no" / "a", False)
     with pytest.raises(OutputError, match="cannot be written: Not a directory"):
         check_target(Path("/dev/null/a"), False)

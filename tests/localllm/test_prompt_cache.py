@@ -136,7 +136,7 @@ def test_every_way_of_cutting_it_short_is_noticed(model: api.Model, kept: Path, 
         with pytest.raises(CacheFileError, match=str(kept)):
             read(kept, model)
     kept.write_bytes(whole + b"\0")
-    with pytest.raises(CacheFileError, match="cut short or damaged"):
+    with pytest.raises(CacheFileError, match="truncated or damaged"):
         read(kept, model)
     assert session.tokens == IDS
 
@@ -165,7 +165,7 @@ def forge(path: Path, change: Callable[[dict[str, Any]], object], body: bytes | 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda h: h.pop("tokens"), "cut short|no usable"),
+        (lambda h: h.pop("tokens"), "truncated|no usable"),
         (lambda h: h.update(tokens=-1), "no usable 'tokens'"),
         (lambda h: h.update(tokens=True), "no usable 'tokens'"),
         (lambda h: h.update(tokens=2**31), "no usable 'tokens'"),
@@ -208,7 +208,7 @@ def test_another_format_another_model_too_small_a_context(file: Path, model: api
     with pytest.raises(CacheFileError, match="has format 2, this program reads 1"):
         read(kept, model)
     kept.write_bytes(whole)
-    with api.load(file, ctx=100) as small, pytest.raises(CacheFileError, match="holds 141 tokens, the context 100"):
+    with api.load(file, ctx=100) as small, pytest.raises(CacheFileError, match="141 tokens, but the context is 100"):
         read(kept, small)
     with api.load("demo") as demo, pytest.raises(CacheFileError, match=r'with another model.*\("tiny"\)'):
         read(kept, demo)
@@ -276,9 +276,9 @@ def test_a_file_of_something_else_is_not_written_over(model: api.Model, session:
     letter = tmp_path / "letter.txt"
     letter.write_text("Dear all")
     for path in (letter, tmp_path):
-        with pytest.raises(CacheFileError, match="exists and is not a conversation"):
+        with pytest.raises(CacheFileError, match="exists and is not a localllm conversation file"):
             save(path, model, session, [])
-    with pytest.raises(CacheFileError, match="is no conversation of localllm"):
+    with pytest.raises(CacheFileError, match="not a localllm conversation file"):
         read(letter, model)
     with pytest.raises(CacheFileError, match="cannot be read"):
         read(tmp_path, model)
@@ -331,7 +331,7 @@ def test_run_keeps_the_prompt_or_all(file: Path, tmp_path: Path) -> None:
     assert f"{cache}: 2 turns" in talked.stderr
     kept = cache.read_bytes()
     spared = localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache)
-    assert "holds a conversation and is left as it is; give another name, or --force" in spared.stderr
+    assert "holds a conversation and was not replaced; give another name, or --force" in spared.stderr
     assert cache.read_bytes() == kept
     assert localllm("run", file, "hi", "-n", 1, "--prompt-cache", cache, "--force").stderr == ""
     assert cache.read_bytes() != kept
@@ -350,11 +350,11 @@ def test_a_wrong_file_is_one_line_and_stays(file: Path, tmp_path: Path) -> None:
     for words in (("run", file, "hi", "-n", 2), ("chat", file)):
         done = localllm(*words, "--prompt-cache", cache, stdin="hi\n" if words[0] == "chat" else None)
         assert done.returncode == 1
-        assert done.stderr == f"error: {cache}: is no conversation of localllm, or cut short: it has 8 bytes\n"
+        assert done.stderr == f"error: {cache}: not a localllm conversation file, or truncated: it has 8 bytes\n"
         assert done.stdout == ""
     absent = localllm("run", file, "hi", "-n", 2, "--prompt-cache", tmp_path / "no", "--prompt-cache-ro")
     assert absent.returncode == 0
-    assert "is not there" in absent.stderr
+    assert "no such file" in absent.stderr
     assert not (tmp_path / "no").exists()
 
 
@@ -368,10 +368,10 @@ def test_save_and_load_in_a_chat(file: Path, tmp_path: Path) -> None:
     assert len(answers) == 3
     assert answers[1] == answers[2]
     assert f"{cache}: 1 turn, " in done.stderr
-    assert "error: write /save FILE" in done.stderr
-    assert "error: write /load FILE" in done.stderr
-    assert done.stderr.count(f"error: {file}: exists and is not a conversation") == 2  # --force is no help there
-    told = f"error: {cache}: exists; /save --force {cache} replaces it\n"
+    assert "error: wrong usage; write /save FILE" in done.stderr
+    assert "error: wrong usage; write /load FILE" in done.stderr
+    assert done.stderr.count(f"error: {file}: exists and is not a localllm conv") == 2  # --force is no help
+    told = f"error: {cache} exists; /save --force {cache} replaces it\n"
     before, after = done.stderr.split(told)
     assert f"{cache}: 2 turns, " not in before
     assert f"{cache}: 2 turns, " in after

@@ -263,8 +263,8 @@ def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"speculate": "draft"}, "needs one"),
-        ({"speculate": "ngram", "draft": "draft"}, "n-grams alone"),
+        ({"speculate": "draft"}, "requires one"),
+        ({"speculate": "ngram", "draft": "draft"}, "ngram does not use it"),
         ({"speculate": "maybe"}, "off, ngram, draft, auto"),
         ({"speculate": "ngram", "draft_max": 0}, "1 to 15"),
         ({"speculate": "ngram", "draft_max": 16}, "1 to 15"),

@@ -11,10 +11,13 @@ import numpy as np
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from localllm.models.demo.corpus import SPECIAL
 from localllm.tokenizer import Tokenizer
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
 
+SPECIAL = (
+    *("<|endoftext|>", "<|im_end|>"),
+    *(f"<|im_start|>{role}<|im_sep|>" for role in ("system", "user", "assistant")),
+)
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 FILES = {"target": DEMO / "demo.gguf", "draft": DEMO / "draft.gguf"}
 

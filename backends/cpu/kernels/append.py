@@ -17,7 +17,7 @@ class AppendArg(IntEnum):
     K_STRIDE = 2
     V = 3
     V_STRIDE = 4
-    K_CACHE = 5  # this layer: (blocks, kv heads) of what `backends.cpu.cache` describes
+    K_CACHE = 5  # for this layer: (blocks, kv heads) in the layout of `backends.cpu.cache`
     V_CACHE = 6
     HEADS = 7
     SIZE = 8

@@ -1,7 +1,8 @@
 """The two products of attention, over one cache block and one key-value head: scores of queries with keys, and values
-weighed by them. A way for types that store numbers; for types that store integers in blocks one by products of bytes.
+weighted by them. One version for types that store numbers, and one with products of bytes for types that store integers
+in blocks.
 
-Every result is one chain of operations in a fixed order, whatever the number of query rows that share a read.
+Every result is one chain of operations in a fixed order, for any number of query rows that share a read.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its n
 SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
 PART_BITS = 7  # of the two parts of a weight, so that no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)
-UNROLLED = 16  # code for up to so many groups of query rows is written out; more are a loop, whatever a file asks for
+UNROLLED = 16  # code is unrolled up to this many groups of query rows; more use a loop, whatever a file asks for
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What to ask memory for while working: `bytes` from `start`, spread over the work.
+    """Memory to prefetch while working: `bytes` from `start`, spread over the work.
 
-    Into the second cache: the first has too few requests under way for all that comes (measured, Zen 4, 16384
-    positions: F16 1.15 to 1.2 times as fast, q8_0 1.2 to 1.25).
+    Into the second cache, because the first has too few outstanding requests (measured, Zen 4, 16384 positions: F16
+    1.15 to 1.2 times as fast, q8_0 1.2 to 1.25).
     """
 
     start: Value
@@ -41,7 +42,7 @@ class Reach:
 
 
 def _lines(reach: Reach | None, step: Value, steps: int) -> list[Value]:
-    """The share of step `step` of `steps` in what is to be asked for: addresses of cache lines."""
+    """The share of step `step` of `steps`: addresses of the cache lines to prefetch."""
     if reach is None:
         return []
     share = -(-reach.bytes // LINE // steps)
@@ -49,7 +50,7 @@ def _lines(reach: Reach | None, step: Value, steps: int) -> list[Value]:
 
 
 def _ask(f: Function, lines: list[Value], part: int = 0, parts: int = 1) -> None:
-    """One part of the lines: a few at a time come faster than many at once."""
+    """Prefetch one part of the lines: a few at a time arrive faster than many at once."""
     for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
         f.prefetch(line, locality=2)
 
@@ -59,7 +60,7 @@ def divisor(n: int, limit: int) -> int:
 
 
 def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
-    """0, step, 2 step, ... below `count`: numbers while there are few, then a loop."""
+    """0, step, 2 step, ... below `count`: numbers if there are few, otherwise a loop."""
     if count <= UNROLLED * step:
         yield from range(0, count, step)
         return
@@ -72,14 +73,14 @@ def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
 
 
 def query_bytes(keys: CacheRow, head_dim: int) -> int:
-    """Bytes of a query head as `scores` wants it."""
+    """Bytes of a query head in the form that `scores` reads."""
     if isinstance(keys, Floats):
         return 4 * keys.width(head_dim)
     return aligned(groups(head_dim) * X_BLOCK)
 
 
 def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scratch: Value, head_dim: int) -> None:
-    """A query head float32 at x, times `scale`, as `scores` wants it; `scratch` holds a head of whole groups."""
+    """Convert a query head float32 at x, times `scale`, for `scores`; `scratch` holds a head of whole groups."""
     if isinstance(keys, Floats):
         wide = f.splat(scale * keys.factor)
         with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: other heads' numbers, never read
@@ -176,7 +177,7 @@ def _block_scores(
 
 
 def _start(f: Function, row: Blocks, query: Value) -> Value:
-    """What an integer sum begins with: -offset * (sum of the query's integers)."""
+    """Initial value of an integer sum: -offset * (sum of the query's integers)."""
     if row.integer_bits == 8:
         if not f.isa.biased_needs_offset:
             return f.zeros(vector(I32))

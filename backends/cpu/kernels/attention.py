@@ -41,20 +41,20 @@ class AttentionArg(IntEnum):
     SCRATCH = 10
     SCRATCH_STRIDE = 11  # bytes of one thread
     WORK = 12  # address of a block of `Work`
-    WINDOW = 13  # positions that a row sees, itself included
+    WINDOW = 13  # number of positions that a row sees, itself included
     SOFTCAP = 14  # float32
     SINKS = 15  # float32 (heads,)
-    PARTIALS = 16  # what split tasks leave for `merge`
+    PARTIALS = 16  # results of split tasks, for `merge`
     SIZE = 20
 
 
 class Work(IntEnum):
-    """How a step's attention is shared out, int64; `backends.cpu.sharing` fills it."""
+    """How a step's attention is divided into tasks, int64; `backends.cpu.sharing` fills it."""
 
     TILES = 0  # how many
     LIST = 1  # address of int32 (first row, rows) by tile
-    SPLIT = 2  # 0: a task goes over all partitions
-    HEADS = 3  # key-value heads of a task
+    SPLIT = 2  # 0: a task covers all partitions
+    HEADS = 3  # key-value heads per task
     PARTITIONS = 4  # of the longest row, from position 0 on
     SIZE = 8
 
@@ -64,10 +64,10 @@ PARTITION = 4  # cache blocks
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a kernel is compiled for."""
+    """The parameters that a kernel is compiled for."""
 
     head_dim: int
-    group: int  # query heads that read one key-value head
+    group: int  # query heads per key-value head
     kv_heads: int
     key_type: str = "f16"
     value_type: str = "f16"
@@ -94,7 +94,7 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
+        """Tokens per tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
         tokens = 1
         while tokens * 2 * self.group <= MAX_QUERY_ROWS:
             tokens *= 2
@@ -145,7 +145,7 @@ def scratch_bytes(shape: Shape) -> int:
 
 
 class _Rows:
-    """The query rows of `tokens` rows of the batch from `first`, while the kernel for them is written."""
+    """The query rows of `tokens` rows of the batch from `first`, while their kernel is emitted."""
 
     def __init__(
         self, f: Function, a: Arguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Value
@@ -156,9 +156,9 @@ class _Rows:
         positions = f.pointer(f.load_int(self.step, Step.POSITIONS))
         self.limits = [f.load_i32(positions, first + token) for token in range(tokens)]
         self.window = a.i64(AttentionArg.WINDOW) if shape.window else None
-        self.start = f.i64(0)  # the first block that is seen
+        self.start = f.i64(0)  # the first visible block
         if self.window is not None:
-            # A block that only other rows of the tile see weighs 0 in the end: its maximum is the lowest.
+            # A block that only other rows of the tile see has weight 0 in the end: its maximum is the lowest.
             oldest = self.limits[0] - self.window + 1
             self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
@@ -176,11 +176,11 @@ class _Rows:
         return State(at, self.rows, self.shape.width)
 
     def partial(self, partition: Value, head: Value) -> State:
-        """What a split task leaves of a partition and a head."""
+        """The result of a split task for a partition and a head."""
         return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
 
     def head_row(self, slot: int, head: Value, row: Value) -> Value:
-        """Address of a query row of a key-value head in q or y."""
+        """Address of a query row of a key-value head, in q or y."""
         group = self.shape.group
         base = self.a.pointer(slot) + (self.first + row // group) * self.a.i64(slot + 1)
         return base + (head * group + row % group) * (4 * self.shape.head_dim)
@@ -194,7 +194,7 @@ class _Rows:
             prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
     def block(self, number: Value, head: Value, queries: Value, state: State) -> None:
-        """One cache block more into the state of a head."""
+        """Add one more cache block to the state of a head."""
         f, a, shape, D = self.f, self.a, self.shape, self.shape.head_dim
         softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(D), shape.values.value_bytes(D)
@@ -205,13 +205,13 @@ class _Rows:
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
-            limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows are of one token
+            limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
             return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
         # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
-        count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions that any row sees
+        count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
         scores(f, shape.keys, queries, keys, self.scores, self.rows, D, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
         coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
@@ -220,7 +220,7 @@ class _Rows:
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """The place in the cache of a block of the sequence."""
+        """The physical block for a block of the sequence."""
         f = self.f
         sequence = f.load_i32(f.pointer(f.load_int(self.step, Step.SEQUENCE)), self.first)
         table = f.pointer(f.load_int(self.step, Step.TABLES)) + sequence * f.load_int(self.step, Step.TABLE_STRIDE)
@@ -312,7 +312,7 @@ def merge(shape: Shape) -> Kernel:
 
 
 def _tile(f: Function, a: Arguments, shape: Shape, tile: Value, thread: Value, work: Value) -> Iterator[_Rows]:
-    """The rows of a tile: all together where it is full, and one by one where it is not."""
+    """The rows of a tile: all together if it is full, otherwise one by one."""
     list_ = f.pointer(f.load_int(work, Work.LIST))
     first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
     if shape.tokens > 1:

@@ -1,4 +1,4 @@
-"""Read memory and do nothing else: the roof that decoding is measured against."""
+"""Read memory and nothing else: the roof for decoding."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from localllm.backends.cpu.kernels.common import Arguments, kernel, read_ahead, 
 from localllm.backends.cpu.memory import LINE
 from localllm.backends.cpu.simd import I64, Function, Value, vector
 
-PIECE = 1 << 18  # bytes of one task, fewer where there are not so many
+PIECE = 1 << 18  # bytes per task, fewer if there are fewer
 STEP = 256  # a piece is a multiple of this
-LEAST = 1 << 16  # bytes that are worth measuring
+LEAST = 1 << 16  # minimum bytes for a useful measurement
 
 
 class ReadArg(IntEnum):

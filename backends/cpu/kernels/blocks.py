@@ -25,8 +25,8 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 
 VALUES = X_VALUES  # of what `tile` multiplies at a time
-X_BYTES = X_BLOCK  # of their activations
-DIRECT_ROWS = (3, 2, 1)  # rows that `direct_block` takes at a time
+X_BYTES = X_BLOCK  # of the activations for `tile`
+DIRECT_ROWS = (3, 2, 1)  # rows per call of `direct_block`
 
 
 def _x_at(k: int) -> int:
@@ -54,7 +54,7 @@ def _weigh(
     if minimum is not None:
         if group == X_VALUES:
             x_sum = f.broadcast(block + X_SUM, F32)
-        else:  # halves have their integer sum only
+        else:  # halves only have their integer sum
             sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
             x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
         value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
@@ -64,14 +64,14 @@ def _weigh(
 def direct_block(
     f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
 ) -> None:
-    """One block of a panel times one stretch of every row; groups are weighed in order of k."""
+    """One block of a panel times one stretch of every row; groups are added in order of k."""
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
     lines = panel.lines(block) if ahead else []
     share = -(-len(lines) // (panel.block_values // 4))
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
-        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
+        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would have to wait for room
         k = group * panel.group
         for t, row in enumerate(x):
             if (group, t) not in integers:
@@ -104,7 +104,7 @@ def _group_bytes(panel: IntegerPanel) -> int:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Bytes of VALUES unpacked weights of every row of a panel."""
+    """Bytes of VALUES unpacked weights for every row of a panel."""
     return VALUES // panel.group * _group_bytes(panel)
 
 
@@ -122,7 +122,7 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
 def tile(
     f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
 ) -> None:
-    """sums[t][i] += VALUES unpacked weights of panel i times those of row t."""
+    """sums[t][i] += VALUES unpacked weights of panel i times the activations of row t."""
     for group in range(VALUES // panel.group):
         _tile_group(f, panel, [v + group * _group_bytes(panel) for v in w], x, group * panel.group, sums)
 
@@ -134,7 +134,7 @@ def _tile_group(
     magnitude = dot.BIASED if offset == 128 else panel.magnitude
     starts = [_start(f, offset, panel.group, row, k) for row in x]
     integers = [[dot.Sum(f, start, magnitude) for _ in w] for start in starts]
-    # Left alone, LLVM goes row by row and spills the weights; with more to keep than int16 sums that is still better.
+    # Otherwise LLVM goes row by row and spills the weights; that is still better with more to keep than int16 sums.
     in_order = f.isa.dot == "maddubs" and dot.shorts(magnitude) >= panel.group // 4 and not panel.minimum
     for word in range(panel.group // 4):
         if in_order:

@@ -59,7 +59,7 @@ class Arguments:
         return self.f.pointer(self.i64(slot))
 
     def f32(self, slot: int) -> Value:
-        """A float32 whose bits stand in the low half of the slot."""
+        """A float32 stored in the low half of the slot."""
         return self.f.load(self._base + 8 * slot, F32, 4)
 
 
@@ -77,8 +77,8 @@ def kernel(name: str, body: Callable[[Function, Arguments, Value, Value], None])
 
 @contextmanager
 def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over this thread's share of the rows; the share depends on nothing but the count, so row-wise kernels in a
-    row need no barrier between them."""
+    """Loop over this thread's share of the rows. The share depends only on the count, so consecutive row-wise kernels
+    need no barrier."""
     with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
         yield row
 
@@ -106,7 +106,7 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
 
 
 def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Ask for what stands `isa.read_ahead` bytes behind these lines, where that helps."""
+    """Prefetch `isa.read_ahead` bytes ahead of these lines, if that helps."""
     if f.isa.read_ahead:
         for line in lines:
             f.prefetch(line + f.isa.read_ahead)
@@ -127,7 +127,7 @@ def _size(f: Function, x: Value) -> Value:
 
 
 def _quantized_16(f: Function, x: Value, inverse: Value, out: Value) -> Value:
-    """Stores 16 integers; their sum."""
+    """Store 16 integers; returns their sum."""
     integers = f.to_int32(f.round_even(x * inverse))
     f.store(out, f.truncate(integers, I8))
     return f.reduce(integers, lambda p, q: p + q)

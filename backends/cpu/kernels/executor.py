@@ -30,7 +30,7 @@ class Sync(IntEnum):
     """int64 slots of the memory the threads share; a cache line for each word that is written while others spin."""
 
     COMMAND = 0  # number of batches begun so far
-    ASKED = 1  # COMMAND, or one more while a batch is about to begin: nobody goes to sleep then
+    ASKED = 1  # COMMAND, or one more while a batch is about to begin: then nobody goes to sleep
     QUIT = 8
     ARRIVALS = 16
     PLAN = 24
@@ -44,7 +44,7 @@ SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than any balanced oper
 
 
 def _spin(f: Function, sync: Value, blocked: object) -> None:
-    """Wait while blocked(); give the processor away now and then, for machines with fewer cores than threads."""
+    """Wait while blocked(); yield the processor now and then, for machines with fewer cores than threads."""
     assert callable(blocked)
     spins = f.var(f.i64(0))
     with f.while_(blocked):
@@ -83,7 +83,7 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
 
 
 def step() -> Kernel:
-    """`step(sync, threads)`: begin the batch that was asked for, and thread 0's part of it."""
+    """`step(sync, threads)`: start the requested batch, and run thread 0's part of it."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)

@@ -19,8 +19,8 @@ from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
 
 LOWEST = -3.0e38
-UNROLLED = 32  # chosen experts; no model known takes more
-SMALLEST_SUM = 2.0**-14  # what normalized weights are divided by at least
+UNROLLED = 32  # chosen experts per row; no known model uses more
+SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
 
 
 class RouteArg(IntEnum):
@@ -99,7 +99,7 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """What the chosen weights become, in place. Few are written out; many are a loop, whatever a file asks for."""
+    """Normalize the chosen weights in place. Few are unrolled; many use a loop, whatever a file asks for."""
     if used > UNROLLED:
         _finish_many(f, gating, chosen, used, normalize, scale)
         return
@@ -161,7 +161,7 @@ class GroupArg(IntEnum):
 
 
 def group() -> Kernel:
-    """The pairs of each expert, in order of row: a counting sort, by thread 0."""
+    """List the pairs of each expert in order of row: a counting sort, by thread 0."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         with f.when(thread.equals(0)):
@@ -175,7 +175,7 @@ def group() -> Kernel:
                 f.store(slot, f.load_int(slot) + 1, 8)
             with f.loop(0, experts) as e:
                 f.store(starts + (e + 1) * 8, f.load_int(starts, e) + f.load_int(starts, e + 1), 8)
-            with f.loop(0, pairs) as pair:  # starts[e] walks to the end of e, which is the start of e + 1
+            with f.loop(0, pairs) as pair:  # starts[e] advances to the end of e, which is the start of e + 1
                 slot = starts + f.load_i32(choices, pair) * 8
                 at = f.load_int(slot)
                 f.store(order + at * 8, pair, 8)
@@ -190,10 +190,10 @@ def group() -> Kernel:
 
 
 class ExpertArg(IntEnum):
-    """Slots behind those of LinearArg."""
+    """Slots after those of LinearArg."""
 
     EXPERTS = LinearArg.SIZE
-    EXPERT_BYTES = LinearArg.SIZE + 1  # from one expert's panels to the next's
+    EXPERT_BYTES = LinearArg.SIZE + 1  # stride from one expert's panels to the next's
     STARTS = LinearArg.SIZE + 2
     ORDER = LinearArg.SIZE + 3
     PAIRS_PER_ROW = LinearArg.SIZE + 4  # of x: `used` where pairs read their row, 1 where they read their own

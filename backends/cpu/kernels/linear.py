@@ -1,10 +1,10 @@
-"""y = x W^T out of weight panels.
+"""y = x W^T from weight panels.
 
-One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) go in two
-steps: a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows
-over them, the same tile kernel for every format (for some AVX2 has another: `wide`). Lane = output row: every output is
-one chain of fused multiply-adds over its groups in order of k in all ways, so a row's bits do not depend on how many
-rows came with it. Tasks are runs of panels taken from a counter.
+One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) take two steps:
+a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows over
+them. All formats share this tile kernel (on AVX2 some use another: `wide`). Lane = output row: every output is one
+chain of fused multiply-adds over its groups in order of k in all ways, so a row's bits do not depend on the number of
+rows in the batch. Tasks are runs of panels taken from a counter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class LinearArg(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a product's operands stand: row numbers to addresses. Rows may be scattered, as those of an expert are."""
+    """Locations of a product's operands: row numbers to addresses. Rows may be scattered, such as those of an
+    expert."""
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
@@ -90,7 +91,7 @@ Part = Callable[[Place, Value, Value, Value], None]  # (place, rows, first panel
 def ways(
     f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
 ) -> list[tuple[Value, int, Part]]:
-    """(when, chunk slot, how) of the ways to multiply: exactly one is right for a number of rows."""
+    """(condition, chunk slot, kernel) for each way to multiply: exactly one applies to a number of rows."""
     if isinstance(panel, FloatPanel):
 
         def floats(place: Place, count: Value, first: Value, last: Value) -> None:
@@ -110,7 +111,7 @@ def ways(
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
-    """part(first row, size) for runs of rows, the largest sizes first."""
+    """Call part(first row, size) for runs of rows, the largest sizes first."""
     assert callable(part)
     done = f.var(f.i64(0))
     for size in dict.fromkeys(sizes):

@@ -1,4 +1,4 @@
-"""Matrices in panels, but for the product: file rows to panels, and one row back as floats for the embedding."""
+"""Matrices in panels, except products: file rows to panels, and one row back to floats for the embedding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RepackArg(IntEnum):
 
 
 def repack(format_name: str) -> Kernel:
-    """File rows to panels. Lanes of rows that do not exist stay as they are (zero)."""
+    """Convert file rows to panels. Lanes of rows that do not exist are unchanged (zero)."""
     panel = panel_of(format_name)
     if isinstance(panel, FloatPanel):
         fields: tuple[tuple[int, int], ...] = ((panel.value_bytes, 1),)
@@ -84,7 +84,7 @@ def embed(format_name: str) -> Kernel:
                 if isinstance(panel, FloatPanel):
                     f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
                 else:
-                    # The whole block is unpacked for one of its 16 rows: this is done once per token, not per layer.
+                    # The whole block is unpacked for one of its 16 rows, but only once per token, not per layer.
                     here = panel.block(source, block, a.i64(EmbedArg.BLOCKS))
                     out = y + block * (4 * panel.block_values)
                     scales = [

@@ -46,7 +46,7 @@ class NormArg(IntEnum):
     GROUPS = 7
     EPS = 8
     ROWS = 9
-    GROUP_STRIDE = 10  # bytes from the weights of one group to those of the next; 0 where all groups share them
+    GROUP_STRIDE = 10  # stride in bytes between the weights of groups; 0 if all groups share them
     Q = 11  # y as other kinds of activations: three slots each, as `_quantize_if_wanted` says
     SIZE = 24
 
@@ -107,8 +107,8 @@ _WRITE = {  # a row of float32 to a row of activations, and how many values one 
 
 
 def _quantize_if_wanted(f: Function, a: Arguments, y: Value, row: Value, q_slot: int) -> None:
-    """The row just made as activations of every kind that is wanted, while it is in L1. For each kind, from q_slot on:
-    address, 0 for none; stride; values."""
+    """Write the new row as activations of every required kind, while it is in L1. Slots per kind, from q_slot on:
+    address (0 for none), stride, values."""
     for kind, (write, values) in _WRITE.items():
         at = q_slot + 3 * kind
         with f.when(a.i64(at).differs(0)):
@@ -151,7 +151,7 @@ def glu(activation: GluActivation, row_gate: bool = False) -> Kernel:
 
     def unit(f: Function, gate: Value, up: Value) -> Value:
         if activation == "swiglu_oai":
-            seven = f.constant(f32x16, 7.0)  # on the left, so that a NaN stays one
+            seven = f.constant(f32x16, 7.0)  # as the left operand, so that a NaN stays one
             gate = f.fmin(seven, gate)
             up = f.fmin(seven, f.fmax(f.constant(f32x16, -7.0), up))
             return gate * sigmoid(f, gate * 1.702) * (up + 1.0)

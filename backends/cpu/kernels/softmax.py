@@ -1,6 +1,5 @@
-"""Online softmax of attention: the state of some query rows, what a cache block of scores makes of it, and how the
-states of two partitions become one. Maxima and sums of 16 rows are a vector: what a row needs one of costs little.
-"""
+"""Online softmax of attention: the state of some query rows, its update by a cache block of scores, and the merge of
+two partitions' states. Maxima and sums of 16 rows share a vector, so one per row costs little."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from localllm.plan import BLOCK
 # e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: the p of least relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531
 _POLYNOMIAL = (1.38145985669e-3, 8.36871688496e-3, 4.16683880474e-2, 1.66665206319e-1, 4.99999934478e-1)
-_ROUND = 1.5 * 2.0**23 + 127.0  # added to a number it leaves the nearest integer + 127 in the lowest bits
+_ROUND = 1.5 * 2.0**23 + 127.0  # adding it leaves the nearest integer + 127 in the lowest bits
 
 
 def exp_negative(f: Function, x: Value) -> Value:
@@ -40,7 +39,7 @@ def exp_negative(f: Function, x: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Where the outputs (rows, width), maxima and sums of some query rows stand."""
+    """Locations of the outputs (rows, width), maxima and sums of some query rows."""
 
     outputs: Value
     rows: int
@@ -62,7 +61,7 @@ class State:
             f.store(self.sums + at, f.zeros(f32x16))
 
     def merge(self, f: Function, other: State, factors: Value) -> None:
-        """This and then `other`, as one; `factors` holds two numbers a row."""
+        """Merge `other` into this; `factors` holds two numbers per row."""
         for at in _vectors(f, self.rows):
             before, coming = (f.load(state.maxima + at, f32x16) for state in (self, other))
             now = f.fmax(before, coming)
@@ -82,7 +81,7 @@ class State:
 
 
 def row_bytes(rows: int) -> int:
-    """Bytes of a number a row, whole vectors."""
+    """Bytes for one number per row, in whole vectors."""
     return aligned(4 * rows)
 
 
@@ -91,13 +90,13 @@ def state_bytes(rows: int, width: int) -> int:
 
 
 def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
-    """Where in numbers of rows vectors begin, in bytes. Lanes without a row hold anything."""
+    """Byte offsets of the vectors in numbers per row. Lanes without a row hold anything."""
     return each(f, row_bytes(rows), 4 * LANES)
 
 
 def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
-    """Scores (rows, 64) to weights exp(score - maximum); the running maximum and sum, and by how much what was summed
-    before shrinks. Several rows at a time, step by step, because each waits long for itself."""
+    """Turn scores (rows, 64) into weights exp(score - maximum), update maximum and sum, and return how much earlier
+    sums shrink. Several rows advance together, step by step, because each has long latencies."""
     rows = state.rows
     together = divisor(rows, f.isa.registers // 8)
     with f.loop(0, rows, together) as base:

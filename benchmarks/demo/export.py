@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from corpus import BEGIN, END, SPECIAL, TEMPLATE
 from tokenizers import Tokenizer
 
 from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
-from localllm.models.demo.corpus import BEGIN, END, SPECIAL, TEMPLATE
 
 MATRIX_FORMAT = "Q8_0"
 FILE_TYPE_Q8_0 = 7  # general.file_type: what most matrices are stored as

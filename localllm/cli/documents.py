@@ -1,7 +1,6 @@
-"""Sections of the README that the program prints itself: its commands and options, and the support matrix.
+"""Updates documents: `python -m localllm.cli.documents docs/*.md` regenerates every section of tables.
 
-`python -m localllm.cli.readme README.md` brings a document up to date: what stands between `<!-- NAME -->` and
-`<!-- /NAME -->` becomes the section of that name.
+The text between `<!-- NAME -->` and `<!-- /NAME -->` becomes the section of that name.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localllm.cli.main import COMMANDS
-from localllm.cli.options import declared
-from localllm.cli.parser import title
 from localllm.cli.tables import architectures, formats
 from localllm.cli.text import markdown
 from localllm.outputs import new_file
 
 
 def commands() -> str:
-    """Every command and every option; what several commands share stands once, behind them."""
+    """Every command and every option. Options that several commands share follow at the end, once."""
+    from localllm.cli.main import COMMANDS
+    from localllm.cli.options import title
+
     users: dict[type[Any], list[str]] = {}
     for name, command in COMMANDS.items():
         for group in command.groups:
@@ -37,6 +36,8 @@ def commands() -> str:
 
 
 def _options(groups: list[type[Any]]) -> str:
+    from localllm.cli.options import declared
+
     rows = [
         (", ".join(f"`{flag}`" for flag in option.flags), option.help, f"`{option.shown}`" if option.shown else "")
         for group in groups
@@ -50,7 +51,7 @@ SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": a
 
 
 def brought_up_to_date(document: str) -> str:
-    """`document` with every section printed anew."""
+    """`document` with every section regenerated."""
     for name, section in SECTIONS.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):
@@ -61,6 +62,9 @@ def brought_up_to_date(document: str) -> str:
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         path = Path(argument)
-        text = brought_up_to_date(path.read_text(encoding="utf-8"))
+        old = path.read_text(encoding="utf-8")
+        text = brought_up_to_date(old)
+        if text == old:
+            continue
         with new_file(path, overwrite=True) as file:
             file.write(text.encode())

@@ -1,8 +1,8 @@
 """Train localllm's demo chat model and its draft model, and write them as GGUF files.
 
-    PYTHONPATH=. python models/demo/train.py target --minutes 60
-    PYTHONPATH=. python models/demo/train.py draft --minutes 15     (learns from the target's predictions)
-    PYTHONPATH=. python models/demo/train.py export
+    python benchmarks/demo/train.py target --minutes 60
+    python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
+    python benchmarks/demo/train.py export
 
 On a machine with other work set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast beside four busy processes).
 Needs torch (localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule
@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from corpus import Corpus, encode, train_tokenizer
+from network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, initial, logits
 from tokenizers import Tokenizer
-
-from localllm.models.demo.corpus import Corpus, encode, train_tokenizer
-from localllm.models.demo.network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, initial, logits
 
 HERE = Path(__file__).parent
 
@@ -226,7 +225,7 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
 
 def export(role: str, work: Path, path: Path) -> None:
     """Write a trained model as a GGUF file."""
-    from localllm.models.demo.export import write  # the only part that needs localllm
+    from export import write  # the only part that needs localllm
 
     shape, checkpoint = SHAPES[role], load_checkpoint(work / f"{role}.pt")
     sizes: dict[str, int | float] = {
@@ -266,7 +265,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=Path, default=HERE.parents[2] / "shared/data/text")
     parser.add_argument("--work", type=Path, default=HERE.parents[1] / "build/demo", help="checkpoints and tokenizer")
-    parser.add_argument("--out", type=Path, default=HERE, help="folder of the GGUF files")
+    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "models/demo", help="folder of the GGUF files")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)

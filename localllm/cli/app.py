@@ -1,0 +1,225 @@
+"""The command line as a Typer application: the table of commands and their option groups become what Typer parses.
+
+Typer only reads the words. What a command does runs after that (`Call.run`), outside of Typer, so that errors and exit
+codes are those of `localllm.cli.main` alone. A command's options are made when the command is named. Three things go
+beyond Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, errors of one line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from typer._click.exceptions import ClickException, NoSuchOption  # Typer exports its own copy of Click nowhere else
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command_from_info
+from typer.models import CommandInfo
+
+from localllm.cli.declare import Declared, OptionError
+from localllm.cli.options import declared, title
+from localllm.sampling.options import SamplerOptions
+
+_SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f a written -fa
+
+
+class UsageError(Exception):
+    """A command line that cannot be understood, in one line that names the option."""
+
+
+class Command(NamedTuple):
+    """A command: its arguments, what it does in a line, more of that, its option groups, and what takes them."""
+
+    arguments: str
+    line: str
+    more: str
+    groups: tuple[type[Any], ...]
+    call: Callable[..., None]
+
+
+class Call(NamedTuple):
+    """What a command line asks for: a command, and the values of its option groups."""
+
+    command: Command
+    groups: tuple[Any, ...]
+
+    def run(self) -> None:
+        self.command.call(*self.groups)
+
+
+def read(commands: Mapping[str, Command], words: Sequence[str]) -> Call | None:
+    """What a command line asks for; None where that was a help page. UsageError for what cannot be understood.
+
+    Of the samplers a dict of what was given, because a model file has defaults too.
+    """
+
+    class Group(_Group):
+        table = commands
+
+    app = typer.Typer(
+        cls=Group,
+        rich_markup_mode=None,
+        context_settings=_SETTINGS,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_root)
+    try:
+        done = app(list(words), prog_name="localllm", standalone_mode=False)
+    except ClickException as error:
+        page = f"localllm {words[0]}" if words and words[0] in commands else "localllm"
+        raise UsageError(f"{_line(error)} ({page} --help lists the options)") from None
+    return done if isinstance(done, Call) else None
+
+
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="With any command: show the traceback of an error.")] = False,
+) -> None:
+    """Run large language models from GGUF files on this computer."""
+
+
+def _line(error: ClickException) -> str:
+    option = getattr(error, "param", None)
+    return f"{'/'.join(option.opts)}: {error.message}" if option is not None else error.message.rstrip(".")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+class _Strict:
+    """Parses as Typer does, but `-ngl` is one option, never `-n gl`, and an unknown one is named with the nearest."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser = super().make_parser(ctx)  # type: ignore[misc]
+        known = [*parser._long_opt, *parser._short_opt]
+        long, short = parser._match_long_opt, parser._match_short_opt
+
+        def unknown(option: str) -> NoSuchOption:
+            return NoSuchOption(option, f"unknown option {option}{_nearest(option, known)}", ctx=ctx)
+
+        def match_long(option: str, value: str | None, state: Any) -> None:
+            if option not in parser._long_opt:
+                raise unknown(option)
+            long(option, value, state)
+
+        def match_short(word: str, state: Any) -> None:
+            if not _SHORT.fullmatch(word) or word[:2] not in parser._short_opt:
+                raise unknown(word)
+            short(word, state)
+
+        parser._match_long_opt, parser._match_short_opt = match_long, match_short
+        return parser
+
+
+class _Command(_Strict, TyperCommand):
+    """Help in the sections of the option groups."""
+
+    arguments = ""
+    sections: Mapping[str, str] = {}
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [*([self.arguments] if self.arguments else []), "[OPTIONS]"]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        by_section: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                by_section.setdefault(self.sections.get(parameter.name or "", "options"), []).append(record)
+        for section, records in by_section.items():
+            with formatter.section(section):
+                formatter.write_dl(records, col_max=36)
+
+
+class _Group(_Strict, TyperGroup):
+    """The commands of `table`, each made when it is named."""
+
+    table: Mapping[str, Command] = {}
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = {name: TyperCommand(name, short_help=command.line) for name, command in self.table.items()}
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.table)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["COMMAND", "[OPTIONS]"]
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0]
+        if name not in self.table:
+            ctx.fail(f"unknown command {name!r}{_nearest(name, list(self.table))}")
+        return name, _made(name, self.table[name]), args[1:]
+
+
+def _made(name: str, command: Command) -> _Command:
+    """A command with all its options."""
+    sections: dict[str, str] = {}
+    parameters: list[inspect.Parameter] = []
+    for group in command.groups:
+        for parameter in _parameters(group):
+            sections[parameter.name] = title(group)
+            parameters.append(parameter)
+
+    def call(**given: Any) -> Call:
+        return Call(command, tuple(_value(group, given) for group in command.groups))
+
+    call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    page = f"{command.line[0].upper()}{command.line[1:]}." + (f"\n\n\b\n{command.more}" if command.more else "")
+    info = CommandInfo(name=name, cls=_Command, callback=call, help=page, context_settings=_SETTINGS)
+    made: _Command = get_command_from_info(  # type: ignore[assignment]
+        info, pretty_exceptions_short=True, rich_markup_mode=None
+    )
+    made.arguments, made.sections = command.arguments, sections
+    return made
+
+
+def _parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
+    """The fields of an option group as Typer declares parameters; None, or an empty list, where nothing is given."""
+    for name, default, option in declared(group):
+        text = option.help + (f" [{option.shown}]" if option.shown else "")
+        common: dict[str, Any] = {"help": text, "show_default": False, "autocompletion": option.complete}
+        kind: Any = str
+        if not option.flags:
+            declaration = typer.Argument(metavar=option.metavar, **common)
+            kind = list[str]
+        elif default is False:
+            declaration = typer.Option(*option.flags, help=text, show_default=False)
+            kind = bool
+        else:
+            declaration = typer.Option(*option.flags, metavar=option.metavar, parser=_reader(option), **common)
+            kind = list[str] if option.repeat else str
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, declaration]
+        )
+
+
+def _reader(option: Declared) -> Callable[[str], Any]:
+    def read(text: str) -> Any:
+        try:
+            return option.read(text)
+        except OptionError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return read
+
+
+def _value(group: type[Any], given: Mapping[str, Any]) -> Any:
+    """One option group of what was given, with its defaults for the rest."""
+    values = {}
+    for name, _, option in declared(group):
+        value = given[name]
+        if value is not None and value != [] and value is not False:
+            values[name] = option.finish(list(value)) if option.repeat or not option.flags else value
+    try:
+        return (dict if group is SamplerOptions else group)(**values)
+    except OptionError as error:
+        raise UsageError(str(error)) from None

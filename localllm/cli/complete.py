@@ -1,0 +1,51 @@
+"""What a shell offers for an argument: each function gets the beginning of a word and returns whole words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def models(incomplete: str) -> list[str]:
+    """The models in the box, GGUF files, and folders, which may hold some."""
+    from localllm.model import BOX
+
+    return [name for name in BOX if name.startswith(incomplete)] + _paths(incomplete, (".gguf",))
+
+
+def files(incomplete: str) -> list[str]:
+    return _paths(incomplete, ("",))
+
+
+def types(incomplete: str) -> list[str]:
+    """What `quantize` writes; a path too, because its first words are files."""
+    from localllm.quant.mixes import MIXES
+
+    return [name for name in (*MIXES, "COPY") if name.startswith(incomplete.upper())] + models(incomplete)
+
+
+def cache_types(incomplete: str) -> list[str]:
+    from localllm.backends.cache import CACHE_TYPES
+
+    return [name for name in (*CACHE_TYPES, "auto") if name.startswith(incomplete)]
+
+
+def backends(incomplete: str) -> list[str]:
+    from localllm.backends import BACKENDS
+
+    return [name for name in ("auto", *BACKENDS) if name.startswith(incomplete)]
+
+
+def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:
+    """Files with one of these endings, and folders with a slash."""
+    folder, slash, name = incomplete.rpartition("/")
+    try:
+        found = sorted(Path(folder + slash or ".").expanduser().iterdir())
+    except OSError:
+        return []
+    return [
+        folder + slash + path.name + ("/" if path.is_dir() else "")
+        for path in found
+        if path.name.startswith(name)
+        and (path.is_dir() or path.name.endswith(endings))
+        and (name or path.name[0] != ".")
+    ]

@@ -1,0 +1,117 @@
+"""What is installed: one import package, whole: from the wheel, the sdist, and a checkout with or without links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("localllm", "tests"))
+SOURCES = ("localllm", *ROOMS, "pyproject.toml", "README.md", "LICENSE")
+HELLO = (
+    "import models; assert models.MINE; import localllm; model = localllm.load('demo'); "
+    "print(''.join(p.text for p in model.generate('Hello', max_tokens=4)), localllm.__file__)"
+)
+
+
+def tracked() -> list[str]:
+    """The files of the repository that make up the package."""
+    listed = subprocess.run(["git", "ls-files", *SOURCES], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [name for name in listed.stdout.splitlines() if not (ROOT / name).is_symlink()]
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    """The distribution that the build backend makes of `source`."""
+    code = f"import sys; from hatchling.build import build_{kind}; print(build_{kind}(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", code, target], cwd=source, capture_output=True, text=True, check=True)
+    return target / done.stdout.splitlines()[-1]
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package's files as a clone without links has them."""
+    copy = tmp_path_factory.mktemp("checkout")
+    try:
+        names = tracked()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("not a git checkout")
+    for name in names:
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with links, as git makes them elsewhere."""
+    copy = tmp_path_factory.mktemp("linked") / "localllm"
+    shutil.copytree(checkout, copy)
+    for room in ROOMS:
+        (copy / "localllm" / room).symlink_to(Path("..", room))
+    return copy
+
+
+def modules(names: list[str]) -> list[str]:
+    return sorted(name for name in names if name.endswith((".py", ".cl", ".gguf", ".typed")))
+
+
+def expected(checkout: Path) -> list[str]:
+    """What must be in the wheel: the files of the checkout, every room within localllm."""
+    files = [path.relative_to(checkout) for path in checkout.rglob("*") if path.is_file()]
+    inside = [f if f.parts[0] == "localllm" else Path("localllm", f) for f in files if len(f.parts) > 1]
+    return modules([path.as_posix() for path in inside])
+
+
+def talk(home: Path, folder: Path) -> str:
+    """Load the model in the box with `home` as what is installed, beside somebody else's package `models`."""
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "models" / "__init__.py").write_text("MINE = True\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    packages = [path for path in sys.path if path.endswith("site-packages")]
+    path = os.pathsep.join([str(folder), str(home), *packages])
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", HELLO],
+        cwd=folder,
+        env=clean | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["no links", "links"])
+def test_the_wheel_holds_every_module_once_and_nothing_beside_localllm(
+    links: bool, checkout: Path, linked: Path, tmp_path: Path
+) -> None:
+    wheel = build("wheel", linked if links else checkout, tmp_path)
+    with zipfile.ZipFile(wheel) as file:
+        names = file.namelist()
+        file.extractall(tmp_path / "installed")
+    assert modules(names) == expected(checkout)
+    assert {name.split("/")[0] for name in names} == {"localllm", f"{wheel.name.split('-py3')[0]}.dist-info"}
+    assert str(tmp_path / "installed") in talk(tmp_path / "installed", tmp_path)
+
+
+def test_the_sdist_makes_the_same_wheel(checkout: Path, linked: Path, tmp_path: Path) -> None:
+    source = build("sdist", linked, tmp_path)
+    with tarfile.open(source) as file:
+        file.extractall(tmp_path, filter="data")
+    wheel = build("wheel", tmp_path / source.name.removesuffix(".tar.gz"), tmp_path)
+    with zipfile.ZipFile(wheel) as file:
+        assert modules(file.namelist()) == expected(checkout)
+
+
+@pytest.mark.parametrize("links", [False, True], ids=["no links", "links"])
+def test_a_checkout_runs_beside_somebody_elses_models(
+    links: bool, checkout: Path, linked: Path, tmp_path: Path
+) -> None:
+    home = linked if links else checkout
+    assert str(home) in talk(home, tmp_path)
