@@ -1,8 +1,8 @@
-"""Instruction sets: one row each, and which row this machine (or a named one) gets.
+"""Instruction sets: one row each, and the choice of a row for this machine (or a named one).
 
-A row says how LLVM is told to generate code, how four byte products are summed, and how large a register tile the
-mat-mul may hold. Every row gives the same bits, but that AVX512-BF16 takes numbers below 2^-126 for zero in products
-with BF16 weights; the rows differ in speed only.
+A row defines how LLVM generates code, how four byte products are summed, and the size of register tiles in the mat-mul.
+All rows give the same bits and differ in speed only, with one exception: AVX512-BF16 treats numbers below 2^-126 as
+zero in products with BF16 weights.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ class Isa:
     """One target of code generation."""
 
     name: str
-    cpu: str  # LLVM's name of the processor
+    cpu: str  # LLVM's processor name
     features: str  # LLVM's feature string
-    triple: str  # "" is the host's
+    triple: str  # "" means the host
     dot: Dot
     half_conversion: bool  # float16 <-> float32 in hardware
     pause: str  # LLVM intrinsic of the spin-wait hint, "" for none
     int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
     float_tile: tuple[int, int]
-    query_rows: int  # query rows that share one read of the keys in attention
-    read_ahead: int = 0  # bytes that a decoding product asks for ahead of its reading, 0 for none
+    query_rows: int  # query rows that share a read of the keys in attention
+    read_ahead: int = 0  # bytes that a decoding product prefetches ahead, 0 for none
 
     @property
     def registers(self) -> int:
-        """Registers that hold vectors, of whatever width."""
+        """Number of vector registers, of any width."""
         return 32 if self.dot in ("vnni512", "sdot") else 16
 
     @property
     def super_tile(self) -> tuple[int, int]:
-        """As int_tile, of formats that are summed in integers: their sums in float32 wait in memory."""
+        """As int_tile, for formats that are summed in integers: their float32 sums wait in memory."""
         return (3, 1) if self.dot == "maddubs" else self.int_tile
 
     @property
     def byte_permute(self) -> bool:
-        """Whether bytes can be permuted across a 512-bit register, and their bits shifted one by one (VBMI)."""
+        """Whether bytes can be permuted across a 512-bit register, and shifted bitwise one by one (VBMI)."""
         return self.dot == "vnni512" and "+avx512vbmi," in self.features + ","
 
     @property
@@ -52,18 +52,18 @@ class Isa:
 
     @property
     def bfloat_tile(self) -> tuple[int, int]:
-        """As float_tile, of bfloats."""
+        """As float_tile, for bfloats."""
         return (6, 2) if self.bfloat_dot else self.float_tile
 
     @property
     def biased_needs_offset(self) -> bool:
-        """Whether a dot product of bytes stored as q + 128 leaves 128 * sum(x) to be taken off."""
+        """Whether the caller must subtract 128 * sum(x) from a dot product of bytes stored as q + 128."""
         return self.dot in ("vnni512", "vnni256")
 
 
 X86_PAUSE = "llvm.x86.sse2.pause"
 
-# name: (features that must be there, dot, tile of the integer mat-mul, of the float mat-mul, query rows)
+# name: (required features, dot, tile of the integer mat-mul, of the float mat-mul, query rows)
 X86_ROWS: dict[str, tuple[tuple[str, ...], Dot, tuple[int, int], tuple[int, int], int]] = {
     "avx512-vnni": (("avx512f", "avx512bw", "avx512vl", "avx512vnni", "fma", "f16c"), "vnni512", (6, 2), (8, 1), 8),
     "avx-vnni": (("avx2", "avxvnni", "fma", "f16c"), "vnni256", (3, 1), (3, 1), 4),
@@ -79,8 +79,9 @@ def _flatten(features: dict[str, bool]) -> str:
     return ",".join(("+" if on else "-") + name for name, on in sorted(features.items()))
 
 
-# Measured, Q4_K decoding in shares of the bandwidth: Cascade Lake 0.87 with requests, 0.69 without; Zen 4 0.82 with,
-# 0.98 without. AMD's own prefetch follows the panels better than requests, which hold its few miss buffers.
+# Measured share of the bandwidth, Q4_K decoding: Cascade Lake 0.87 with prefetch, 0.69 without; Zen 4 0.82 with, 0.98
+# without. AMD's hardware prefetcher follows the panels better than explicit requests, which occupy its few miss
+# buffers.
 NO_READ_AHEAD = ("znver",)
 
 
@@ -102,7 +103,7 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
 
 
 def named(name: str) -> Isa:
-    """A row by its name whatever this machine is, to run or inspect a lesser instruction set's code."""
+    """A row by name on any machine, to run or inspect the code of a lesser instruction set."""
     row = X86_ROWS.get(name)
     if row is not None:
         cpu = {"avx512-vnni": "cascadelake", "avx-vnni": "alderlake", "avx2": "haswell"}[name]
@@ -133,7 +134,7 @@ def host() -> Isa:
     return for_cpu(cpu, features, platform.machine())
 
 
-# What a processor named without features may be asked to do.
+# Safe defaults for a processor that is named without features.
 KNOWN_CPUS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "x86-64": (),

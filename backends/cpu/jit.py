@@ -1,8 +1,8 @@
-"""Compile kernels to object code, keep the objects on disk, load them.
+"""Compile kernels to object code, cache the objects on disk, load them.
 
-A kernel's key is made of this package's source, the LLVM version, the instruction set and the kernel's own name, so a
-stale object is never found. `quant.codecache` says which folders and files are trusted; an object that is not, or fails
-its checksum, is compiled again.
+A kernel's key consists of this package's source, the LLVM version, the instruction set and the kernel's name, so a
+stale object is never found. `quant.codecache` decides which folders and files are trusted; an untrusted object, or one
+that fails its checksum, is compiled again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Emit = Callable[[Isa], ir.Module]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A name that says everything about the kernel (it is part of the key) and the function that emits it."""
+    """A name that identifies the kernel (it is part of the key) and the function that emits it."""
 
     name: str
     emit: Emit
@@ -67,7 +67,7 @@ def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.Mod
     module.data_layout = str(machine.target_data)
     parsed = llvm.parse_assembly(str(module))
     parsed.verify()
-    # The kernels say their own vectors; LLVM's vectorizers would only lengthen the compile.
+    # Kernels contain explicit vectors; LLVM's vectorizers would only slow the compilation.
     options = llvm.create_pipeline_tuning_options(speed_level=3)
     options.loop_vectorization = options.slp_vectorization = False
     options.loop_unrolling = False
@@ -83,7 +83,7 @@ def assembly(kernel: Kernel, isa: Isa) -> str:
 
 
 class Library:
-    """Compiled kernels of one instruction set; `address` gives the entry of each."""
+    """Compiled kernels of one instruction set; `address` maps each to its entry point."""
 
     def __init__(self, isa: Isa, folder: Path | None) -> None:
         """Keep objects under `folder`; None keeps none."""
@@ -96,7 +96,7 @@ class Library:
         self._addresses: dict[str, int] = {}
 
     def load(self, kernels: Iterable[Kernel], progress: Callable[[int, int, str], None] | None = None) -> None:
-        """Make `address` work for these kernels; `progress(done, total, name)` hears of each that must be compiled."""
+        """Make `address` work for these kernels; calls `progress(done, total, name)` for each that must be compiled."""
         wanted = {k.name: k for k in kernels if k.name not in self._addresses}
         objects = {name: self._cache.read(self._key(name)) for name in wanted}
         missing = [name for name, data in objects.items() if data is None]

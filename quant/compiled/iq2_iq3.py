@@ -18,19 +18,19 @@ from localllm.quant.compiled.search import positive
 from localllm.quant.compiled.simd import LANES, store
 from localllm.quant.format import F32, U8
 
-TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches such a value, and sums of its powers overflow
+TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches this value, and sums of its powers overflow
 
 
 class How(NamedTuple):
-    """What sets the searches apart."""
+    """The parameters of a search."""
 
-    size: int  # values under one scale
-    even: bool  # of the signs of eight values only seven are stored
-    spread: np.float32  # of the mean square in the weight of a value, with importance
+    size: int  # values per scale
+    even: bool  # only seven of eight signs are stored
+    spread: np.float32  # factor of the mean square in the weight of a value, with importance
     floor: np.float32  # and without
-    tiny: np.float32  # a group whose largest magnitude is below is stored as zero
-    tries: int  # scales to either side of the one that spans the group
-    step: np.float32  # between them
+    tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
+    tries: int  # number of scales to either side of the one that spans the group
+    step: np.float32  # distance between them
     again: int  # which runs are looked up again for the final scale
 
 
@@ -43,13 +43,13 @@ _IQ3_S = How(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
 
 
 class Found(NamedTuple):
-    """A block being searched: its values as they are compared, what is found of them, and room for what is tried."""
+    """A block during its search: its values as compared, the results, and scratch."""
 
     value: F32  # (256,): magnitudes
     weight: F32  # (256,)
-    guesses: F32  # (8,): scales to begin with, where the search begins with such
+    guesses: F32  # (8,): initial scales, if the search starts from some
     points: I32  # (runs,)
-    signs: U8  # (32,), a bit for a value
+    signs: U8  # (32,), one bit per value
     scales: U8  # (groups,), four bits each
     tried: Tried
 
@@ -63,7 +63,8 @@ def _found(book: Codebook) -> Found:
 
 @compiled
 def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, weight: F32) -> np.float32:
-    """Weights of a block: importance (256,) by size; where it is (0,), the square and `floor` of the mean square.
+    """Weights of a block: importance (256,) combined with size; if it is (0,), the square and `floor` of the mean
+    square.
 
     Returns the largest magnitude of x.
     """
@@ -82,7 +83,7 @@ def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, 
 
 @compiled
 def split_signs(x: F32, weight: F32, even: bool, value: F32, signs: U8) -> None:
-    """Magnitudes and, for every 8, a byte of signs. `even`: the least loss makes the number of minus signs even."""
+    """Magnitudes, and a byte of signs for every 8. `even`: make the number of minus signs even at the least loss."""
     for run in range(len(x) // 8):
         at, bits, odd = 8 * run, 0, False
         for i in range(8):
@@ -124,7 +125,7 @@ def _prepare(x: F32, importance: F32, how: How, found: Found) -> np.float32:
 
 @compiled
 def _search(peak: np.float32, how: How, book: Codebook, found: Found) -> np.float32:
-    """The points and scales of a block that was prepared; returns its own scale."""
+    """The points and scales of a prepared block; returns its own scale."""
     if peak > TOO_LARGE:
         return peak
     value, weight, chosen, signs, size = found.value, found.weight, found.points, found.signs, how.size
@@ -165,7 +166,7 @@ def _search(peak: np.float32, how: How, book: Codebook, found: Found) -> np.floa
 
 @compiled
 def weights_of(importance: F32, block: int) -> F32:
-    """The importance (256,) that a block meets; (0,) where there is none."""
+    """The importance (256,) for a block; (0,) without importance."""
     return importance[block % len(importance)] if len(importance) else np.empty(0, np.float32)
 
 
@@ -184,7 +185,7 @@ def _put_nibbles(s: U8, count: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
-    """Of 32 values: four times seven signs and a scale, in a word."""
+    """A word for 32 values: four times seven signs, and a scale."""
     word = np.int64(found.scales[group]) << 28
     for k in range(4):
         word |= np.int64(found.signs[4 * group + k] & 127) << 7 * k
@@ -193,7 +194,7 @@ def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_points(points: I32, bits: int, row: U8, low: int, high: int) -> None:
-    """Low bytes of the numbers of points, and the `bits` above them packed."""
+    """Low bytes of point numbers, and the `bits` above them packed."""
     each = 8 // bits
     for i in range(len(points) // each):
         above = 0

@@ -1,8 +1,8 @@
-"""`compiled`, the decorator of this folder's functions: Numba compiles them at their first call, and keeps the code.
+"""`compiled`, the decorator of this folder's functions: Numba compiles them at their first call and caches the code.
 
-Numba's own cache looks at the file of a function only. These functions are spread over files, so the folder of the
-cache is named after a hash of all of them: stale code is never found, and a read-only installation is no obstacle.
-Numba opens what lies there by name and trusts it; so the folder and all in it must be this user's own.
+Numba's own cache checks only the file of a function. These functions are spread over files, so the cache folder is
+named after a hash of all of them: stale code is never found, and a read-only installation works. Numba opens files
+there by name and trusts them, so the folder and its content must belong to this user alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from localllm.quant.codecache import check_tree, default_folder, private_folder,
 
 
 class _Cache(FunctionCache):
-    """Numba's cache of one function, for which a full disk is no error."""
+    """Numba's cache of one function, in which a full disk is not an error."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -31,7 +31,7 @@ class _Cache(FunctionCache):
 
 @cache
 def cache_folder() -> Path | None:
-    """Where compiled code is kept, private to the user; None (after a warning) where there is no such folder."""
+    """The folder for compiled code, private to the user; None (after a warning) if there is none."""
     base = default_folder("quant")
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -45,13 +45,13 @@ def compiled(function: Callable[..., Any]) -> Any:
     made, folder = njit(nogil=True, error_model="numpy")(function), cache_folder()
     if folder is not None:
         before = config.CACHE_DIR
-        config.CACHE_DIR = str(folder)  # read by the constructor, here and now
+        config.CACHE_DIR = str(folder)  # the constructor reads it immediately
         try:
             kept = _Cache(function)
         finally:
             config.CACHE_DIR = before
         if folder in Path(kept.cache_path).parents:
             made._cache = kept
-        else:  # where Numba cannot write it goes elsewhere, to folders that nobody has checked
+        else:  # if Numba cannot write it, it uses other folders, which nobody has checked
             tell_unwritten(folder, PermissionError(13, "Permission denied"))
     return made

@@ -1,8 +1,8 @@
-"""Groups of values in the IQ2 and IQ3 formats: the scale and the points of a codebook that lose least.
+"""Groups of values in the IQ2 and IQ3 formats: finds the scale and the codebook points with the least loss.
 
-A group is runs of 8 or 4 magnitudes, each to become a point. What takes the time of such a search goes sixteen at a
-time: the scales that are tried for a group, and the neighbours that are compared for a run between points. Sums run in
-the order of ggml's, so that the same numbers give the same bytes.
+A group is runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search go sixteen at a time:
+the scales tried for a group, and the neighbours compared for a run between points. Sums run in ggml's order, so that
+the same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _HIGHEST = np.float32(3.4028235e38)
 
 
 class Tried(NamedTuple):
-    """Sixteen scales that are tried for a group, and what comes of each."""
+    """Sixteen scales to try for a group, and the result of each."""
 
     inverse: F32  # (1, 16): 1 / scale
     scale: F32  # (1, 16)
-    keys: F32  # (1, 16) of a run
+    keys: F32  # (1, 16) for a run
     packed: I32  # (16,): the points of a run, as in the codebook
     points: I32  # (16, runs)
-    exact: NDArray[np.bool_]  # (16, runs): whether the rounded run was a point itself
+    exact: NDArray[np.bool_]  # (16, runs): whether the rounded run was itself a point
     sums: F32  # (2, 16): of weight * value * q and weight * q * q
 
 
@@ -59,7 +59,7 @@ def nearest(x: np.float32) -> np.int64:
 
 @compiled
 def _point(value: F32, root: F32, at: int, place: int, scale: np.float32, book: Codebook) -> int:
-    """The point for the run at `at`: the one at its place, or that of its neighbours which loses least."""
+    """The point for the run at `at`: the exact one, or the neighbour with the least loss."""
     if place >= 0:
         return place
     first, here = -place, numbers()
@@ -78,7 +78,7 @@ def _point(value: F32, root: F32, at: int, place: int, scale: np.float32, book: 
 
 @compiled
 def _look_up(value: F32, root: F32, at: int, scale: np.float32, book: Codebook) -> int:
-    """The point for the run at `at` under this scale."""
+    """The point for the run at `at` with this scale."""
     width, inverse, key = book.points.shape[1], np.float32(1) / scale, 0
     bits, top = (2, 2) if width == 8 else (3, 7)
     for i in range(width):
@@ -89,7 +89,7 @@ def _look_up(value: F32, root: F32, at: int, scale: np.float32, book: Codebook) 
 
 @compiled
 def _fit(value: F32, weight: F32, at: int, size: int, chosen: I32, scale: np.float32, points: F32) -> np.float32:
-    """The least-squares scale of a group whose runs are the points `chosen`; `scale` where nothing has weight."""
+    """The least-squares scale of a group whose runs are the points `chosen`; `scale` if nothing has weight."""
     sum_xq = sum_qq = np.float32(0)
     width = points.shape[1]
     for run in range(size // width):
@@ -102,7 +102,7 @@ def _fit(value: F32, weight: F32, at: int, size: int, chosen: I32, scale: np.flo
 
 @compiled
 def _try(value: F32, weight: F32, root: F32, at: int, runs: int, count: int, book: Codebook, tried: Tried) -> None:
-    """What comes of the first `count` of the scales in `tried.inverse`."""
+    """Evaluate the first `count` scales in `tried.inverse`."""
     width = book.points.shape[1]
     nothing, half, one = splat(np.float32(0)), splat(np.float32(0.5)), splat(np.float32(1))
     top, base = splat(np.float32(2 if width == 8 else 7)), splat(np.float32(4 if width == 8 else 8))
@@ -143,7 +143,7 @@ def search_group(
     tried: Tried,
     chosen: I32,
 ) -> np.float32:
-    """The scale of a group and, in `chosen`, the points of its runs; `top` is what the highest level is tried for."""
+    """The scale of a group and, in `chosen`, the points of its runs; `top` is the value tried for the highest level."""
     width = book.points.shape[1]
     runs, highest, best = size // width, np.float32(5 if width == 8 else 15), np.float32(0)
     exact = np.empty(runs, np.bool_)

@@ -25,7 +25,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-Lanes = Any  # the Python-side name of a value of `lanes`: it lives in compiled code only
+Lanes = Any  # Python-side name of a value of `lanes`, which exists in compiled code only
 Mask = Any
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BITS = ir.VectorType(ir.IntType(1), LANES)
@@ -204,7 +204,7 @@ def rint(typing: Any, a: Any) -> Any:
 def nearest(typing: Any, a: Any) -> Any:
     """As `rint` below 2**22; beyond, the low mantissa bits that ggml's rounding trick leaves, as a signed integer.
 
-    The searches divide by sums that cancel: the quotient may be anything, and what ggml makes of it decides its bytes.
+    The searches divide by sums that cancel. The quotient may be anything, and ggml's treatment of it decides the bytes.
     """
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
@@ -226,7 +226,7 @@ def any_lane(typing: Any, which: Any) -> Any:
 
 @intrinsic
 def lowest(typing: Any, a: Any) -> Any:
-    """The least of the lanes, none of which is NaN."""
+    """The smallest lane; no lane may be NaN."""
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         left = values[0]
