@@ -134,7 +134,7 @@ def host() -> Isa:
     return for_cpu(cpu, features, platform.machine())
 
 
-# Safe defaults for a processor that is named without features.
+# Features assumed for a processor that is named without any.
 KNOWN_CPUS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "x86-64": (),
