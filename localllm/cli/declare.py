@@ -19,9 +19,9 @@ class Declared(NamedTuple):
     help: str
     metavar: str
     read: Callable[[str], Any]  # one written value; OptionError where it is wrong
-    repeat: bool = False  # every use adds a value
-    shown: str = ""  # the default in words, where there is one to show
-    finish: Callable[[list[Any]], Any] = tuple  # from the values of a repeated option to the field
+    repeat: bool = False  # the option may be repeated, each use adds a value
+    shown: str = ""  # the default as shown in the help, if any
+    finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated option into the field
     complete: Callable[[str], list[str]] | None = None  # what a shell offers after the beginning of a value
 
 

@@ -34,7 +34,7 @@ def devices(own: Devices) -> None:
 
 
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Facts of every device, and the reason of every backend that has none."""
+    """Facts of every device, and for every backend without a device the reason."""
     from localllm.backends.base import BackendError
 
     found: list[dict[str, Any]] = [_processor()]
@@ -48,7 +48,7 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """What a device says of itself, and how fast it copies, or why that could not be measured."""
+    """What a device reports, and its copy speed or why it could not be measured."""
     from localllm.backends.base import BackendError
     from localllm.backends.gpu.budget import copy_bandwidth
 
@@ -72,7 +72,7 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 
 def _cuda() -> list[Callable[[], Any]]:
-    """What opens each device."""
+    """Functions that open each device."""
     from localllm.backends.cuda.backend import CudaDevice, devices
 
     return [partial(CudaDevice, device) for device in devices()]

@@ -29,7 +29,7 @@ DRAFT_MODEL = partial(
     "--model-draft",
     "--spec-draft-model",
     metavar="MODEL",
-    help="a smaller model that guesses ahead",
+    help="a smaller model that drafts tokens",
     complete=models,
 )
 SPEC = partial(
@@ -53,9 +53,9 @@ class ModelName:
     """MODEL or -m MODEL."""
 
     words: tuple[str, ...] = option(
-        (), help="a GGUF file, or a model in the box: demo, draft", metavar="MODEL", complete=models
+        (), help="a GGUF file, or a built-in model (demo, draft)", metavar="MODEL", complete=models
     )
-    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option", complete=models)
+    model: str = option("", "-m", "--model", metavar="MODEL", help="same as MODEL", complete=models)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Keeping:
         "--prompt-cache",
         metavar="FILE",
         complete=files,
-        help="begin with the text and cache kept in FILE, and keep them there",
+        help="load text and cache from FILE, and save them there at the end",
     )
     prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the --prompt-cache file")
 
@@ -167,15 +167,13 @@ class Chat:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    words: tuple[str, ...] = option(
-        (), help="the model, and what to say to it", metavar="MODEL [PROMPT]", complete=models
-    )
-    model: str = option("", "-m", "--model", metavar="MODEL", help="the model, as an option", complete=models)
-    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="the prompt, as an option")
+    words: tuple[str, ...] = option((), help="the model and the prompt", metavar="MODEL [PROMPT]", complete=models)
+    model: str = option("", "-m", "--model", metavar="MODEL", help="same as MODEL", complete=models)
+    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="same as PROMPT")
     file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="read the prompt from a file")
-    raw: bool = option(False, "--raw", help="continue the prompt as it is, without a chat template")
-    stats: bool = option(False, "-v", "--stats", help="statistics on stderr at the end")
-    prompt_cache_all: bool = option(False, "--prompt-cache-all", help="keep the answer in the prompt cache too")
+    raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
+    stats: bool = option(False, "-v", "--stats", help="show statistics on stderr at the end")
+    prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,9 +248,7 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Perplexity:
-    file: str = option(
-        "", "-f", "--file", metavar="FILE", complete=files, help="the text; without it, what is piped in"
-    )
+    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="the text (default: stdin)")
     chunks: int = option(
         0, "--chunks", metavar="N", read=whole(0), help="maximum number of windows (0: the whole text)", shown="all"
     )
@@ -261,14 +257,14 @@ class Perplexity:
         "--kld",
         metavar="BASE",
         complete=files,
-        help="compare with a model, or with a file that --save-base or llama.cpp wrote",
+        help="compare with a model, or with a file from --save-base or llama.cpp",
     )
     save_base: str = option(
         "",
         "--save-base",
         metavar="FILE",
         complete=files,
-        help="write the log-probabilities, in the format of --kl-divergence-base",
+        help="write log-probabilities in llama.cpp's --kl-divergence-base format",
     )
     force: bool = option(False, "--force", help="overwrite the --save-base FILE")
     json: bool = option(False, "--json", help="print everything as JSON")
@@ -276,16 +272,14 @@ class Perplexity:
 
 @dataclass(frozen=True, slots=True)
 class Imatrix:
-    file: str = option(
-        "", "-f", "--file", metavar="FILE", complete=files, help="the text; without it, what is piped in"
-    )
+    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="the text (default: stdin)")
     output: str = option(
         "imatrix.gguf",
         "-o",
         "--output",
         metavar="FILE",
         complete=files,
-        help="what to write; a name in .dat gives the older format",
+        help="output file (.dat: the older format)",
     )
     chunks: int = option(
         0, "--chunks", metavar="N", read=whole(0), help="maximum number of windows (0: the whole text)", shown="all"
@@ -296,7 +290,9 @@ class Imatrix:
 
 @dataclass(frozen=True, slots=True)
 class Quantize:
-    words: tuple[str, ...] = option((), help="from, to, and the type to write", metavar="IN [OUT] TYPE", complete=types)
+    words: tuple[str, ...] = option(
+        (), help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", complete=types
+    )
     force: bool = option(False, "--force", help="overwrite OUT")
     dry_run: bool = option(False, "--dry-run", help="show what every tensor would become, and the size; write nothing")
     allow_requantize: bool = option(
@@ -307,7 +303,7 @@ class Quantize:
         "--imatrix",
         metavar="FILE",
         complete=files,
-        help="importance matrix, ours or llama.cpp's; auto: measure one on -f",
+        help="importance matrix (ours or llama.cpp's), or auto: measure one on -f",
     )
     method: str = option(
         "",
@@ -337,7 +333,7 @@ class Quantize:
     report: bool = option(
         False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
     )
-    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="the text to measure on")
+    file: str = option("", "-f", "--file", metavar="FILE", complete=files, help="text to measure on")
     test: str = option(
         "",
         "--test",
