@@ -86,7 +86,7 @@ class Model(Closing):
         self.placed = ""  # what runs where, where a card takes part or was asked for
         self.cache = Choice(CacheTypes(), "")
         self.speculation: Speculation | None = None
-        self.draft: Model | None = None  # guesses ahead; closed with this one
+        self.draft: Model | None = None  # drafts tokens; closed with this model
         self._executable: Executable | None = None
         self._engine: Engine | None = None
         self._confined: Confined | None = None

@@ -182,7 +182,7 @@ def _abbreviated(value: Any) -> Any:
     """A metadata value for JSON; long arrays and texts are cut, arrays with their total."""
     if isinstance(value, np.ndarray | StringArray):
         items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
-        return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} in all"]
+        return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} total"]
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -262,7 +262,7 @@ def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     if memory["cache_note"]:
         yield "", "", memory["cache_note"]
     yield "scratch", size(memory["scratch"]), ""
-    yield "in all", size(memory["total"]), ""
+    yield "total", size(memory["total"]), ""
     full = size(memory["read_per_token_at_full_context"])
     yield "read to decode", size(memory["read_per_token"]), f"a token; {full} with the context full"
 

@@ -44,7 +44,7 @@ def test_counts_are_those_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert model_told["parameters"] == sum(int(np.prod(t.shape)) for t in held)
     assert (model_told["layers"], model_told["width"], model_told["heads"]) == (1, 64, 2)
     assert told["tokenizer"]["ends"] == ["2 '</s>'", "4 '<|im_end|>'"]
-    assert told["metadata"]["tokenizer.ggml.tokens"][-1] == "... 356 in all"
+    assert told["metadata"]["tokenizer.ggml.tokens"][-1] == "... 356 total"
 
 
 @pytest.mark.parametrize("ctx", [0, 100, 3000])
