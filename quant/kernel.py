@@ -23,7 +23,7 @@ def search(
 
     def quantize(x: F32, importance: F32 | None) -> U8:
         if weighted and importance is None:
-            raise QuantError(f"{function.upper()} cannot be written without importance; it needs an importance matrix")
+            raise QuantError(f"{function.upper()} requires an importance matrix")
         run = getattr(import_module(f"localllm.quant.compiled.{module}"), function)
         more = (import_module("localllm.quant.compiled.codebook").codebook(book),) if book else ()
         out = np.empty((x.size // block_values, block_bytes), np.uint8)

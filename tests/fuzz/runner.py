@@ -21,7 +21,7 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-MEMORY = 1 << 30  # bytes of memory a case may use
+MEMORY = 1 << 30  # bytes of memory a case may use beyond what its process holds before
 _ADDRESSES = 6 << 30  # bytes of address space above what the child begins with: reserving is no use
 _STATUS = Path("/proc/self/status")
 
@@ -155,7 +155,6 @@ class Runner:
 
     def _cases(self, numbers: Sequence[int]) -> None:
         log = os.open(self._log, os.O_WRONLY | os.O_APPEND)
-        base = _status("VmRSS")
         for number in numbers:
             for path in self._folder.iterdir():
                 shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
@@ -166,7 +165,7 @@ class Runner:
             case = self._made(number)
             _write(log, {"number": number, "changes": case.changes})
             right, what = outcome(case)
-            used = max(_status("VmHWM") - before + base, _children() if _children() > children else 0)
+            used = max(_status("VmHWM") - before, _children() if _children() > children else 0)
             signal.setitimer(signal.ITIMER_REAL, 0)
             line = {"number": number, "changes": case.changes, "right": right, "what": what[:600]}
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
