@@ -19,6 +19,7 @@ from localllm.backends.checks import check_cache
 from localllm.cache_types import choose, harm
 from localllm.cli.options import Show
 from localllm.cli.text import columns, parameters, size
+from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.model import context_of, limits_of, resolve
@@ -32,16 +33,28 @@ _SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # items of a long array, characters of
 
 def show(own: Show, name: str) -> None:
     """Print the facts of a model file. GGUFError if it cannot be read at all."""
-    with open_gguf(resolve(name)) as file:
-        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v))
+    from localllm.template import renderer
+
+    with renderer() as confined, open_gguf(resolve(name)) as file:
+        confined.start()  # it is ready when it is asked
+        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v), confined)
     if own.json:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
 
 
-def describe(file: GGUFFile, ctx: int, every_tensor: bool, cache: CacheTypes = F16_CACHE) -> dict[str, Any]:
-    """The facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}."""
+def describe(
+    file: GGUFFile,
+    ctx: int,
+    every_tensor: bool,
+    cache: CacheTypes = F16_CACHE,
+    confined: Confined | None = None,
+) -> dict[str, Any]:
+    """The facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}.
+
+    `confined` is the child that looks at the chat template (default: one of its own).
+    """
     facts: dict[str, Any] = {
         "file": str(file.path),
         "bytes": file.size,
@@ -49,10 +62,10 @@ def describe(file: GGUFFile, ctx: int, every_tensor: bool, cache: CacheTypes = F
         "parts": len(file.paths),
         "model": _told(lambda: _model(file)),
         "tokenizer": _told(lambda: _tokenizer(file)),
-        "chat_template": _told(lambda: _template(file)),
         "sampling": _sampling(file),
         "memory": _told(lambda: _memory(file, ctx, cache)),
         "formats": _by_format(file),
+        "chat_template": _told(lambda: _template(file, confined)),  # last: its process starts meanwhile
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
     }
     if every_tensor:
@@ -117,13 +130,12 @@ def _tokenizer(file: GGUFFile) -> dict[str, Any]:
     }
 
 
-def _template(file: GGUFFile) -> dict[str, Any]:
-    from localllm.template import choose_template, renderer
+def _template(file: GGUFFile, confined: Confined | None) -> dict[str, Any]:
+    from localllm.template import choose_template
 
     if not has_tokenizer(file.metadata):
         return {"problem": "none without a tokenizer"}
-    with renderer() as confined:
-        template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata), confined)
+    template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata), confined)
     return {"characters": len(template.source), "note": note}
 
 
