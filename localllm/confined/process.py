@@ -136,7 +136,9 @@ class Confined:
             code = child.wait(timeout=_ENDING)
         except subprocess.TimeoutExpired:
             code = 0
-        if -code in (getattr(signal, name, None) for name in ("SIGPROF", "SIGKILL", "SIGXCPU")):
+        if -code == getattr(signal, "SIGKILL", None):
+            return ConfinedLimit(f"it takes more than {self._limits.wall:g} s on the clock")
+        if -code == getattr(signal, "SIGPROF", None):
             return ConfinedLimit(f"it takes more than {self._limits.seconds:g} s: an endless loop, or text without end")
         if code < 0:
             return ConfinedCrash(f"it crashes its process (signal {-code})")
