@@ -27,7 +27,7 @@ from localllm.backends.checks import (
     not_finite,
 )
 from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value, flattened
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
@@ -94,7 +94,7 @@ class ReferenceExecutable:
         check_batch(batch, self.limits, self._plan.input_vocabulary, self._plan.window)
         state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
-            for operation in self._plan.operations:
+            for operation in flattened(self._plan.operations):
                 OPERATIONS[type(operation)](state, operation)
         return state.values[self._plan.logits.index]
 
@@ -167,7 +167,7 @@ def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     """float32 values of every weight by name."""
-    for operation in plan.operations:
+    for operation in flattened(plan.operations):
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")
     found = plan.weights

@@ -10,7 +10,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import delivered
 from localllm.backends.gpu.products import block_words
 from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
-from localllm.plan import Plan, Rows, Value, Weight
+from localllm.plan import Plan, Rows, Value, Weight, flattened
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
     floats = {plan.logits.index, *(value.index for value in keep)}
     floats |= {value.index for part in plan.parts for value in part.leaves}
     blocks: set[int] = set()
-    for op in plan.operations:
+    for op in flattened(plan.operations):
         for x, weight in op.products:
             (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
         multiplied = {x.index for x, _ in op.products}
