@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, NamedTuple
@@ -12,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.allocation import Buffer
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
 from localllm.backends.checks import (
     check_blocks,
@@ -23,20 +25,18 @@ from localllm.backends.checks import (
     not_finite,
 )
 from localllm.backends.cpu import bind, budget, rope, weights
-from localllm.backends.cpu.buffers import Buffer
 from localllm.backends.cpu.cache import CACHE, FOUR
-from localllm.backends.cpu.inputs import Inputs
 from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Library
-from localllm.backends.cpu.kernels import attention, bandwidth, matrix
+from localllm.backends.cpu.kernels import bandwidth, matrix
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.kernels.executor import Entry
-from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.pool import Pool
-from localllm.backends.cpu.program import Program, Slot
-from localllm.backends.cpu.sharing import Sharing
+from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
+from localllm.backends.cpu.storage import Storage
+from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
@@ -97,79 +97,37 @@ class CpuExecutable:
         self._backend = backend  # keeps its threads alive
         self._closed = False
         check_limits(limits)
-        matrices = plan.matrices.values()
-        program = bind.program(plan, limits, backend.pool.threads, cache, keep)
-        kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
+        threads, isa = backend.pool.threads, backend.isa
+        program = bind.program(plan, limits, threads, isa, cache, keep)
+        kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in plan.matrices.values()})]
         report = progress or (lambda what, done, total: None)
         backend.library.load(kernels, lambda done, total, name: report("compiling kernels", done, total))
-        self._weights, panels = weights.load(
-            matrices, backend.library, backend.pool.threads, lambda done, total: report("loading weights", done, total)
-        )
-        self._scratch = program.buffers.commit()
+        loading = partial(report, "loading weights")
+        self._storage = Storage(program, plan, limits, threads, cache, backend.library, loading)
         self._types = CACHE[cache.keys], CACHE[cache.values]
-        self._cache, cache_addresses = _cache(plan, limits, cache)
         self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
-        sizes = [part.shape[1] for part in self._cache]
+        sizes = [part.shape[1] for part in self._storage.cache]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
-        self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._ropes: dict[Rope, tuple[Arena, int]] = {}
         self._rope_filled = 0
-        uses = budget.attention_uses(plan, cache)
-        self._sharing = {use: Sharing(*use, limits, backend.pool.threads) for use in uses}
-        self._partials = Arena(max((s.partial_bytes for s in self._sharing.values()), default=0), "attention")
-        self._inputs = Inputs(limits, plan.window)
-        step = address(self._inputs.step)
-        stride, unpacked = budget.attention_stride(uses), budget.tile_stride(panels, backend.pool.threads)
-        self._attention_scratch = Arena(stride * backend.pool.threads, "attention")
-        self._tile_scratch = Arena(unpacked * backend.pool.threads, "unpacked weights")
-
-        names: dict[str, int] = {
-            "tiles": self._tile_scratch.address,
-            "tiles_stride": unpacked,
-            "step": step,
-            "window_step": address(self._inputs.window_step),
-            "rows:batch": step + 8 * Step.ROWS,
-            "rows:logits": step + 8 * Step.LOGIT_ROWS,
-            "scratch": self._attention_scratch.address,
-            "scratch_stride": stride,
-            "partials": self._partials.address,
-            **cache_addresses,
-        }
-        for name, p in panels.items():
-            names |= {
-                f"weights:{name}": p.address,
-                f"blocks:{name}": p.blocks,
-                f"panels:{name}": p.panels,
-                f"panel_bytes:{name}": p.panel_bytes,
-                f"chunk:{name}": p.chunk(backend.pool.threads),
-                f"tile_chunk:{name}": p.tile_chunk(backend.pool.threads),
-                f"expert_bytes:{name}": p.expert_bytes,
-            }
-        for name, weight, lanes in budget.vector_uses(plan):
-            self._vectors[name] = weights.vector(weight, lanes)
-        for name, weight, width in budget.expert_biases(plan):
-            self._vectors[name] = weights.expert_vectors(weight, width)
-        names |= {name: address(values) for name, values in self._vectors.items()}
-        self._lists = {name: np.zeros(size, np.uint8) for name, size in program.lists.items()}
-        names |= {name: address(memory) for name, memory in self._lists.items()}
-
-        self._counters = np.zeros((len(program.calls), backend.pool.threads, 8), np.int64)
-        self._blocks: list[NDArray[np.int64]] = []
-        self.entries = np.zeros((len(program.calls), Entry.SIZE), np.int64)
+        self._arguments = [
+            call.arguments.pack(partial(self._storage.locate, call=number)) for number, call in enumerate(program.calls)
+        ]
+        self.entries = np.array(
+            [
+                Entry(
+                    kernel=backend.library.address(call.kernel), arguments=address(arguments),
+                    barrier=int(call.barrier), ticks=0, waited=0,
+                ).pack()
+                for call, arguments in zip(program.calls, self._arguments, strict=True)
+            ],
+            np.int64,
+        )  # fmt: skip
         self.labels = [call.label for call in program.calls]
-        for number, call in enumerate(program.calls):
-            names["counter"] = address(self._counters[number])
-            block = int_block(
-                call.size, {slot: self._resolve(value, names, program) for slot, value in call.slots.items()}
-            )
-            self._blocks.append(block)
-            self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0, 0)
-        self._panels = panels
-        self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
+        self._logits = self._storage.rows(program.logits, limits.logit_rows, plan.logits.width)
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
 
         def rows_of(value: Value, buffer: Buffer) -> F32:
-            return self._rows(program, buffer, allocated[value.rows], value.width)
+            return self._storage.rows(buffer, allocated[value.rows], value.width)
 
         self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
         self._parts = [
@@ -185,36 +143,17 @@ class CpuExecutable:
             for op in plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
-        self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache, backend.isa)
+        self.memory = budget.memory(plan, program, limits, threads, cache)
         self._vocabulary_in = plan.input_vocabulary
-
-    def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
-        """A buffer's float32 rows (rows, width)."""
-        memory = self._scratch.view(program.buffers.address(buffer), rows * buffer.stride)
-        return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
     def _routing(self, program: Program, op: Experts, rows: int) -> Routing:
         """Views with the maximum size."""
         choices, hidden = program.routings[op.out.index]
         ffn = op.down.weight.shape[2]
         return Routing(
-            self._lists[choices].view(np.int32).reshape(rows, op.used),
-            self._rows(program, hidden, rows * op.used, ffn).reshape(rows, op.used, ffn),
+            self._storage.list(choices).view(np.int32).reshape(rows, op.used),
+            self._storage.rows(hidden, rows * op.used, ffn).reshape(rows, op.used, ffn),
         )
-
-    def _resolve(self, value: Slot, names: dict[str, int], program: Program) -> int | float:
-        match value:
-            case str():
-                return names[value]
-            case Buffer():
-                return program.buffers.address(value)
-            case ("rope", Rope() as what):
-                return self._rope_table(what).address
-            case ("work", attention.Shape() as shape, int(window)):
-                return address(self._sharing[shape, window].work)
-            case (str(name), int(offset)):
-                return names[name] + offset
-        return value
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
@@ -226,7 +165,7 @@ class CpuExecutable:
 
     def replay(self) -> None:
         """Run the plan on the last batch again: the cost of a step without the Python around it."""
-        self._pool.run(self.entries, self._counters)
+        self._pool.run(self.entries, self._storage.counters)
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return [np.arange(len(batch.tokens))]
@@ -234,11 +173,11 @@ class CpuExecutable:
     def begin(self, batch: Batch) -> None:
         """Take in the next batch to run."""
         self._must_be_open()
-        self._inputs.fill(batch, self._vocabulary_in)
+        self._storage.inputs.fill(batch, self._vocabulary_in)
         last = int(batch.positions.max())
         if last >= self._rope_filled:
             self._grow_ropes(last + 1)
-        for sharing in self._sharing.values():
+        for sharing in self._storage.sharing.values():
             sharing.fill(batch, last)
 
     def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
@@ -247,11 +186,11 @@ class CpuExecutable:
             into[: len(rows)] = rows
         entries = self.entries[own.calls]
         if len(entries):  # None if only additions remained, which earlier linears perform
-            self._pool.run(entries, self._counters[own.calls])
+            self._pool.run(entries, self._storage.counters[own.calls])
         return [rows[: self._count(value)] for value, rows in own.leaves]
 
     def result(self) -> F32:
-        return self._logits[: int(self._inputs.step[Step.LOGIT_ROWS])]
+        return self._logits[: int(self._storage.inputs.step[Step.logit_rows])]
 
     def value(self, value: Value) -> F32:
         """The content of a kept value after the last step; a view that the next step overwrites."""
@@ -265,18 +204,18 @@ class CpuExecutable:
         return Routing(all_rows.choices[:count], all_rows.hidden[:count])
 
     def _count(self, value: Value) -> int:
-        return int(self._inputs.step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
+        return int(self._storage.inputs.step[Step.rows if value.rows == "batch" else Step.logit_rows])
 
     def replace(self, weight: Tensor) -> None:
         """Other numbers for a bound matrix of the same name, format and shape."""
         self._must_be_open()
         check_replacement(weight, self._plan.matrices)
-        weights.fill([(weight, self._panels[weight.name])], self._library, self._pool.threads)
+        weights.fill([(weight, self._storage.panels[weight.name])], self._library, self._pool.threads)
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         self._must_be_open()
         check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
-        for number, keys_or_values in enumerate(self._cache):
+        for number, keys_or_values in enumerate(self._storage.cache):
             own = self._plan.layers[number // 2].window > 0 and self.limits.window_blocks > 0
             if own == windowed:
                 keys_or_values[target] = keys_or_values[source]
@@ -284,14 +223,14 @@ class CpuExecutable:
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
         self._must_be_open()
         check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        keys, values = self._cache[2 * layer : 2 * layer + 2]
+        keys, values = self._storage.cache[2 * layer : 2 * layer + 2]
         return np.concatenate([keys[numbers], values[numbers]], axis=1)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
         self._must_be_open()
         check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
         check_content(content, len(numbers), self.block_bytes[layer])
-        keys, values = self._cache[2 * layer : 2 * layer + 2]
+        keys, values = self._storage.cache[2 * layer : 2 * layer + 2]
         new = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
         # Infinity or NaN with weight zero would still spoil a sum.
         if not (self._types[0].finite_keys(new[0]) and self._types[1].finite_values(new[1])):
@@ -301,11 +240,7 @@ class CpuExecutable:
     def close(self) -> None:
         """Free the memory. Returned logits stay readable."""
         self._closed = True
-        self._cache = []
-        self._weights = self._scratch = self._attention_scratch = self._partials = self._tile_scratch = Arena(
-            0, "nothing"
-        )
-        self._ropes.clear()
+        self._storage.free()
         self._kept, self._routings, self._parts = {}, {}, []
 
     def _must_be_open(self) -> None:
@@ -315,25 +250,19 @@ class CpuExecutable:
     def read_bandwidth(self) -> float:
         """Bytes per second, best of three passes over the weights (at most 512 MiB of them)."""
         self._must_be_open()
-        size = min(self._weights.size, READ_AT_MOST)
+        size = min(self._storage.weights.size, READ_AT_MOST)
         if size < bandwidth.LEAST:
             return 0.0
         piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
         pieces = size // piece
         counters, sink = np.zeros((self._pool.threads, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
-        a = bandwidth.ReadArg
-        block = int_block(
-            a.SIZE,
-            {
-                a.START: self._weights.address,
-                a.PIECES: pieces,
-                a.PIECE: piece,
-                a.COUNTER: address(counters),
-                a.SINK: address(sink),
-            },
-        )
+        arguments = bandwidth.ReadArguments(
+            start=self._storage.weights.address, pieces=pieces, piece=piece, counter=address(counters),
+            sink=address(sink),
+        ).pack()  # fmt: skip
         self._library.load([bandwidth.read()])
-        entries = np.array([[self._library.address("read"), address(block), 1, 0, 0]], np.int64)
+        read = Entry(kernel=self._library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
+        entries = read.pack()[None]
         best = 0.0
         for _ in range(3):
             start = perf_counter()
@@ -343,21 +272,15 @@ class CpuExecutable:
 
     def profile(self) -> list[tuple[str, int, int]]:
         """(operation, cycles since bind, cycles waiting for other threads) in plan order."""
-        clocks = self.entries[:, [Entry.TICKS, Entry.WAITED]].tolist()
+        clocks = self.entries[:, [Entry.ticks, Entry.waited]].tolist()
         return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
 
     # -- rope tables -----------------------------------------------------------------------------------------------
 
-    def _rope_table(self, rope_: Rope) -> Arena:
-        if rope_ not in self._ropes:
-            row = 8 * (rope_.n_rot // 2)
-            self._ropes[rope_] = (Arena(row * self.limits.positions, "the rope table"), row)
-        return self._ropes[rope_][0]
-
     def _grow_ropes(self, needed: int) -> None:
         """Fill tables up to a position of the batch; most chats never need the full table of a long context."""
         stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
-        for rope_, (arena, row) in self._ropes.items():
+        for rope_, (arena, row) in self._storage.ropes.items():
             values = rope.table(rope_, self._rope_filled, stop)
             at = arena.address + self._rope_filled * row
             arena.view(at, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
@@ -370,18 +293,3 @@ class _Part(NamedTuple):
     calls: slice
     enters: list[F32]
     leaves: list[tuple[Value, F32]]
-
-
-def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:
-    """Per layer, keys then values: uint8 (blocks, bytes per block); and their addresses by name."""
-    parts = [
-        (f"{what}_cache:{number}", limits.blocks_of(layer), size)
-        for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
-        for what, size in zip("kv", sizes, strict=True)
-    ]
-    arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
-    arrays, addresses = [], {}
-    for name, blocks, size in parts:
-        addresses[name] = at = arena.take(blocks * size)
-        arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
-    return arrays, addresses

@@ -11,7 +11,7 @@ from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
 from localllm.plan import Batch
 
-_TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.ROWS), int(Step.LOGIT_ROWS)]
+_COUNTS = [Step.rows, Step.logit_rows]
 
 
 class Inputs:
@@ -23,14 +23,14 @@ class Inputs:
 
     def __init__(self, limits: Limits, window: int) -> None:
         self._limits, self._window = limits, window
-        self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
+        self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
         self._rows = np.zeros((5, limits.rows), np.int32)
         self._logit_rows = np.zeros(limits.logit_rows, np.int32)
         self._tables: list[NDArray[np.int32]] = []
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
-            for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SEQUENCE), self._rows, strict=False):
+            for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
-            step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
+            step[Step.slots], step[Step.logit_index] = address(slots), address(self._logit_rows)
 
     def fill(self, batch: Batch, vocabulary: int) -> None:
         check_batch(batch, self._limits, vocabulary, self._window)
@@ -44,4 +44,4 @@ class Inputs:
         self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
         for step, tables in zip((self.step, self.window_step), self._tables, strict=True):
             step[_COUNTS] = count, wanted
-            step[_TABLES], step[_STRIDE] = address(tables), tables.shape[1] * 4
+            step[Step.tables], step[Step.table_stride] = address(tables), tables.shape[1] * 4

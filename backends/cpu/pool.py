@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import executor
-from localllm.backends.cpu.kernels.executor import Sync
+from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
@@ -30,10 +30,10 @@ class Pool:
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
         self._library = library  # the workers run its code as long as they live
         self.threads = threads
-        self._sync = np.zeros(int(Sync.THREAD) + 8 * (threads + 1), np.int64)
+        self._sync = np.zeros(own_slot(threads), np.int64)
         sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
         assert sched_yield is not None
-        self._sync[Sync.YIELD] = sched_yield
+        self._sync[Sync.sched_yield] = sched_yield
         self._running = threading.Lock()
         # Queues written in C: unlike threading's locks, an exception from Ctrl-C cannot leave one half used.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
@@ -51,10 +51,10 @@ class Pool:
                 raise BackendError(f"only {started + 1} of {threads} threads can be started; give fewer (-t)") from None
 
     def _work(self, thread: int) -> None:
-        sync, bed, seen = self._sync, self._beds[thread], Sync.THREAD + 8 * thread + Sync.SEEN
+        sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
             self._asleep[thread] = True  # before looking: whoever asks after this sees it and wakes us
-            if sync[Sync.ASKED] == sync[seen] and not sync[Sync.QUIT]:
+            if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
             while not bed.empty():
@@ -66,24 +66,24 @@ class Pool:
                 bed.put(None)
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` are zeroed."""
+        """Replay `plan` (operations, Entry.size) once; its last entry has a barrier. `counters` are zeroed."""
         sync = self._sync
         with self._running:
-            if sync[Sync.QUIT]:
+            if sync[Sync.quit]:
                 raise BackendError("the cpu backend is closed; open it again")
-            sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
+            sync[Sync.plan], sync[Sync.count] = address(plan), len(plan)
             counters[:] = 0
             try:
-                sync[Sync.ASKED] = sync[Sync.COMMAND] + 1  # before waking anyone, so that no worker goes back to sleep
+                sync[Sync.asked] = sync[Sync.command] + 1  # before waking anyone, so that no worker goes back to sleep
                 self._wake()
                 self._step(address(sync), self.threads)
             finally:
-                sync[Sync.ASKED] = sync[Sync.COMMAND]  # Ctrl-C before the batch began: as if never requested
+                sync[Sync.asked] = sync[Sync.command]  # Ctrl-C before the batch began: as if never requested
 
     def close(self) -> None:
         """Stop the threads. Waits for a batch of another thread."""
         with self._running:
-            self._sync[Sync.QUIT] = 1
+            self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
             if thread is not threading.current_thread():  # a worker may be the one that collects a forgotten backend

@@ -9,21 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
-from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
+from localllm.backends.cpu.kernels.attention import PARTITION, Work
+from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch
 
 SPLIT_ROWS = 32  # maximum rows of a batch with split tasks; more rows give enough tasks, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
 TASKS_PER_THREAD = 6  # that the end of one may come while others still work
-_FILLED = Work.PARTITIONS + 1  # of a work block, new for every step
+_SLOTS = [Work.tiles, Work.tile_rows, Work.split, Work.heads, Work.partitions]
 
 
 class Sharing:
-    """The `Work` block of one kernel, filled for every step."""
+    """The `Work` of one kernel, filled for every step."""
 
     def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
-        self.work = np.zeros(Work.SIZE, np.int64)
+        self.work = np.zeros(Work.size, np.int64)
         self._tiles = np.zeros((limits.rows, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
@@ -43,7 +44,7 @@ class Sharing:
             wanted = TASKS_PER_THREAD * self._threads
             divisors = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
             heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
-        self.work[:_FILLED] = tiles, self._at, split, heads, partitions
+        self.work[_SLOTS] = tiles, self._at, split, heads, partitions
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:

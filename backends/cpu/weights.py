@@ -15,8 +15,8 @@ from localllm.backends.base import BackendError
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import wide
-from localllm.backends.cpu.kernels.matrix import RepackArg
-from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.kernels.matrix import RepackArguments
+from localllm.backends.cpu.memory import Arena, address, aligned
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import FORMATS, panel_of
@@ -106,13 +106,13 @@ def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple
 
 
 def load(
-    weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[Arena, dict[str, Panels]]:
-    """Load every matrix once, by name. `progress(done bytes, all bytes)`."""
+    weights: Iterable[Weight], shapes: dict[str, Panels], library: Library, threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Arena, dict[str, Panels]]:  # fmt: skip
+    """Load every matrix once, in panels of these shapes, by name. `progress(done bytes, all bytes)`."""
     matrices = {weight.name: weight for weight in weights}
-    without = shapes(matrices.values(), library.isa)
-    arena = Arena(sum(aligned(panels.bytes) for panels in without.values()), "the weights")
-    found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in without.items()}
+    arena = Arena(sum(aligned(panels.bytes) for panels in shapes.values()), "the weights")
+    found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in shapes.items()}
     fill([(weight, found[name]) for name, weight in matrices.items()], library, threads, progress)
     return arena, found
 
@@ -142,18 +142,15 @@ def fill(
         weight, stored, expert, start, stop = piece
         rows = weight.shape[-2]
         data = np.ascontiguousarray(weight.read(expert * rows + start, expert * rows + stop))
-        block = int_block(
-            RepackArg.SIZE,
-            {
-                RepackArg.SOURCE: address(data),
-                RepackArg.ROW_BYTES: data.shape[1],
-                RepackArg.ROWS: stop - start,
-                RepackArg.TARGET: stored.address + expert * stored.expert_bytes + start // LANES * stored.panel_bytes,
-                RepackArg.BLOCKS: stored.blocks,
-                RepackArg.PANEL_BYTES: stored.panel_bytes,
-            },
-        )
-        repack[weight.format](address(block), 0, 1)
+        arguments = RepackArguments(
+            source=address(data),
+            row_bytes=data.shape[1],
+            rows=stop - start,
+            target=stored.address + expert * stored.expert_bytes + start // LANES * stored.panel_bytes,
+            blocks=stored.blocks,
+            panel_bytes=stored.panel_bytes,
+        ).pack()
+        repack[weight.format](address(arguments), 0, 1)
         return data.nbytes
 
     everything = sum(math.prod(w.shape[:-1]) * row_bytes(w.format, w.shape[-1]) for w, _ in pairs)

@@ -1,13 +1,15 @@
-"""What kernels share: argument blocks, row shares, tasks taken from a counter, quantized activations, exp."""
+"""What kernels share: the step block, row shares, tasks taken from a counter, quantized activations, exp."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from llvmlite import ir
 
+from localllm.backends.cpu.arguments import Address, Int64, Struct
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.memory import LINE
@@ -30,49 +32,41 @@ S_SCALE, S_OFFSET, S_SUMS_16, S_SUMS_32, S_OFFSETS_16, S_OFFSETS_32 = 256, 260, 
 assert S_BLOCK * X_VALUES == X_BLOCK * S_VALUES  # rows of both kinds are as long
 
 
-class Step(IntEnum):
-    """Slots of the step block: what changes from one batch to the next. Counts and addresses, int64."""
+class Step(Struct):
+    """What changes from one batch to the next."""
 
-    ROWS = 0
-    LOGIT_ROWS = 1
-    TOKENS = 2
-    POSITIONS = 3
-    SLOTS = 4
-    SEQUENCE = 5
-    TABLES = 6
-    TABLE_STRIDE = 7  # bytes
-    LOGIT_INDEX = 8
-    SIZE = 16
-
-
-class Arguments:
-    """The int64 argument block of a kernel, by the names of an IntEnum."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-        self._base = f.pointer(f.arguments[0])
-
-    def i64(self, slot: int) -> Value:
-        return self.f.load_int(self._base, slot)
-
-    def pointer(self, slot: int) -> Value:
-        return self.f.pointer(self.i64(slot))
-
-    def f32(self, slot: int) -> Value:
-        """A float32 stored in the low half of the slot."""
-        return self.f.load(self._base + 8 * slot, F32, 4)
+    rows: Int64
+    logit_rows: Int64
+    tokens: Address  # int32 (rows,), as are positions, slots and sequence
+    positions: Address
+    slots: Address
+    sequence: Address
+    tables: Address  # int32 (sequences, table_stride / 4)
+    table_stride: Int64  # bytes
+    logit_index: Address  # int32 (logit_rows,)
 
 
-def kernel(name: str, body: Callable[[Function, Arguments, Value, Value], None]) -> Kernel:
-    """A plan kernel `int64 name(arguments, thread, threads)` from the function that emits its body."""
+Arguments = TypeVar("Arguments", bound=Struct)
+Body = Callable[[Function, Arguments, Value, Value], None]  # (function, arguments, thread, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKernel(Kernel, Generic[Arguments]):
+    """A kernel `int64 name(arguments, thread, threads)`, which the entries of a plan call."""
+
+    arguments: type[Arguments]
+
+
+def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> PlanKernel[Arguments]:
+    """The kernel whose code `body` emits."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function(name, 3, isa)
-        _, thread, threads = f.arguments
-        body(f, Arguments(f), thread, threads)
+        block, thread, threads = f.arguments
+        body(f, arguments.at(f.pointer(block)), thread, threads)
         return f.finish()
 
-    return Kernel(name, emit)
+    return PlanKernel(name, emit, arguments)
 
 
 @contextmanager
