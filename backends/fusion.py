@@ -22,8 +22,7 @@ from localllm.plan import (
 def additions_into_linears(plan: Plan, uses: Counter[int]) -> dict[int, int]:
     """{linear: addition}, by number: the addition alone reads the linear's result, and its other operand is older."""
     operations = plan.operations
-    made = {value.index: part.start - 1 for part in plan.parts for value in part.enters}
-    made |= {value.index: number for number, op in enumerate(operations) for value in op.outputs}
+    made = {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     fused: dict[int, int] = {}
     for number, op in enumerate(operations):
         if isinstance(op, Add) and op.a is not op.b:
@@ -52,20 +51,19 @@ def linears_together(plan: Plan, uses: Counter[int], additions: Mapping[int, int
     """{number of the first linear: the run that it begins}; a linear with an addition stays alone."""
     operations = plan.operations
     found: dict[int, Together] = {}
-    for part in plan.parts:
-        at = part.start
-        while at < part.stop:
-            linears: list[Linear] = []
-            for number in range(at, part.stop):
-                op = operations[number]
-                if not isinstance(op, Linear) or number in additions or (linears and op.x is not linears[0].x):
-                    break
-                linears.append(op)
-            at += max(1, len(linears))
-            after = operations[at] if at < part.stop else None
-            glu = after if isinstance(after, Glu) and _alone_reads(after, linears, uses) else None
-            if len(linears) > 1:
-                found[at - len(linears)] = Together(tuple(linears), glu)
+    at = 0
+    while at < len(operations):
+        linears: list[Linear] = []
+        for number in range(at, len(operations)):
+            op = operations[number]
+            if not isinstance(op, Linear) or number in additions or (linears and op.x is not linears[0].x):
+                break
+            linears.append(op)
+        at += max(1, len(linears))
+        after = operations[at] if at < len(operations) else None
+        glu = after if isinstance(after, Glu) and _alone_reads(after, linears, uses) else None
+        if len(linears) > 1:
+            found[at - len(linears)] = Together(tuple(linears), glu)
     return found
 
 
@@ -100,11 +98,11 @@ def heads_into_appends(plan: Plan, uses: Counter[int]) -> dict[int, tuple[Heads,
     """
     operations = plan.operations
     found: dict[int, tuple[Heads, Heads]] = {}
-    for part in plan.parts:
+    for stage in plan.stages:
         made: dict[int, Heads] = {}  # by what is read of them once
         norms: dict[int, tuple[int, Norm]] = {}
-        queries = {op.layer: op.q for op in operations[part.start : part.stop] if isinstance(op, Attention)}
-        for number in range(part.start, part.stop):
+        queries = {op.layer: op.q for op in (operations[n] for n in stage) if isinstance(op, Attention)}
+        for number in stage:
             op = operations[number]
             if isinstance(op, Norm) and uses[op.out.index] == 1:
                 norms[op.out.index] = number, op

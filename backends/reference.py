@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from time import perf_counter
 from typing import Any
 
@@ -83,28 +83,49 @@ class ReferenceExecutable:
         self.memory = self._memory()
         self._windowed = frozenset(n for n, layer in enumerate(plan.layers) if layer.window and limits.window_blocks)
         self._last: State | None = None
+        self._stages = iter(plan.stages)
 
     def _empty(self, layer: CacheLayer, head_bytes: int) -> NDArray[np.uint8]:
         return np.zeros((self.limits.blocks_of(layer) * BLOCK, layer.kv_heads, head_bytes), np.uint8)
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary) of the batch."""
+        self.begin(batch)
+        self.run()
+        return self.result()
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        return [np.arange(len(batch.tokens))]
+
+    def begin(self, batch: Batch) -> None:
         if not self._weights:
             raise BackendError("this executable is closed; bind the plan again")
         check_batch(batch, self.limits, self._plan.input_vocabulary, self._plan.window)
-        state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
+        self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
+        self._stages = iter(self._plan.stages)
+
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        state = self._state
+        state.crossing[:] = received
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
-            for operation in self._plan.operations:
+            for number in next(self._stages):
+                operation = self._plan.operations[number]
                 OPERATIONS[type(operation)](state, operation)
-        return state.values[self._plan.logits.index]
+        return list(state.crossing)
+
+    def result(self) -> F32:
+        return self._state.values[self._plan.logits.index]
+
+    @property
+    def _state(self) -> State:
+        assert self._last is not None, "no step has been made"
+        return self._last
 
     def value(self, value: Value) -> F32:
-        assert self._last is not None, "no step has been made"
-        return self._last.values[value.index]
+        return self._state.values[value.index]
 
     def routing(self, out: Value) -> Routing:
-        assert self._last is not None, "no step has been made"
-        return self._last.routings[out.index]
+        return self._state.routings[out.index]
 
     def replace(self, weight: Tensor) -> None:
         check_replacement(weight, self._plan.weights)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -165,21 +165,15 @@ class CpuExecutable:
             self._blocks.append(block)
             self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0, 0)
         self._panels = panels
-        self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
 
         def rows_of(value: Value, buffer: Buffer) -> F32:
             return self._rows(program, buffer, allocated[value.rows], value.width)
 
         self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
-        self._parts = [
-            _Part(
-                part.calls,
-                [rows_of(value, buffer) for value, buffer in part.enters],
-                [(value, rows_of(value, buffer)) for value, buffer in part.leaves],
-            )
-            for part in program.parts
-        ]
+        self._logits = rows_of(plan.logits, program.logits) if program.logits is not None else None
+        self._stages = [stage.located(rows_of) for stage in program.stages]
+        self._next = iter(self._stages)
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in plan.operations
@@ -221,7 +215,7 @@ class CpuExecutable:
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
         self.begin(batch)
-        self.replay()
+        self.run()
         return self.result()
 
     def replay(self) -> None:
@@ -240,17 +234,19 @@ class CpuExecutable:
             self._grow_ropes(last + 1)
         for sharing in self._sharing.values():
             sharing.fill(batch, last)
+        self._next = iter(self._stages)
 
-    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
-        own = self._parts[part]
-        for into, rows in zip(own.enters, entering, strict=True):
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        stage = next(self._next)
+        for (_, into), rows in zip(stage.received, received, strict=True):
             into[: len(rows)] = rows
-        entries = self.entries[own.calls]
+        entries = self.entries[stage.work]
         if len(entries):  # None if only additions remained, which earlier linears perform
-            self._pool.run(entries, self._counters[own.calls])
-        return [rows[: self._count(value)] for value, rows in own.leaves]
+            self._pool.run(entries, self._counters[stage.work])
+        return [rows[: self._count(value)] for value, rows in stage.sent]
 
     def result(self) -> F32:
+        assert self._logits is not None, "another place makes the logits"
         return self._logits[: int(self._inputs.step[Step.LOGIT_ROWS])]
 
     def value(self, value: Value) -> F32:
@@ -306,7 +302,7 @@ class CpuExecutable:
             0, "nothing"
         )
         self._ropes.clear()
-        self._kept, self._routings, self._parts = {}, {}, []
+        self._kept, self._routings, self._stages = {}, {}, []
 
     def _must_be_open(self) -> None:
         if self._closed:
@@ -362,14 +358,6 @@ class CpuExecutable:
             at = arena.address + self._rope_filled * row
             arena.view(at, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
         self._rope_filled = stop
-
-
-class _Part(NamedTuple):
-    """Entries of a part, and the rows of values that cross its edges."""
-
-    calls: slice
-    enters: list[F32]
-    leaves: list[tuple[Value, F32]]
 
 
 def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:

@@ -20,10 +20,10 @@ from localllm.backends.gpu.program import (
     Buffer,
     Dimension,
     Launch,
-    PartStages,
     Program,
     has_own_blocks,
 )
+from localllm.backends.stages import Stage
 from localllm.plan import (
     Activate,
     Add,
@@ -36,9 +36,11 @@ from localllm.plan import (
     Norm,
     Operation,
     Plan,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Value,
 )  # fmt: skip
@@ -52,23 +54,30 @@ class _Binder(Mixtures):
         self.additions = additions_into_linears(plan, uses)
         self.runs = linears_together(plan, uses, self.additions)
         self.heads = heads_into_appends(plan, uses)
-        for part in plan.parts:
-            enters, first = tuple([self.value(value) for value in part.enters]), len(self.out.stages)
-            self.emit(range(part.start, part.stop))
-            leaves = tuple([self.where[value.index] for value in part.leaves])
-            self.used(*part.leaves)
-            self.out.parts.append(PartStages(slice(first, len(self.out.stages)), enters, leaves))
-        kept = [*self.keep, plan.logits]
-        self.out.where = {value.index: self.where[value.index] for value in kept}
-        self.largest(self.where[plan.logits.index])
+        for numbers in plan.stages:
+            first, self.received, self.sent = len(self.out.dispatches), [], []
+            self.emit(numbers)
+            work = slice(first, len(self.out.dispatches))
+            self.out.stages.append(Stage(work, tuple(self.received), tuple(self.sent)))
+        self.out.where = {value.index: self.where[value.index] for value in self.keep}
+        if logits := self.where.get(plan.logits.index):
+            self.out.where[plan.logits.index] = logits
+            self.largest(logits)
         return self.out
 
+    def receive(self, op: Receive) -> None:
+        self.received += [(value, self.value(value)) for value in op.values]
+
+    def send(self, op: Send) -> None:
+        self.sent += [(value, self.where[value.index]) for value in op.values]
+        self.used(*op.values)
+
     def emit(self, numbers: range) -> None:
-        """Stages of the operations with these numbers, each in its turn or with the one that it is fused into."""
+        """Dispatches of the operations with these numbers, each in its turn or with the one that it is fused into."""
         emit: dict[type[Operation], Callable[[Any], None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Attention: self.attention, Glu: self.glu,
             Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate, Softcap: self.softcap,
-            Experts: self.experts,
+            Experts: self.experts, Receive: self.receive, Send: self.send,
         }  # fmt: skip
         operations = self.plan.operations
         done = {*self.additions.values(), *(n for both in self.heads.values() for heads in both for n in heads.numbers)}
@@ -99,7 +108,7 @@ class _Binder(Mixtures):
         constants = {"K": op.out.width, "N": weight.shape[0], "Y_STRIDE": y.stride}
         kernel = kernels.embed(weight.format, self.limits, constants)
         grid = (-(-chunks // 64), ("batch", 1, 1), 1)
-        self.stage("embed", "batch", [Launch(kernel, grid, (matrix, "step", y))])
+        self.dispatch("embed", "batch", [Launch(kernel, grid, (matrix, "step", y))])
 
     def norm(self, op: Norm) -> None:
         x, width = self.where[op.x.index], op.x.width // op.groups
@@ -110,7 +119,9 @@ class _Binder(Mixtures):
             "GROUP_STRIDE": width if len(op.weight.shape) > 1 else 0, **to.constants,
         }  # fmt: skip
         arguments = (x, self.vector(op.weight), self.vector(op.bias), *to.arguments)
-        self.stage("norm", op.x.rows, [Launch(kernels.norm(constants), (op.groups, (op.x.rows, 1, 1), 1), arguments)])
+        self.dispatch(
+            "norm", op.x.rows, [Launch(kernels.norm(constants), (op.groups, (op.x.rows, 1, 1), 1), arguments)]
+        )
         self.used(op.x)
 
     def rotate(self, op: Rotate) -> None:
@@ -122,7 +133,7 @@ class _Binder(Mixtures):
         self.out.ropes.add(op.rope)
         kernel = kernels.rotate(self.limits, constants)
         grid = (-(-op.x.width // 128), ("batch", 1, 1), 1)
-        self.stage("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
+        self.dispatch("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
         self.used(op.x)
 
     def append(self, op: Append, fused: tuple[Heads, Heads] | None) -> None:
@@ -146,7 +157,7 @@ class _Binder(Mixtures):
             arguments = (k, v, "step", *cache, q, rope, query.rotation.rope, *weights, self.value(query.rotation.out))
             groups += query.x.width // layer.head_dim
         kernel = kernels.append(self.limits, constants)
-        self.stage("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
+        self.dispatch("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
         self.used(op.k, op.v, *(heads.x for heads in fused or ()))
 
     def attention(self, op: Attention) -> None:
@@ -173,7 +184,7 @@ class _Binder(Mixtures):
         if CACHE[self.cache.keys].type.blocks:
             queries = self.take("batch", op.heads * constants["KEY_SIZE"] * 5 // 16)  # bytes, two numbers per 32
             kernel = kernels.prepare_queries({name: constants[name] for name in QUERY})
-            self.stage("queries", "batch", [Launch(kernel, (op.heads, ("batch", 1, 1), 1), (q, queries))])
+            self.dispatch("queries", "batch", [Launch(kernel, (op.heads, ("batch", 1, 1), 1), (q, queries))])
             self.give(queries)
         few = [
             Launch(
@@ -189,14 +200,14 @@ class _Binder(Mixtures):
         if to.blocks is not None:
             only = Delivery(None, to.blocks, to.block_words)
             many.append(self.rowwise("batch", "a", tiled, tiled, op.out.width, only))
-        self.stage("attention", "batch", few, many)
+        self.dispatch("attention", "batch", few, many)
         if to.floats is None:
             self.give(tiled)
         self.used(op.q)
 
     def elements(self, label: str, operation: str, out: Value, a: Value, b: Value, **more: float) -> None:
         of = self.where[a.index], self.where[b.index]
-        self.stage(label, out.rows, [self.rowwise(out.rows, operation, *of, out.width, self.deliver(out), 1, more)])
+        self.dispatch(label, out.rows, [self.rowwise(out.rows, operation, *of, out.width, self.deliver(out), 1, more)])
 
     def add(self, op: Add) -> None:
         self.elements("add", "(a) + (b)", op.out, op.a, op.b)
@@ -219,7 +230,7 @@ class _Binder(Mixtures):
         x, to = self.where[op.x.index], self.deliver(op.out)
         kernel = kernels.select_rows(self.limits, {"WIDTH": op.out.width, "STRIDE": x.stride, **to.constants})
         grid = (-(-op.out.width // 128), ("logits", 1, 1), 1)
-        self.stage("select", "logits", [Launch(kernel, grid, (x, "step", *to.arguments))])
+        self.dispatch("select", "logits", [Launch(kernel, grid, (x, "step", *to.arguments))])
         self.used(op.x)
 
     def largest(self, logits: Buffer) -> None:
@@ -235,5 +246,5 @@ class _Binder(Mixtures):
 
 
 def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
-    """Stages, buffers and kernels of a plan on a device of this compute type."""
+    """Dispatches, buffers and kernels of a plan on a device of this compute type."""
     return _Binder(plan, limits, cache, keep, compute).run()

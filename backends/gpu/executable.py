@@ -22,6 +22,7 @@ from localllm.backends.gpu.paged import PARTS, PagedCache
 from localllm.backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from localllm.backends.gpu.replay import MOST, Replays, bucket
 from localllm.backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
+from localllm.backends.stages import Stage
 from localllm.plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from localllm.quant import dequantize
 
@@ -42,7 +43,7 @@ class GpuExecutable:
         self.limits, self._plan, self._device = limits, plan, device
         self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers: dict[str | int, Any] = {}
-        self.replays = Replays(device, MOST * len(program.parts))
+        self.replays = Replays(device, MOST * len(program.stages))
         self._closed = False
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits, cache)
@@ -54,11 +55,11 @@ class GpuExecutable:
             self.close()
             raise
         self._launches = [
-            tuple([self._prepare(compiled[one.kernel], one) for one in stage.launches(rows)] for rows in ROW_CLASSES)
-            for stage in program.stages
+            tuple([self._prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
+            for dispatch in program.dispatches
         ]
         self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
-        self.most_picked, self._picked = largest.MOST, 0
+        self.most_picked, self._picked = largest.MOST if program.picks else 0, 0
         self._cache = PagedCache(device, plan, limits, cache, self._buffers)
         self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
         self._rope_filled = 0
@@ -79,6 +80,7 @@ class GpuExecutable:
         }
         self._vocabulary_in = plan.input_vocabulary
         self._piece_counts: dict[str, int] = {}
+        self._next = iter(program.stages)
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -184,7 +186,7 @@ class GpuExecutable:
         self._take_in(batch)
         for rows in pieces(batch):
             wanted = self._send(batch, rows)
-            passes = self._launch(slice(None), picked)
+            passes = self._launch(self._program.stages[0], picked)
             self._read(batch, rows, wanted, picked, passes)
 
     def _take_in(self, batch: Batch) -> None:
@@ -225,22 +227,22 @@ class GpuExecutable:
         self._piece_counts = counts
         return wanted
 
-    def _launch(self, stages: slice, picked: int) -> int:
-        """Stages for what was sent, then passes of the search for the largest logits; how many of these."""
-        counts = self._piece_counts
+    def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
+        """Launch a stage for the rows that were sent, then the search for the largest logits; returns its passes."""
+        counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
-        shape = stages.start, stages.stop, counts["batch"], counts["logits"], counts["partitions"], picked
-        self._again = partial(self._queue, stages, counts, len(reads))
+        shape = work.start, work.stop, counts["batch"], counts["logits"], counts["partitions"], picked
+        self._again = partial(self._queue, work, counts, len(reads))
         if counts["batch"] <= FEW_ROWS:
             self._again = partial(self.replays.run, shape, self._again)
         self._again()
         return len(reads)
 
-    def _queue(self, stages: slice, counts: dict[str, int], passes: int) -> None:
-        """Launch stages, and so many passes of the search for the largest logits."""
-        for stage, bound in zip(self._program.stages[stages], self._launches[stages], strict=True):
-            count = counts[stage.rows]
+    def _queue(self, work: slice, counts: dict[str, int], passes: int) -> None:
+        """Queue some dispatches, and some passes of the search for the largest logits."""
+        for dispatch, bound in zip(self._program.dispatches[work], self._launches[work], strict=True):
+            count = counts[dispatch.rows]
             if count:
                 for launch, grid in bound[row_class(count)]:
                     launch(tuple(dimension(d, counts) for d in grid))  # type: ignore[arg-type]
@@ -300,7 +302,7 @@ class GpuExecutable:
         self._must_be_open()
         self._again()
 
-    # -- a part at a time ------------------------------------------------------------------------------------------
+    # -- one stage at a time ---------------------------------------------------------------------------------------
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return pieces(batch)
@@ -308,15 +310,16 @@ class GpuExecutable:
     def begin(self, batch: Batch) -> None:
         self._take_in(batch)
         self._send(batch, np.arange(len(batch.tokens)))
+        self._next = iter(self._program.stages)
 
-    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
-        own = self._program.parts[part]
-        for buffer, rows in zip(own.enters, entering, strict=True):
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        stage = next(self._next)
+        for (_, buffer), rows in zip(stage.received, received, strict=True):
             if len(rows):
                 self._device.upload(self._buffers[buffer.number], 0, np.ascontiguousarray(rows))
-        self._launch(own.stages, 0)
-        found = [np.empty((self._counts[buffer.rows], buffer.stride), np.float32) for buffer in own.leaves]
-        for buffer, rows in zip(own.leaves, found, strict=True):
+        self._launch(stage, 0)
+        found = [np.empty((self._counts[value.rows], value.width), np.float32) for value, _ in stage.sent]
+        for (_, buffer), rows in zip(stage.sent, found, strict=True):
             self._gather(buffer.number, rows, np.arange(len(rows)))
         return found
 
@@ -327,7 +330,7 @@ class GpuExecutable:
 
     def result_largest(self, count: int) -> Largest:
         count, rows = self._look_for(count), self._counts["logits"]
-        keys, passes = self._keys_of(rows, count), self._launch(slice(0, 0), count) if rows else 0
+        keys, passes = self._keys_of(rows, count), self._launch(None, count) if rows else 0
         if passes:
             self._gather(KEYS[(passes - 1) % 2], keys, np.arange(rows))
         return largest.decoded(keys)
