@@ -27,7 +27,7 @@ from localllm.backends.checks import (
     not_finite,
 )
 from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value, flattened
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
@@ -108,8 +108,7 @@ class ReferenceExecutable:
         state = self._state
         state.crossing[:] = received
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
-            for number in next(self._stages):
-                operation = self._plan.operations[number]
+            for operation in flattened([self._plan.operations[number] for number in next(self._stages)]):
                 OPERATIONS[type(operation)](state, operation)
         return list(state.crossing)
 
@@ -188,7 +187,7 @@ def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     """float32 values of every weight by name."""
-    for operation in plan.operations:
+    for operation in flattened(plan.operations):
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")
     found = plan.weights

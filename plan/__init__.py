@@ -10,6 +10,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 from __future__ import annotations
 
 from localllm.plan.batch import BLOCK, Batch
+from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
@@ -51,10 +52,16 @@ __all__ = [
     "CacheLayer",
     "Embed",
     "Experts",
+    "Fused",
     "Gating",
     "Glu",
     "GluActivation",
+    "Heads",
+    "HeadsAppend",
     "Linear",
+    "LinearAdd",
+    "LinearGlu",
+    "LinearGroup",
     "Norm",
     "NormKind",
     "Operation",
@@ -75,6 +82,7 @@ __all__ = [
     "Tensor",
     "Value",
     "Weight",
+    "flattened",
     "rope_table",
     "summarize",
 ]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
-from localllm.backends.fusion import Heads, additions_into_linears, heads_into_appends, linears_together
 from localllm.backends.gpu import cachetypes, formats, kernels, largest
 from localllm.backends.gpu.bind_experts import Mixtures
 from localllm.backends.gpu.binding import Delivery
@@ -32,7 +31,11 @@ from localllm.plan import (
     Embed,
     Experts,
     Glu,
+    HeadsAppend,
     Linear,
+    LinearAdd,
+    LinearGlu,
+    LinearGroup,
     Norm,
     Operation,
     Plan,
@@ -44,16 +47,15 @@ from localllm.plan import (
     Softcap,
     Value,
 )  # fmt: skip
+from localllm.plan.rewrites.fusion import fuse, fuse_additions, fuse_heads, fuse_linears
 
+PASSES = (fuse_additions, fuse_linears, fuse_heads)  # fuse_linears makes groups of as many as MOST_TOGETHER
 QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # what preparing queries is told
 
 
 class _Binder(Mixtures):
     def run(self) -> Program:
-        plan, uses = self.plan, self.uses
-        self.additions = additions_into_linears(plan, uses)
-        self.runs = linears_together(plan, uses, self.additions)
-        self.heads = heads_into_appends(plan, uses)
+        plan = self.plan
         for numbers in plan.stages:
             first, self.received, self.sent = len(self.out.dispatches), [], []
             self.emit(numbers)
@@ -73,33 +75,21 @@ class _Binder(Mixtures):
         self.used(*op.values)
 
     def emit(self, numbers: range) -> None:
-        """Dispatches of the operations with these numbers, each in its turn or with the one that it is fused into."""
+        """Emit the dispatches of the operations with these numbers."""
         emit: dict[type[Operation], Callable[[Any], None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Attention: self.attention, Glu: self.glu,
             Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate, Softcap: self.softcap,
-            Experts: self.experts, Receive: self.receive, Send: self.send,
+            Experts: self.experts, Linear: self.linear, LinearAdd: self.linear_add, LinearGroup: self.group_of_linears,
+            LinearGlu: self.gated, Append: self.append, HeadsAppend: self.heads_append,
+            Receive: self.receive, Send: self.send,
         }  # fmt: skip
-        operations = self.plan.operations
-        done = {*self.additions.values(), *(n for both in self.heads.values() for heads in both for n in heads.numbers)}
         for number in numbers:
-            op = operations[number]
-            if number in done:
-                continue
-            if number in self.runs:
-                self.together(self.runs[number])
-                done.update(range(number, number + len(self.runs[number])))
-            elif isinstance(op, Linear):
-                addition = operations[self.additions[number]] if number in self.additions else None
-                assert addition is None or isinstance(addition, Add)
-                self.linear(op, addition)
-            elif isinstance(op, Append):
-                self.append(op, self.heads.get(number))
-            elif type(op) in emit:
-                emit[type(op)](op)
-            else:
+            op = self.plan.operations[number]
+            if type(op) not in emit:
                 raise BackendError(
                     f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet; use --backend cpu"
                 )
+            emit[type(op)](op)
 
     def embed(self, op: Embed) -> None:
         weight, y = op.table, self.value(op.out)
@@ -136,7 +126,10 @@ class _Binder(Mixtures):
         self.dispatch("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
         self.used(op.x)
 
-    def append(self, op: Append, fused: tuple[Heads, Heads] | None) -> None:
+    def heads_append(self, op: HeadsAppend) -> None:
+        self.append(op.append, op)
+
+    def append(self, op: Append, fused: HeadsAppend | None = None) -> None:
         """Keys and values to the cache; `fused`: queries and keys that are normed and rotated on the way."""
         layer, v = self.plan.layers[op.layer], self.where[op.v.index]
         constants = {
@@ -147,7 +140,7 @@ class _Binder(Mixtures):
         if fused is None:
             arguments: tuple[Argument, ...] = (self.where[op.k.index], v, "step", *cache)
         else:
-            query, key = fused
+            query, key = fused.query, fused.key
             q, k, rope = self.where[query.x.index], self.where[key.x.index], key.rotation.rope
             constants |= {"Q_STRIDE": q.stride, "N_ROT": rope.n_rot, "NEOX": rope.style == "neox"}
             if key.norm is not None:
@@ -158,7 +151,7 @@ class _Binder(Mixtures):
             groups += query.x.width // layer.head_dim
         kernel = kernels.append(self.limits, constants)
         self.dispatch("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
-        self.used(op.k, op.v, *(heads.x for heads in fused or ()))
+        self.used(*(op.inputs if fused is None else fused.inputs))
 
     def attention(self, op: Attention) -> None:
         q, layer = self.where[op.q.index], self.plan.layers[op.layer]
@@ -247,4 +240,4 @@ class _Binder(Mixtures):
 
 def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
     """Dispatches, buffers and kernels of a plan on a device of this compute type."""
-    return _Binder(plan, limits, cache, keep, compute).run()
+    return _Binder(fuse(plan, PASSES, keep), limits, cache, keep, compute).run()

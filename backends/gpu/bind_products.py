@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.backends.fusion import Together
 from localllm.backends.gpu import formats, kernels, products
 from localllm.backends.gpu.binding import Binding, Delivery
 from localllm.backends.gpu.kernels import COLUMNS, PLAIN_TILE, Kernel, Tile
 from localllm.backends.gpu.products import EXPERTS_TILE, SOME_ROWS, block_words
 from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Dimension, Launch
-from localllm.plan import Add, Glu, Linear, Rows, Value, Weight
+from localllm.plan import Glu, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Value, Weight
 
 MOST_TOGETHER = 3  # matrices of one launch
 
@@ -68,16 +67,19 @@ class Products(Binding):
             made[weight.format] = self.split(rows, own, width, weight.format, terms, times)
         return Input(own, width), Input(made[weight.format], terms * width // 2 + 4)
 
-    def linear(self, op: Linear, addition: Add | None = None) -> None:
+    def linear_add(self, op: LinearAdd) -> None:
+        self.linear(op.linear, op)
+
+    def linear(self, op: Linear, fused: LinearAdd | None = None) -> None:
         weight, rows = op.weight, op.x.rows
         narrow, wide = self.inputs(op.x, weight)
         residual: Argument = NOTHING
         out = op.out
-        if addition is not None:
-            residual = self.where[(addition.b if addition.a is op.out else addition.a).index]
-            out = addition.out
+        if fused is not None:
+            residual = self.where[fused.other.index]
+            out = fused.add.out
         y = self.value(out)
-        constants = self.constants(op, narrow) | {"HAS_RESIDUAL": addition is not None}
+        constants = self.constants(op, narrow) | {"HAS_RESIDUAL": fused is not None}
         arguments = (self.matrix(weight), narrow.buffer, y, "step", self.vector(op.bias), residual)
         one, few = (
             Launch(kernels.matvec(weight.format, columns, constants), self.grid(rows, y.stride, 4, columns), arguments)
@@ -85,9 +87,7 @@ class Products(Binding):
         )
         some, many = self.tiles(op, wide, y, residual)
         self.dispatch(weight.name, rows, [few], [many], [one], [some])
-        if addition is not None:
-            self.used(addition.b if addition.a is op.out else addition.a)
-        self.used(op.x)
+        self.used(*(op.inputs if fused is None else fused.inputs))
 
     def grid(self, rows: Rows, n: int, each: int, columns: int) -> tuple[Dimension, Dimension, Dimension]:
         """Of work-groups that have `each` of n rows of a matrix, and so many rows of activations."""
@@ -114,24 +114,8 @@ class Products(Binding):
 
     # -- several products of the same rows in one launch, where rows are few -------------------------------------------
 
-    def together(self, run: Together) -> None:
-        """A launch for each format, because a kernel unpacks one; three matrices at most."""
-        kinds: dict[tuple[str, bool], list[Linear]] = {}
-        for op in run.linears:
-            kinds.setdefault((op.weight.format, op.bias is not None), []).append(op)
-        if run.glu is not None and len(kinds) == 1:
-            self.gated(run.linears, run.glu)
-            return
-        for ops in kinds.values():
-            for at in range(0, len(ops), MOST_TOGETHER):
-                self.side_by_side(ops[at : at + MOST_TOGETHER])
-        if run.glu is not None:
-            self.glu(run.glu)
-
-    def side_by_side(self, ops: Sequence[Linear]) -> None:
-        if len(ops) == 1:
-            self.linear(ops[0])
-            return
+    def group_of_linears(self, op: LinearGroup) -> None:
+        ops = op.linears
         x, format = ops[0].x, ops[0].weight.format
         narrow, wide = self.inputs(x, ops[0].weight)
         ys = [self.value(op.out) for op in ops]
@@ -149,12 +133,10 @@ class Products(Binding):
         )
         some, many = zip(*(self.tiles(op, wide, y) for op, y in zip(ops, ys, strict=True)), strict=True)
         self.dispatch(ops[0].weight.name, x.rows, [few], many, [one], some)
-        for op in ops:
-            self.used(op.x)
+        self.used(x)
 
-    def gated(self, ops: Sequence[Linear], glu: Glu) -> None:
-        """Gate, up and their glu."""
-        gate, up = sorted(ops, key=lambda op: op.out is not glu.gate)
+    def gated(self, op: LinearGlu) -> None:
+        gate, up, glu = op.gate, op.up, op.glu
         x, n, format = gate.x, gate.out.width, gate.weight.format
         narrow, wide = self.inputs(x, gate.weight)
         to = self.deliver(glu.out)
@@ -169,12 +151,14 @@ class Products(Binding):
             Launch(kernels.gated(format, columns, expression, constants), self.grid(x.rows, n, 32, columns), arguments)
             for columns in (1, COLUMNS)
         )
-        ys = self.value(gate.out), self.value(up.out)
+        ys = self.take(x.rows, n), self.take(x.rows, n)  # for the tiles of many rows
         both = [self.tiles(op, wide, y) for op, y in zip((gate, up), ys, strict=True)]
         last = self.rowwise(x.rows, expression, *ys, n, to)
         some, many = ([*launches, last] for launches in zip(*both, strict=True))
         self.dispatch(gate.weight.name, x.rows, [few], many, [one], some)
-        self.used(gate.out, up.out, x, x)
+        for y in ys:
+            self.give(y)
+        self.used(x)
 
     def glu(self, op: Glu) -> None:
         one_a_row = {"GATE_STRIDE": 1} if op.gate.width == 1 and op.up.width > 1 else {}

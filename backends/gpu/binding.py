@@ -10,7 +10,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import delivered
 from localllm.backends.gpu.products import block_words
 from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Dispatch, Launch, Program
-from localllm.plan import Plan, Rows, Value, Weight
+from localllm.plan import Plan, Rows, Value, Weight, flattened
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
     """Values that products read as activation blocks, and those that anything reads as floats."""
     floats = {plan.logits.index, *(value.index for value in keep)}
     blocks: set[int] = set()
-    for op in plan.operations:
+    for op in flattened(plan.operations):
         for x, weight in op.products:
             (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
         multiplied = {x.index for x, _ in op.products}

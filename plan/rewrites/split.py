@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
+from localllm.plan.fused import Fused
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Append, Attention, Receive, Send
 from localllm.plan.plan import Plan
@@ -39,7 +40,10 @@ class _Stage(Generic[Place]):
 
 
 def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
-    """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one place."""
+    """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one place.
+
+    Split first, fuse the plans of the places later.
+    """
     pairs = groupby(zip(places, plan.operations, strict=True), key=lambda pair: pair[0])
     stages = [_Stage(place, tuple([op for _, op in group])) for place, group in pairs]
     layers = _layers(stages)
@@ -96,4 +100,5 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
+    assert not isinstance(op, Fused), "a split plan is fused later"
     return replace(op, layer=numbers[op.layer]) if isinstance(op, Append | Attention) else op
