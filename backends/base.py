@@ -35,9 +35,13 @@ class Limits:
     positions: int
     window_blocks: int = 0
 
+    def own_blocks(self, layer: CacheLayer) -> bool:
+        """Whether the layer is among those with a window that have blocks of their own."""
+        return bool(layer.window and self.window_blocks)
+
     def blocks_of(self, layer: CacheLayer) -> int:
         """Cache blocks of one layer."""
-        return self.window_blocks if layer.window and self.window_blocks else self.blocks
+        return self.window_blocks if self.own_blocks(layer) else self.blocks
 
 
 @dataclass(frozen=True, slots=True)

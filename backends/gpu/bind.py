@@ -20,7 +20,6 @@ from localllm.backends.gpu.program import (
     Dimension,
     Launch,
     Program,
-    has_own_blocks,
 )
 from localllm.backends.stages import Stage
 from localllm.plan import (
@@ -134,7 +133,7 @@ class _Binder(Mixtures):
         layer, v = self.plan.layers[op.layer], self.where[op.v.index]
         constants = {
             **cachetypes.constants(self.cache, layer), "STRIDE": v.stride, "ROTATED": fused is not None,
-            "SLOTS_AT": 6 if has_own_blocks(layer, self.limits) else 2,
+            "SLOTS_AT": 6 if self.limits.own_blocks(layer) else 2,
         }  # fmt: skip
         cache, groups = (f"keys:{op.layer}", f"values:{op.layer}"), 2 * layer.kv_heads
         if fused is None:
@@ -162,9 +161,9 @@ class _Binder(Mixtures):
             **cachetypes.constants(self.cache, layer), "HEADS": op.heads, "Q_STRIDE": q.stride,
             "FACTOR": float(op.scale), "WINDOW": op.window, "HAS_SOFTCAP": op.softcap > 0.0,
             "SOFTCAP": float(op.softcap), "HAS_SINKS": op.sinks is not None,
-            "TABLE_STRIDE_AT": 3 if has_own_blocks(layer, self.limits) else 2,
+            "TABLE_STRIDE_AT": 3 if self.limits.own_blocks(layer) else 2,
         }  # fmt: skip
-        tables = "window tables" if has_own_blocks(layer, self.limits) else "tables"
+        tables = "window tables" if self.limits.own_blocks(layer) else "tables"
         made = {
             stage: kernels.attention(stage, self.limits, {**constants, **more})
             for stage, more in (("attend_partition", {}), ("attend_combine", to.constants), ("attend_tile", {}))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
-from localllm.backends.checks import check_batch, check_cache, check_limits, check_replacement
+from localllm.backends.checks import check_cache
 from localllm.backends.gpu import bind, formats, largest
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from localllm.backends.gpu.cachetypes import CACHE, part_bytes
@@ -22,29 +22,27 @@ from localllm.backends.gpu.paged import PARTS, PagedCache
 from localllm.backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from localllm.backends.gpu.replay import MOST, Replays, bucket
 from localllm.backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
+from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
 from localllm.plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from localllm.quant import dequantize
 
-ROPE_STEP = 1024  # positions by which the rope tables grow
-
 Bound = tuple[Callable[[Grid], None], tuple[Dimension, Dimension, Dimension]]
 
 
-class GpuExecutable:
+class GpuExecutable(Shell):
     """A bound plan on one device."""
 
     def __init__(
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress | None,
         keep: Collection[Value],
     ) -> None:  # fmt: skip
-        check_limits(limits)
+        super().__init__(plan, limits)
         check_cache(cache, CACHE)
-        self.limits, self._plan, self._device = limits, plan, device
+        self._device = device
         self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers: dict[str | int, Any] = {}
         self.replays = Replays(device, MOST * len(program.stages))
-        self._closed = False
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits, cache)
         must_fit(device, self.memory)
@@ -60,14 +58,12 @@ class GpuExecutable:
         ]
         self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
         self.most_picked, self._picked = largest.MOST if program.picks else 0, 0
-        self._cache = PagedCache(device, plan, limits, cache, self._buffers)
-        self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
-        self._rope_filled = 0
+        self._set_cache(PagedCache(device, plan, cache, self._buffers))
+        self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
         self._again: Callable[[], None] = device.sync
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
-        self._counts = {"batch": 0, "logits": 0}
-        self._logits = np.zeros((limits.logit_rows, plan.logits.width), np.float32)
+        self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
@@ -78,9 +74,7 @@ class GpuExecutable:
             )
             for out, (_, hidden, used) in program.routings.items()
         }
-        self._vocabulary_in = plan.input_vocabulary
         self._piece_counts: dict[str, int] = {}
-        self._next = iter(program.stages)
 
     # -- binding ---------------------------------------------------------------------------------------------------
 
@@ -132,6 +126,7 @@ class GpuExecutable:
         report("loading weights", total, total)
 
     def _fill(self, weight: Tensor) -> list[int]:
+        """Upload a matrix; the bytes of each piece."""
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[f"weights:{weight.name}"], offset, data)
@@ -168,8 +163,7 @@ class GpuExecutable:
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Let the search be for so many from now on; how many there are to find."""
-        self._must_be_open()
+        """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
         count = min(count, self._plan.logits.width)
@@ -183,23 +177,19 @@ class GpuExecutable:
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
-        self._take_in(batch)
+        self._must_be_whole()
+        self._check(batch)
+        self._upload(batch)
         for rows in pieces(batch):
             wanted = self._send(batch, rows)
             passes = self._launch(self._program.stages[0], picked)
             self._read(batch, rows, wanted, picked, passes)
 
-    def _take_in(self, batch: Batch) -> None:
-        """What all pieces of a batch have in common."""
-        self._must_be_open()
-        check_batch(batch, self.limits, self._vocabulary_in, self._plan.window)
-        last = int(batch.positions.max())
-        if last >= self._rope_filled:
-            self._grow_ropes(last + 1)
+    def _upload(self, batch: Batch) -> None:
+        """Upload what all pieces of a batch have in common."""
         self._upload_tables("tables", batch.tables)
         if batch.window_tables is not None:
             self._upload_tables("window tables", batch.window_tables)
-        self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Some rows of the batch to the device; which of its rows of logits are of them."""
@@ -288,14 +278,10 @@ class GpuExecutable:
             self._device.upload(self._buffers[name], 0, tables)
             self._sent[name] = tables.copy()
 
-    def _grow_ropes(self, needed: int) -> None:
-        """Fill tables up to a position of the batch; most chats never need a long context's full table."""
-        stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
-        positions = np.arange(self._rope_filled, stop, dtype=np.int32)
-        for rope in self._program.ropes:
-            values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
-            self._device.upload(self._buffers[_rope_name(rope)], 4 * self._rope_filled * rope.n_rot, values)
-        self._rope_filled = stop
+    def _fill_rope(self, rope: Rope, start: int, stop: int) -> None:
+        positions = np.arange(start, stop, dtype=np.int32)
+        values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
+        self._device.upload(self._buffers[_rope_name(rope)], 4 * start * rope.n_rot, values)
 
     def replay(self) -> None:
         """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
@@ -307,13 +293,12 @@ class GpuExecutable:
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return pieces(batch)
 
-    def begin(self, batch: Batch) -> None:
-        self._take_in(batch)
+    def _take_in(self, batch: Batch) -> None:
+        self._upload(batch)
         self._send(batch, np.arange(len(batch.tokens)))
-        self._next = iter(self._program.stages)
 
-    def run(self, received: Sequence[F32] = ()) -> list[F32]:
-        stage = next(self._next)
+    def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        stage = self._program.stages[number]
         for (_, buffer), rows in zip(stage.received, received, strict=True):
             if len(rows):
                 self._device.upload(self._buffers[buffer.number], 0, np.ascontiguousarray(rows))
@@ -329,48 +314,21 @@ class GpuExecutable:
         return self._logits[: len(rows)]
 
     def result_largest(self, count: int) -> Largest:
+        self._must_be_open()
         count, rows = self._look_for(count), self._counts["logits"]
         keys, passes = self._keys_of(rows, count), self._launch(None, count) if rows else 0
         if passes:
             self._gather(KEYS[(passes - 1) % 2], keys, np.arange(rows))
         return largest.decoded(keys)
 
-    # -- what else an executable does ---------------------------------------------------------------------------------
-
-    def value(self, value: Value) -> F32:
-        self._must_be_open()
-        return self._kept[value.index][: self._counts[value.rows]]
-
-    def routing(self, out: Value) -> Routing:
-        self._must_be_open()
-        found, count = self._routings[out.index], self._counts[out.rows]
-        return Routing(found.choices[:count], found.hidden[:count])
-
-    def replace(self, weight: Tensor) -> None:
-        self._must_be_open()
-        check_replacement(weight, self._program.matrices)
-        self._fill(weight)
-
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
-        self._must_be_open()
-        self._cache.copy(source, target, windowed)
-
-    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        self._must_be_open()
-        return self._cache.read(layer, numbers)
-
-    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        self._must_be_open()
-        self._cache.write(layer, numbers, content)
+    # -- the rest of the interface ---------------------------------------------------------------------------------
 
     def read_bandwidth(self) -> float:
-        """Bytes a second of copying the largest matrix within the device's memory, reads and writes counted."""
+        """Bytes per second of copying the largest matrix within the device's memory; reads and writes both count."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 
-    def close(self) -> None:
-        """Give the memory back. Logits that were returned stay readable."""
-        self._closed = True
+    def _free(self) -> None:
         self._launches = []
         if self._buffers:
             self.replays.clear()
@@ -378,10 +336,6 @@ class GpuExecutable:
         for buffer in self._buffers.values():
             self._device.free(buffer)
         self._buffers.clear()
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise BackendError("this executable is closed; bind the plan again")
 
 
 NOTHING_SENT = np.empty((0, 0), np.int32)

@@ -12,7 +12,7 @@ from localllm.backends.base import Limits
 from localllm.backends.gpu.kernels import FEW_ROWS, Kernel
 from localllm.backends.gpu.products import SOME_ROWS
 from localllm.backends.stages import Stage
-from localllm.plan import CacheLayer, Rope, Rows, Weight
+from localllm.plan import Rope, Rows, Weight
 
 NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
 PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
@@ -82,8 +82,3 @@ class Program:
     def scratch(self, limits: Limits) -> int:
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         return sum(4 * b.stride * rows[b.rows] for b in self.buffers) + sum(self.lists.values())
-
-
-def has_own_blocks(layer: CacheLayer, limits: Limits) -> bool:
-    """Whether the layer goes by the tables of the window."""
-    return bool(layer.window and limits.window_blocks)
