@@ -164,6 +164,7 @@ class GpuExecutable(Shell):
 
     def _look_for(self, count: int) -> int:
         """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
+        self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
         count = min(count, self._plan.logits.width)
@@ -314,7 +315,6 @@ class GpuExecutable(Shell):
         return self._logits[: len(rows)]
 
     def result_largest(self, count: int) -> Largest:
-        self._must_be_open()
         count, rows = self._look_for(count), self._counts["logits"]
         keys, passes = self._keys_of(rows, count), self._launch(None, count) if rows else 0
         if passes:

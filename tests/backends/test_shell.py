@@ -8,14 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from localllm.backends.base import Backend, BackendError, Executable
+from localllm.backends.base import Backend, BackendError, Executable, Limits, Picks
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
 from localllm.backends.shell import ROPE_STEP, RopeTables, Shell
-from localllm.plan import Batch, Rope, Send
+from localllm.plan import BLOCK, Batch, Rope, Send
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import bind, model, plan, tokens
 from tests.models.support import Driver, MemoryWeight, plan_of
+from tests.models.tiny_families import FAMILIES
 
 OPEN: dict[str, Callable[[], Backend]] = {"cpu": lambda: CpuBackend(2), "reference": ReferenceBackend, "gpu": pocl}
 
@@ -54,7 +55,10 @@ def test_a_closed_executable_refuses_every_call_and_its_logits_stay(backend: Bac
     executable.close()
     executable.close()
     np.testing.assert_array_equal(logits, before)
-    for call in CALLS.values():
+    calls = list(CALLS.values())
+    if isinstance(executable, Picks):
+        calls += [lambda e: e.step_largest(BATCH, 5), lambda e: e.result_largest(5)]
+    for call in calls:
         with pytest.raises(BackendError, match="this executable is closed; bind the plan again"):
             call(executable)
 
@@ -80,6 +84,27 @@ def test_bad_blocks_weights_and_batches_are_refused_before_anything_changes(back
             call()
     np.testing.assert_array_equal(executable.read_blocks(1, np.array([0, 1])), before)
     np.testing.assert_array_equal(Driver(executable).step([(0, ids)]), truth)
+    executable.close()
+
+
+def test_blocks_are_copied_in_layers_with_a_window_or_in_the_others(backend: Backend) -> None:
+    made = plan_of(*FAMILIES["gemma3 pattern"]())
+    executable = backend.bind(made, Limits(16, 16, 2, 2 * BLOCK, window_blocks=2))
+    rows = np.arange(9, dtype=np.int32)
+    tables = np.zeros((1, 1), np.int32)
+    executable.step(Batch(rows, rows, rows, 0 * rows, tables, rows[:1], rows, tables))
+
+    def same(layer: int) -> bool:
+        first, second = executable.read_blocks(layer, np.array([0, 1]))
+        return bool((first == second).all())
+
+    windows = [layer.window > 0 for layer in made.layers]
+    assert set(windows) == {False, True}
+    assert not any(same(layer) for layer in range(len(windows)))
+    executable.copy_blocks(np.array([0]), np.array([1]), windowed=True)
+    assert [same(layer) for layer in range(len(windows))] == windows
+    executable.copy_blocks(np.array([0]), np.array([1]))
+    assert all(same(layer) for layer in range(len(windows)))
     executable.close()
 
 
