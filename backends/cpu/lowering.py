@@ -38,6 +38,8 @@ class Lowering:
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
         self.values: Allocator[Activations | None] = Allocator()  # None: float32
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage that is being lowered
+        self.sent: list[tuple[Value, Buffer]] = []
         self._lists = 0
         self._multiplied = {
             (x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products
@@ -94,10 +96,6 @@ class Lowering:
     def scratch_rows(self, what: Scratch) -> Rows:
         """Scratch memory, a row per thread."""
         return Rows(address=ScratchOf(what), stride=self.scratch[what])
-
-    def has_own_blocks(self, layer: int) -> bool:
-        """Whether a layer has a window and cache blocks of its own."""
-        return self.plan.layers[layer].window > 0 and self.limits.window_blocks > 0
 
 
 def vector(weight: Weight | None) -> VectorOf | int:

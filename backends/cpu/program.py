@@ -12,7 +12,7 @@ from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.places import ListOf, Scratch, Shared
 from localllm.backends.cpu.weights import Panels
-from localllm.plan import Value
+from localllm.backends.stages import Stage
 
 # How threads share a kernel's work: in runs of the rows, by tasks, or in runs of rows that another kernel counts.
 Domain = Literal["batch", "logits", "tasks", "select"]
@@ -36,15 +36,6 @@ class Call:
                 (self.writes if written else self.reads).add(place.memory)
 
 
-@dataclass(frozen=True, slots=True)
-class PartCalls:
-    """The calls of a part, and the locations of values that cross its edges."""
-
-    calls: slice
-    enters: tuple[tuple[Value, Buffer], ...]
-    leaves: tuple[tuple[Value, Buffer], ...]
-
-
 @dataclass(frozen=True)
 class Program:
     """Everything that binding decides before it allocates memory."""
@@ -54,10 +45,10 @@ class Program:
     panels: dict[str, Panels]  # every matrix by name, without an address yet
     scratch: dict[Scratch, int]  # bytes per thread
     buffers: Buffers
-    logits: Buffer
+    logits: Buffer | None  # None if another place of a split plan makes them
     kept: dict[int, Buffer]  # value -> rows that are used for nothing else
     routings: dict[int, tuple[ListOf, Buffer]]  # kept result of experts -> (choices, hidden rows)
-    parts: list[PartCalls]
+    stages: list[Stage[Buffer]]
 
     @cached_property
     def places(self) -> dict[Place, None]:
@@ -65,8 +56,8 @@ class Program:
         return {place: None for call in self.calls for place, _ in call.arguments.places}
 
 
-def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
-    """Place a barrier before a call that touches what another thread may still read or write, and after a part."""
+def place_barriers(calls: list[Call], stages: list[Stage[Buffer]]) -> None:
+    """Place a barrier before a call that touches what another thread may still read or write, and after a stage."""
     since: list[Call] = []
     for number, call in enumerate(calls):
         for earlier in since:
@@ -77,6 +68,6 @@ def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
                 since = []
                 break
         since.append(call)
-    for part in parts:
-        for call in calls[part.calls][-1:]:
+    for stage in stages:
+        for call in calls[stage.work][-1:]:
             call.barrier = True

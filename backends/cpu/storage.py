@@ -9,12 +9,13 @@ from numpy.typing import NDArray
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import CacheTypes, Limits
-from localllm.backends.cpu import budget, weights
+from localllm.backends.cpu import weights
 from localllm.backends.cpu.arguments import SLOT, Place
+from localllm.backends.cpu.cache_blocks import CacheBlocks
 from localllm.backends.cpu.inputs import Inputs
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels.common import Step
-from localllm.backends.cpu.memory import LINE, Arena, address, aligned
+from localllm.backends.cpu.memory import LINE, Arena, address
 from localllm.backends.cpu.places import (
     BufferOf,
     CacheOf,
@@ -31,6 +32,7 @@ from localllm.backends.cpu.places import (
     WorkOf,
 )  # fmt: skip
 from localllm.backends.cpu.program import Program
+from localllm.backends.cpu.rope import table
 from localllm.backends.cpu.sharing import Sharing
 from localllm.plan import F32, Plan, Rope
 
@@ -45,8 +47,8 @@ class Storage:
         named = program.places
         self.weights, self.panels = weights.load(plan.matrices.values(), program.panels, library, threads, progress)
         self._buffers, self.activations = program.buffers, program.buffers.commit()
-        self.cache, self._cached = _cache(plan, limits, cache)
-        self.inputs = Inputs(limits, plan.window)
+        self.cache = CacheBlocks(plan, limits, cache)
+        self.inputs = Inputs(limits)
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:
             if isinstance(place, VectorOf):
@@ -57,8 +59,8 @@ class Storage:
         self.sharing = {p: Sharing(p.shape, p.window, limits, threads) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
         self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
-        ropes = {place.rope: _row_bytes(place.rope) for place in named if isinstance(place, RopeOf)}
-        self.ropes = {rope: (Arena(row * limits.positions, "the rope table"), row) for rope, row in ropes.items()}
+        ropes = [place.rope for place in named if isinstance(place, RopeOf)]
+        self.ropes = {rope: Arena(_rope_row(rope) * limits.positions, "the rope table") for rope in ropes}
         self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
 
     def locate(self, place: Place, call: int) -> int:
@@ -67,7 +69,7 @@ class Storage:
             case BufferOf(buffer):
                 return self._buffers.address(buffer)
             case CacheOf():
-                return self._cached[place]
+                return self.cache.addresses[place]
             case ListOf():
                 return address(self._lists[place.memory]) + place.offset
             case Partials():
@@ -79,7 +81,7 @@ class Storage:
             case VectorOf() | ExpertVectorsOf():
                 return address(self._vectors[place])
             case RopeOf(rope):
-                return self.ropes[rope][0].address
+                return self.ropes[rope].address
             case StepOf(windowed):
                 return address(self.inputs.window_step if windowed else self.inputs.step)
             case CountOf(rows):
@@ -98,28 +100,20 @@ class Storage:
     def list(self, place: ListOf) -> NDArray[np.uint8]:
         return self._lists[place]
 
+    def fill_rope(self, rope: Rope, start: int, stop: int) -> None:
+        """Write the rows of positions start..stop."""
+        values, arena = table(rope, start, stop), self.ropes[rope]
+        arena.view(arena.address + start * _rope_row(rope), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
+
     def free(self) -> None:
         """Let the memory go. Views of it that others hold stay readable."""
         nothing = Arena(0, "nothing")
         self.weights = self.activations = self._partials = nothing
-        self.cache, self._scratch, self.ropes = [], {}, {}
+        self._scratch = {}
+        self.cache.free()
+        self.ropes.clear()
 
 
-def _row_bytes(rope: Rope) -> int:
-    """Bytes of a rope table per position."""
+def _rope_row(rope: Rope) -> int:
+    """Bytes of a row of a rope table."""
     return 8 * (rope.n_rot // 2)
-
-
-def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[CacheOf, int]]:
-    """Per layer, keys then values: uint8 (blocks, bytes per block); and their addresses."""
-    parts = [
-        (place, limits.blocks_of(layer), size)
-        for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
-        for place, size in zip((CacheOf(number, "keys"), CacheOf(number, "values")), sizes, strict=True)
-    ]
-    arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
-    arrays, addresses = [], {}
-    for place, blocks, size in parts:
-        addresses[place] = at = arena.take(blocks * size)
-        arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
-    return arrays, addresses

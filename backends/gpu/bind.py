@@ -19,10 +19,9 @@ from localllm.backends.gpu.program import (
     Buffer,
     Dimension,
     Launch,
-    PartStages,
     Program,
-    has_own_blocks,
 )
+from localllm.backends.stages import Stage
 from localllm.plan import (
     Activate,
     Add,
@@ -39,9 +38,11 @@ from localllm.plan import (
     Norm,
     Operation,
     Plan,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Value,
 )  # fmt: skip
@@ -54,24 +55,32 @@ QUERY = ("HEAD", "HEADS", "Q_STRIDE", "KEY_TYPE", "KEY_SIZE", "ROTATION")  # wha
 class _Binder(Mixtures):
     def run(self) -> Program:
         plan = self.plan
-        for part in plan.parts:
-            enters, first = tuple([self.value(value) for value in part.enters]), len(self.out.stages)
-            self.emit(range(part.start, part.stop))
-            leaves = tuple([self.where[value.index] for value in part.leaves])
-            self.used(*part.leaves)
-            self.out.parts.append(PartStages(slice(first, len(self.out.stages)), enters, leaves))
-        kept = [*self.keep, plan.logits]
-        self.out.where = {value.index: self.where[value.index] for value in kept}
-        self.largest(self.where[plan.logits.index])
+        for numbers in plan.stages:
+            first, self.received, self.sent = len(self.out.dispatches), [], []
+            self.emit(numbers)
+            work = slice(first, len(self.out.dispatches))
+            self.out.stages.append(Stage(work, tuple(self.received), tuple(self.sent)))
+        self.out.where = {value.index: self.where[value.index] for value in self.keep}
+        if logits := self.where.get(plan.logits.index):
+            self.out.where[plan.logits.index] = logits
+            self.largest(logits)
         return self.out
 
+    def receive(self, op: Receive) -> None:
+        self.received += [(value, self.value(value)) for value in op.values]
+
+    def send(self, op: Send) -> None:
+        self.sent += [(value, self.where[value.index]) for value in op.values]
+        self.used(*op.values)
+
     def emit(self, numbers: range) -> None:
-        """Stages of the operations with these numbers, each in its turn or with the one that it is fused into."""
+        """Emit the dispatches of the operations with these numbers."""
         emit: dict[type[Operation], Callable[[Any], None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Attention: self.attention, Glu: self.glu,
             Add: self.add, Scale: self.scale, SelectRows: self.select, Activate: self.activate, Softcap: self.softcap,
             Experts: self.experts, Linear: self.linear, LinearAdd: self.linear_add, LinearGroup: self.group_of_linears,
             LinearGlu: self.gated, Append: self.append, HeadsAppend: self.heads_append,
+            Receive: self.receive, Send: self.send,
         }  # fmt: skip
         for number in numbers:
             op = self.plan.operations[number]
@@ -88,7 +97,7 @@ class _Binder(Mixtures):
         constants = {"K": op.out.width, "N": weight.shape[0], "Y_STRIDE": y.stride}
         kernel = kernels.embed(weight.format, self.limits, constants)
         grid = (-(-chunks // 64), ("batch", 1, 1), 1)
-        self.stage("embed", "batch", [Launch(kernel, grid, (matrix, "step", y))])
+        self.dispatch("embed", "batch", [Launch(kernel, grid, (matrix, "step", y))])
 
     def norm(self, op: Norm) -> None:
         x, width = self.where[op.x.index], op.x.width // op.groups
@@ -99,7 +108,9 @@ class _Binder(Mixtures):
             "GROUP_STRIDE": width if len(op.weight.shape) > 1 else 0, **to.constants,
         }  # fmt: skip
         arguments = (x, self.vector(op.weight), self.vector(op.bias), *to.arguments)
-        self.stage("norm", op.x.rows, [Launch(kernels.norm(constants), (op.groups, (op.x.rows, 1, 1), 1), arguments)])
+        self.dispatch(
+            "norm", op.x.rows, [Launch(kernels.norm(constants), (op.groups, (op.x.rows, 1, 1), 1), arguments)]
+        )
         self.used(op.x)
 
     def rotate(self, op: Rotate) -> None:
@@ -111,7 +122,7 @@ class _Binder(Mixtures):
         self.out.ropes.add(op.rope)
         kernel = kernels.rotate(self.limits, constants)
         grid = (-(-op.x.width // 128), ("batch", 1, 1), 1)
-        self.stage("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
+        self.dispatch("rotate", "batch", [Launch(kernel, grid, (x, "step", op.rope, y))])
         self.used(op.x)
 
     def heads_append(self, op: HeadsAppend) -> None:
@@ -122,7 +133,7 @@ class _Binder(Mixtures):
         layer, v = self.plan.layers[op.layer], self.where[op.v.index]
         constants = {
             **cachetypes.constants(self.cache, layer), "STRIDE": v.stride, "ROTATED": fused is not None,
-            "SLOTS_AT": 6 if has_own_blocks(layer, self.limits) else 2,
+            "SLOTS_AT": 6 if self.limits.own_blocks(layer) else 2,
         }  # fmt: skip
         cache, groups = (f"keys:{op.layer}", f"values:{op.layer}"), 2 * layer.kv_heads
         if fused is None:
@@ -138,7 +149,7 @@ class _Binder(Mixtures):
             arguments = (k, v, "step", *cache, q, rope, query.rotation.rope, *weights, self.value(query.rotation.out))
             groups += query.x.width // layer.head_dim
         kernel = kernels.append(self.limits, constants)
-        self.stage("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
+        self.dispatch("append", "batch", [Launch(kernel, (groups, ("batch", 1, 1), 1), arguments)])
         self.used(*(op.inputs if fused is None else fused.inputs))
 
     def attention(self, op: Attention) -> None:
@@ -150,9 +161,9 @@ class _Binder(Mixtures):
             **cachetypes.constants(self.cache, layer), "HEADS": op.heads, "Q_STRIDE": q.stride,
             "FACTOR": float(op.scale), "WINDOW": op.window, "HAS_SOFTCAP": op.softcap > 0.0,
             "SOFTCAP": float(op.softcap), "HAS_SINKS": op.sinks is not None,
-            "TABLE_STRIDE_AT": 3 if has_own_blocks(layer, self.limits) else 2,
+            "TABLE_STRIDE_AT": 3 if self.limits.own_blocks(layer) else 2,
         }  # fmt: skip
-        tables = "window tables" if has_own_blocks(layer, self.limits) else "tables"
+        tables = "window tables" if self.limits.own_blocks(layer) else "tables"
         made = {
             stage: kernels.attention(stage, self.limits, {**constants, **more})
             for stage, more in (("attend_partition", {}), ("attend_combine", to.constants), ("attend_tile", {}))
@@ -165,7 +176,7 @@ class _Binder(Mixtures):
         if CACHE[self.cache.keys].type.blocks:
             queries = self.take("batch", op.heads * constants["KEY_SIZE"] * 5 // 16)  # bytes, two numbers per 32
             kernel = kernels.prepare_queries({name: constants[name] for name in QUERY})
-            self.stage("queries", "batch", [Launch(kernel, (op.heads, ("batch", 1, 1), 1), (q, queries))])
+            self.dispatch("queries", "batch", [Launch(kernel, (op.heads, ("batch", 1, 1), 1), (q, queries))])
             self.give(queries)
         few = [
             Launch(
@@ -181,14 +192,14 @@ class _Binder(Mixtures):
         if to.blocks is not None:
             only = Delivery(None, to.blocks, to.block_words)
             many.append(self.rowwise("batch", "a", tiled, tiled, op.out.width, only))
-        self.stage("attention", "batch", few, many)
+        self.dispatch("attention", "batch", few, many)
         if to.floats is None:
             self.give(tiled)
         self.used(op.q)
 
     def elements(self, label: str, operation: str, out: Value, a: Value, b: Value, **more: float) -> None:
         of = self.where[a.index], self.where[b.index]
-        self.stage(label, out.rows, [self.rowwise(out.rows, operation, *of, out.width, self.deliver(out), 1, more)])
+        self.dispatch(label, out.rows, [self.rowwise(out.rows, operation, *of, out.width, self.deliver(out), 1, more)])
 
     def add(self, op: Add) -> None:
         self.elements("add", "(a) + (b)", op.out, op.a, op.b)
@@ -211,7 +222,7 @@ class _Binder(Mixtures):
         x, to = self.where[op.x.index], self.deliver(op.out)
         kernel = kernels.select_rows(self.limits, {"WIDTH": op.out.width, "STRIDE": x.stride, **to.constants})
         grid = (-(-op.out.width // 128), ("logits", 1, 1), 1)
-        self.stage("select", "logits", [Launch(kernel, grid, (x, "step", *to.arguments))])
+        self.dispatch("select", "logits", [Launch(kernel, grid, (x, "step", *to.arguments))])
         self.used(op.x)
 
     def largest(self, logits: Buffer) -> None:
@@ -227,5 +238,5 @@ class _Binder(Mixtures):
 
 
 def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
-    """Stages, buffers and kernels of a plan on a device of this compute type."""
+    """Dispatches, buffers and kernels of a plan on a device of this compute type."""
     return _Binder(fuse(plan, PASSES, keep), limits, cache, keep, compute).run()

@@ -30,7 +30,7 @@ class Mixtures(Products):
         }  # fmt: skip
         kernel = kernels.route(op.router.width, used, constants)
         arguments: tuple[Argument, ...] = (router, self.vector(op.choice_bias), choices, weights)
-        self.stage("route", rows, [Launch(kernel, ((rows, 1, 1), 1, 1), arguments)])
+        self.dispatch("route", rows, [Launch(kernel, ((rows, 1, 1), 1, 1), arguments)])
         groups = self.group(rows, op.router.width, used, choices)
         gate, up = (self.take(rows, ffn * used) for _ in range(2))
         for stack, y in ((op.gate, gate), (op.up, up)):
@@ -42,14 +42,14 @@ class Mixtures(Products):
         hidden = self.take(rows, ffn * used) if kept or not words else None
         to = Delivery(hidden, made.get("int8"), words)
         glu = self.rowwise(rows, glu_expression(op.activation), gate, up, ffn, to, used)
-        self.stage("glu", rows, [glu])
+        self.dispatch("glu", rows, [glu])
         inputs = self.prepare(hidden, made, op.down.weight, rows, used)
         mixed = self.take(rows, op.out.width * used)
         self.multiply(op.down, rows, inputs, mixed, 1, used, choices, groups)
         y = self.value(op.out)
         kernel = kernels.combine({"WIDTH": op.out.width, "STRIDE": op.out.width, "USED": used})
         grid = (-(-op.out.width // 128), (rows, 1, 1), 1)
-        self.stage("combine", rows, [Launch(kernel, grid, (mixed, weights, y))])
+        self.dispatch("combine", rows, [Launch(kernel, grid, (mixed, weights, y))])
         if hidden is not None and kept:
             self.out.routings[op.out.index] = choices, hidden, used
         elif hidden is not None:
@@ -65,7 +65,7 @@ class Mixtures(Products):
         constants = {"USED": used, "PAIRS": most * used, "TILE": EXPERTS_TILE.x, "COUNT_AT": int(rows == "logits")}
         launch = [Launch(kernels.group_pairs(experts, constants), (1, 1, 1), (choices, "step", name))]
         some, many = (launch * products.grouped(least, used, experts) for least in (FEW_ROWS + 1, SOME_ROWS + 1))
-        self.stage("group", rows, (), many, some=some)
+        self.dispatch("group", rows, (), many, some=some)
         return name
 
     def multiply(
@@ -90,4 +90,4 @@ class Mixtures(Products):
         grid = (-(-n // tile.w), (rows, tile.x, used, count), 1)
         tiles = [Launch(kernel, grid, (arguments[0], inputs[1].buffer, *arguments[2:6], groups, arguments[7]))]
         some, many = (tiles if products.grouped(least, used, count) else few for least in (FEW_ROWS + 1, SOME_ROWS + 1))
-        self.stage(weight.name, rows, few, many, some=some)
+        self.dispatch(weight.name, rows, few, many, some=some)

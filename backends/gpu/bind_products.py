@@ -38,7 +38,7 @@ class Products(Binding):
         stride = terms * width // 2 + 4  # words; a multiple of 16 bytes
         y = self.take(rows, stride * times)
         kernel = kernels.split(format, terms, {"K": width, "X_STRIDE": width, "Y_STRIDE": stride})
-        self.stage("split", rows, (), [Launch(kernel, (1, (rows, 1, times), 1), (x, y))])
+        self.dispatch("split", rows, (), [Launch(kernel, (1, (rows, 1, times), 1), (x, y))])
         return y
 
     def inputs(self, value: Value, weight: Weight) -> tuple[Input, Input]:
@@ -57,7 +57,7 @@ class Products(Binding):
                 assert own is not None
                 made["int8"] = self.take(rows, words * times)
                 to = Delivery(None, made["int8"], words)
-                self.stage("quantize", rows, [self.rowwise(rows, "a", own, own, width, to, times)])
+                self.dispatch("quantize", rows, [self.rowwise(rows, "a", own, own, width, to, times)])
             return (Input(made["int8"], words),) * 2
         assert own is not None
         terms = products.terms(weight.format, width, self.compute)
@@ -86,7 +86,7 @@ class Products(Binding):
             for columns in (1, COLUMNS)
         )
         some, many = self.tiles(op, wide, y, residual)
-        self.stage(weight.name, rows, [few], [many], [one], [some])
+        self.dispatch(weight.name, rows, [few], [many], [one], [some])
         self.used(*(op.inputs if fused is None else fused.inputs))
 
     def grid(self, rows: Rows, n: int, each: int, columns: int) -> tuple[Dimension, Dimension, Dimension]:
@@ -132,7 +132,7 @@ class Products(Binding):
             for columns in (1, COLUMNS)
         )
         some, many = zip(*(self.tiles(op, wide, y) for op, y in zip(ops, ys, strict=True)), strict=True)
-        self.stage(ops[0].weight.name, x.rows, [few], many, [one], some)
+        self.dispatch(ops[0].weight.name, x.rows, [few], many, [one], some)
         self.used(x)
 
     def gated(self, op: LinearGlu) -> None:
@@ -155,7 +155,7 @@ class Products(Binding):
         both = [self.tiles(op, wide, y) for op, y in zip((gate, up), ys, strict=True)]
         last = self.rowwise(x.rows, expression, *ys, n, to)
         some, many = ([*launches, last] for launches in zip(*both, strict=True))
-        self.stage(gate.weight.name, x.rows, [few], many, [one], some)
+        self.dispatch(gate.weight.name, x.rows, [few], many, [one], some)
         for y in ys:
             self.give(y)
         self.used(x)
@@ -166,7 +166,7 @@ class Products(Binding):
         launch = self.rowwise(
             op.out.rows, glu_expression(op.activation), *of, op.out.width, self.deliver(op.out), 1, one_a_row
         )
-        self.stage("glu", op.out.rows, [launch])
+        self.dispatch("glu", op.out.rows, [launch])
         self.used(op.gate, op.up)
 
     def tile(self, weight: Weight, rows: int, constants: dict[str, Any]) -> tuple[Kernel, Tile]:

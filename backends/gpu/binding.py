@@ -9,7 +9,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import delivered
 from localllm.backends.gpu.products import block_words
-from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Launch, Program, Stage
+from localllm.backends.gpu.program import NOTHING, Argument, Buffer, Dispatch, Launch, Program
 from localllm.plan import Plan, Rows, Value, Weight, flattened
 
 
@@ -38,6 +38,8 @@ class Binding:
         self.most = {"batch": limits.rows, "logits": limits.logit_rows}
         self.out = Program()
         self.where: dict[int, Buffer] = {}
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage
+        self.sent: list[tuple[Value, Buffer]] = []
         self.prepared: dict[int, dict[str, Buffer]] = {}  # by value and kind: what products read instead of it
         self.free: dict[tuple[Rows, int], list[Buffer]] = {}
         self.uses = plan.uses
@@ -76,12 +78,12 @@ class Binding:
                 for buffer in self.prepared.pop(value.index, {}).values():
                     self.give(buffer)
 
-    def stage(
+    def dispatch(
         self, label: str, rows: Rows, few: Sequence[Launch], many: Sequence[Launch] = (), one: Sequence[Launch] = (),
         some: Sequence[Launch] | None = None,
     ) -> None:  # fmt: skip
         optional = None if some is None else tuple(some)
-        self.out.stages.append(Stage(label, rows, tuple(few), tuple(many), tuple(one), optional))
+        self.out.dispatches.append(Dispatch(label, rows, tuple(few), tuple(many), tuple(one), optional))
 
     def matrix(self, weight: Weight) -> str:
         formats.check(weight)
@@ -98,7 +100,6 @@ class Binding:
 def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
     """Values that products read as activation blocks, and those that anything reads as floats."""
     floats = {plan.logits.index, *(value.index for value in keep)}
-    floats |= {value.index for part in plan.parts for value in part.leaves}
     blocks: set[int] = set()
     for op in flattened(plan.operations):
         for x, weight in op.products:

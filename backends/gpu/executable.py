@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
-from localllm.backends.checks import check_batch, check_cache, check_limits, check_replacement
+from localllm.backends.checks import check_cache
 from localllm.backends.gpu import bind, formats, largest
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from localllm.backends.gpu.cachetypes import CACHE, part_bytes
@@ -22,28 +22,27 @@ from localllm.backends.gpu.paged import PARTS, PagedCache
 from localllm.backends.gpu.program import KEYS, NOTHING, PICKED, Argument, Buffer, Dimension, Launch, Program
 from localllm.backends.gpu.replay import MOST, Replays, bucket
 from localllm.backends.gpu.steps import ROW_CLASSES, dimension, pieces, row_class, step_words, tiles
+from localllm.backends.shell import RopeTables, Shell
+from localllm.backends.stages import Stage
 from localllm.plan import BLOCK, F32, Batch, Plan, Rope, Tensor, Value, Weight, rope_table
 from localllm.quant import dequantize
-
-ROPE_STEP = 1024  # positions by which the rope tables grow
 
 Bound = tuple[Callable[[Grid], None], tuple[Dimension, Dimension, Dimension]]
 
 
-class GpuExecutable:
+class GpuExecutable(Shell):
     """A bound plan on one device."""
 
     def __init__(
         self, device: Device, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress | None,
         keep: Collection[Value],
     ) -> None:  # fmt: skip
-        check_limits(limits)
+        super().__init__(plan, limits)
         check_cache(cache, CACHE)
-        self.limits, self._plan, self._device = limits, plan, device
+        self._device = device
         self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers: dict[str | int, Any] = {}
-        self.replays = Replays(device, MOST * len(program.parts))
-        self._closed = False
+        self.replays = Replays(device, MOST * len(program.stages))
         report = progress or (lambda what, done, total: None)
         self.memory = memory_of(program, plan, limits, cache)
         must_fit(device, self.memory)
@@ -54,19 +53,17 @@ class GpuExecutable:
             self.close()
             raise
         self._launches = [
-            tuple([self._prepare(compiled[one.kernel], one) for one in stage.launches(rows)] for rows in ROW_CLASSES)
-            for stage in program.stages
+            tuple([self._prepare(compiled[one.kernel], one) for one in dispatch.launches(rows)] for rows in ROW_CLASSES)
+            for dispatch in program.dispatches
         ]
         self._picks = [self._prepare(compiled[launch.kernel], launch) for launch in program.picks]
-        self.most_picked, self._picked = largest.MOST, 0
-        self._cache = PagedCache(device, plan, limits, cache, self._buffers)
-        self.cache_layout, self.block_bytes = self._cache.layout, self._cache.block_bytes
-        self._rope_filled = 0
+        self.most_picked, self._picked = largest.MOST if program.picks else 0, 0
+        self._set_cache(PagedCache(device, plan, cache, self._buffers))
+        self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
         self._again: Callable[[], None] = device.sync
         self._sent: dict[str, NDArray[np.int32]] = {}  # tables that the device has
-        self._counts = {"batch": 0, "logits": 0}
-        self._logits = np.zeros((limits.logit_rows, plan.logits.width), np.float32)
+        self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
         self._kept = {v.index: np.zeros((rows[v.rows], v.width), np.float32) for v in keep}
@@ -77,7 +74,6 @@ class GpuExecutable:
             )
             for out, (_, hidden, used) in program.routings.items()
         }
-        self._vocabulary_in = plan.input_vocabulary
         self._piece_counts: dict[str, int] = {}
 
     # -- binding ---------------------------------------------------------------------------------------------------
@@ -130,6 +126,7 @@ class GpuExecutable:
         report("loading weights", total, total)
 
     def _fill(self, weight: Tensor) -> list[int]:
+        """Upload a matrix; the bytes of each piece."""
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[f"weights:{weight.name}"], offset, data)
@@ -166,7 +163,7 @@ class GpuExecutable:
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Let the search be for so many from now on; how many there are to find."""
+        """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
@@ -181,23 +178,19 @@ class GpuExecutable:
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
-        self._take_in(batch)
+        self._must_be_whole()
+        self._check(batch)
+        self._upload(batch)
         for rows in pieces(batch):
             wanted = self._send(batch, rows)
-            passes = self._launch(slice(None), picked)
+            passes = self._launch(self._program.stages[0], picked)
             self._read(batch, rows, wanted, picked, passes)
 
-    def _take_in(self, batch: Batch) -> None:
-        """What all pieces of a batch have in common."""
-        self._must_be_open()
-        check_batch(batch, self.limits, self._vocabulary_in, self._plan.window)
-        last = int(batch.positions.max())
-        if last >= self._rope_filled:
-            self._grow_ropes(last + 1)
+    def _upload(self, batch: Batch) -> None:
+        """Upload what all pieces of a batch have in common."""
         self._upload_tables("tables", batch.tables)
         if batch.window_tables is not None:
             self._upload_tables("window tables", batch.window_tables)
-        self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Some rows of the batch to the device; which of its rows of logits are of them."""
@@ -225,22 +218,22 @@ class GpuExecutable:
         self._piece_counts = counts
         return wanted
 
-    def _launch(self, stages: slice, picked: int) -> int:
-        """Stages for what was sent, then passes of the search for the largest logits; how many of these."""
-        counts = self._piece_counts
+    def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
+        """Launch a stage for the rows that were sent, then the search for the largest logits; returns its passes."""
+        counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
-        shape = stages.start, stages.stop, counts["batch"], counts["logits"], counts["partitions"], picked
-        self._again = partial(self._queue, stages, counts, len(reads))
+        shape = work.start, work.stop, counts["batch"], counts["logits"], counts["partitions"], picked
+        self._again = partial(self._queue, work, counts, len(reads))
         if counts["batch"] <= FEW_ROWS:
             self._again = partial(self.replays.run, shape, self._again)
         self._again()
         return len(reads)
 
-    def _queue(self, stages: slice, counts: dict[str, int], passes: int) -> None:
-        """Launch stages, and so many passes of the search for the largest logits."""
-        for stage, bound in zip(self._program.stages[stages], self._launches[stages], strict=True):
-            count = counts[stage.rows]
+    def _queue(self, work: slice, counts: dict[str, int], passes: int) -> None:
+        """Queue some dispatches, and some passes of the search for the largest logits."""
+        for dispatch, bound in zip(self._program.dispatches[work], self._launches[work], strict=True):
+            count = counts[dispatch.rows]
             if count:
                 for launch, grid in bound[row_class(count)]:
                     launch(tuple(dimension(d, counts) for d in grid))  # type: ignore[arg-type]
@@ -286,37 +279,33 @@ class GpuExecutable:
             self._device.upload(self._buffers[name], 0, tables)
             self._sent[name] = tables.copy()
 
-    def _grow_ropes(self, needed: int) -> None:
-        """Fill tables up to a position of the batch; most chats never need a long context's full table."""
-        stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
-        positions = np.arange(self._rope_filled, stop, dtype=np.int32)
-        for rope in self._program.ropes:
-            values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
-            self._device.upload(self._buffers[_rope_name(rope)], 4 * self._rope_filled * rope.n_rot, values)
-        self._rope_filled = stop
+    def _fill_rope(self, rope: Rope, start: int, stop: int) -> None:
+        positions = np.arange(start, stop, dtype=np.int32)
+        values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
+        self._device.upload(self._buffers[_rope_name(rope)], 4 * start * rope.n_rot, values)
 
     def replay(self) -> None:
         """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
         self._must_be_open()
         self._again()
 
-    # -- a part at a time ------------------------------------------------------------------------------------------
+    # -- one stage at a time ---------------------------------------------------------------------------------------
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
         return pieces(batch)
 
-    def begin(self, batch: Batch) -> None:
-        self._take_in(batch)
+    def _take_in(self, batch: Batch) -> None:
+        self._upload(batch)
         self._send(batch, np.arange(len(batch.tokens)))
 
-    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
-        own = self._program.parts[part]
-        for buffer, rows in zip(own.enters, entering, strict=True):
+    def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        stage = self._program.stages[number]
+        for (_, buffer), rows in zip(stage.received, received, strict=True):
             if len(rows):
                 self._device.upload(self._buffers[buffer.number], 0, np.ascontiguousarray(rows))
-        self._launch(own.stages, 0)
-        found = [np.empty((self._counts[buffer.rows], buffer.stride), np.float32) for buffer in own.leaves]
-        for buffer, rows in zip(own.leaves, found, strict=True):
+        self._launch(stage, 0)
+        found = [np.empty((self._counts[value.rows], value.width), np.float32) for value, _ in stage.sent]
+        for (_, buffer), rows in zip(stage.sent, found, strict=True):
             self._gather(buffer.number, rows, np.arange(len(rows)))
         return found
 
@@ -327,47 +316,19 @@ class GpuExecutable:
 
     def result_largest(self, count: int) -> Largest:
         count, rows = self._look_for(count), self._counts["logits"]
-        keys, passes = self._keys_of(rows, count), self._launch(slice(0, 0), count) if rows else 0
+        keys, passes = self._keys_of(rows, count), self._launch(None, count) if rows else 0
         if passes:
             self._gather(KEYS[(passes - 1) % 2], keys, np.arange(rows))
         return largest.decoded(keys)
 
-    # -- what else an executable does ---------------------------------------------------------------------------------
-
-    def value(self, value: Value) -> F32:
-        self._must_be_open()
-        return self._kept[value.index][: self._counts[value.rows]]
-
-    def routing(self, out: Value) -> Routing:
-        self._must_be_open()
-        found, count = self._routings[out.index], self._counts[out.rows]
-        return Routing(found.choices[:count], found.hidden[:count])
-
-    def replace(self, weight: Tensor) -> None:
-        self._must_be_open()
-        check_replacement(weight, self._program.matrices)
-        self._fill(weight)
-
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
-        self._must_be_open()
-        self._cache.copy(source, target, windowed)
-
-    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        self._must_be_open()
-        return self._cache.read(layer, numbers)
-
-    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        self._must_be_open()
-        self._cache.write(layer, numbers, content)
+    # -- the rest of the interface ---------------------------------------------------------------------------------
 
     def read_bandwidth(self) -> float:
-        """Bytes a second of copying the largest matrix within the device's memory, reads and writes counted."""
+        """Bytes per second of copying the largest matrix within the device's memory; reads and writes both count."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 
-    def close(self) -> None:
-        """Give the memory back. Logits that were returned stay readable."""
-        self._closed = True
+    def _free(self) -> None:
         self._launches = []
         if self._buffers:
             self.replays.clear()
@@ -375,10 +336,6 @@ class GpuExecutable:
         for buffer in self._buffers.values():
             self._device.free(buffer)
         self._buffers.clear()
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise BackendError("this executable is closed; bind the plan again")
 
 
 NOTHING_SENT = np.empty((0, 0), np.int32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, experts, products, rowwise
+from localllm.backends.cpu.emit import attention, boundaries, experts, products, rowwise
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -22,9 +22,11 @@ from localllm.plan import (
     LinearAdd,
     Norm,
     Operation,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
 )
 from localllm.plan.rewrites.fusion import fuse_additions
@@ -42,8 +44,10 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Linear: products.linear_,
     LinearAdd: products.linear_add,
     Norm: rowwise.norm,
+    Receive: boundaries.receive,
     Rotate: rowwise.rotate,
     Scale: rowwise.scale,
     SelectRows: rowwise.select,
+    Send: boundaries.send,
     Softcap: rowwise.softcap,
 }

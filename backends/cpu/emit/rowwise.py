@@ -33,7 +33,7 @@ def rotate(low: Lowering, op: Rotate) -> None:
 def append_(low: Lowering, op: Append) -> None:
     k, v, layer = low.floats(op.k), low.floats(op.v), low.plan.layers[op.layer]
     arguments = append.AppendArguments(
-        step=StepOf(low.has_own_blocks(op.layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
+        step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
     low.call(append.append(layer.head_dim, low.cache.keys, low.cache.values), arguments, "batch", "append")

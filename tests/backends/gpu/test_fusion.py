@@ -32,8 +32,8 @@ WHOLE = ["embed", *LAYER, *LAYER, *LAST, "norm_rows", "matvec"]
 
 def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[str]:
     """The kernels of a step, in order."""
-    stages = bind.program(model, LIMITS, cache).stages
-    return [launch.kernel.name for stage in stages for launch in stage.launches(rows)]
+    dispatches = bind.program(model, LIMITS, cache).dispatches
+    return [launch.kernel.name for dispatch in dispatches for launch in dispatch.launches(rows)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
@@ -115,7 +115,7 @@ def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, 
     """Decoded, a few rows at a time, prefilled; two sequences. And as far from float32 as int8 activations are."""
     model = MODELS[name]
     single = bind.program(model, LIMITS, cache, model.values)
-    assert len(launched(model, 1, cache)) < sum(len(stage.launches(1)) for stage in single.stages)
+    assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)
     ids = tokens(80, 29)  # no model knows fewer
     found = []
     for backend, keep in ((gpu, []), (gpu, model.values), (ReferenceBackend(), [])):
