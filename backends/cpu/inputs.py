@@ -1,4 +1,4 @@
-"""The inputs of a step, at addresses that never change: kernels find the batch through the step blocks."""
+"""The inputs of a step, at addresses that never change: kernels find the batch through a `Step`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _COUNTS = [Step.rows, Step.logit_rows]
 class Inputs:
     """The batch's arrays.
 
-    Layers with a window and their own cache blocks use a step block of their own, with other slots and tables. The
-    arrays are filled between two tokens, when weights have displaced the caches, so as much as possible is precomputed.
+    Layers with a window and cache blocks of their own read `window_step`, which has other slots and tables. Between two
+    tokens the weights have displaced everything from the caches, so `fill` does as little as possible.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -54,7 +53,3 @@ class Arena:
 
 def address(array: NDArray[np.generic]) -> int:
     return int(array.ctypes.data)
-
-
-def total(sizes: Sequence[int]) -> int:
-    return sum(aligned(size) for size in sizes)

@@ -1,5 +1,4 @@
-"""Worker threads that live as long as the backend. They replay plans inside compiled code, and sleep between
-answers."""
+"""Worker threads: they replay plans in compiled code, and sleep between answers. They live as long as the backend."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ class Pool:
         word = ctypes.c_int64
         self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
-        self._library = library  # the workers run its code as long as they live
+        self._library = library  # keeps the code that the workers run
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
         sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
@@ -45,7 +44,7 @@ class Pool:
         for started, thread in enumerate(self._workers):
             try:
                 thread.start()
-            except RuntimeError:  # no memory for its stack, or a limit of the system
+            except RuntimeError:  # no memory for a stack, or a system limit
                 self._workers = self._workers[:started]
                 self.close()
                 raise BackendError(f"only {started + 1} of {threads} threads can be started; give fewer (-t)") from None
@@ -53,7 +52,7 @@ class Pool:
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
-            self._asleep[thread] = True  # before looking: whoever asks after this sees it and wakes us
+            self._asleep[thread] = True  # before the check: whoever asks later sees it and wakes this thread
             if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
@@ -78,13 +77,13 @@ class Pool:
                 self._wake()
                 self._step(address(sync), self.threads)
             finally:
-                sync[Sync.asked] = sync[Sync.command]  # Ctrl-C before the batch began: as if never requested
+                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch began, forget the request
 
     def close(self) -> None:
-        """Stop the threads. Waits for a batch of another thread."""
+        """Stop the threads, after a batch that another thread runs."""
         with self._running:
             self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
-            if thread is not threading.current_thread():  # a worker may be the one that collects a forgotten backend
+            if thread is not threading.current_thread():  # a worker may collect a forgotten backend
                 thread.join(timeout=5)

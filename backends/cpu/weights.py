@@ -1,4 +1,4 @@
-"""Weights from the file to panels: read in pieces and repacked in parallel, never two copies of the model in memory."""
+"""Loads weights into panels: pieces of the file are repacked in parallel, so memory never holds the model twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from localllm.quant import dequantize, row_bytes
 PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
 
 
-PACKED_BYTES = 128 << 10  # bytes of a task that multiplies packed bytes: the longest wait of a thread
+PACKED_BYTES = 128 << 10  # maximum bytes of a task that multiplies packed bytes: a thread waits for one task
 L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 while the rows pass
 
 
@@ -43,8 +43,8 @@ class Panels:
     panels: int  # of one expert
     panel_bytes: int
     blocks: int  # along K
-    tile_bytes: int  # of one panel unpacked for the mat-mul; 0 for float formats
-    widened_bytes: int  # of activations that stand beside unpacked panels
+    tile_bytes: int  # of one unpacked panel; 0 for float formats
+    widened_bytes: int  # of a tile's widened activations, which follow the unpacked panels
     experts: int = 1  # matrices of the same shape, one after the other
 
     @property
@@ -56,7 +56,7 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Panels per task, even: several tasks per thread for balance, and no more than fit L2."""
+        """Panels per task, even: few enough for several tasks per thread and to fit L2."""
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
@@ -64,7 +64,7 @@ class Panels:
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
-        """Scratch bytes of a thread that multiplies unpacked panels."""
+        """Bytes of scratch per thread for a product with unpacked panels."""
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
@@ -123,7 +123,7 @@ def fill(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Repack every matrix into the place that is meant for it."""
+    """Read and repack each matrix into its panels."""
     pieces: list[tuple[Tensor, Panels, int, int, int]] = []
     for weight, stored in pairs:
         experts, rows, _ = _matrices(weight)
@@ -161,7 +161,7 @@ def fill(
                 done += size
                 if progress is not None:
                     progress(done, everything)
-        except BaseException:  # Ctrl-C does not wait for the rest of the file
+        except BaseException:  # Ctrl-C must not wait for the rest of the file
             workers.shutdown(cancel_futures=True)
             raise
 
@@ -173,7 +173,7 @@ def _matrices(weight: Tensor) -> tuple[int, int, int]:
 
 
 def padded(count: int, lanes: int) -> int:
-    """Whole vectors and one more."""
+    """`count` rounded up to whole runs of `lanes`, and one run more."""
     return -(-count // lanes) * lanes + lanes
 
 

@@ -205,8 +205,8 @@ def mat_vec(format: str) -> Kernel:
     panel = INTEGER_PANELS[format]
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
-        place = linear.Place(a.weights, lambda _: a.x.address, lambda _: a.y.address, a.scale, a.bias)
-        linear._direct_rows(f, a, panel, place, f.i64(1), f.i64(0), a.panels)
+        operands = linear.Operands(a.weights, lambda _: a.x.address, lambda _: a.y.address, a.scale, a.bias)
+        linear._direct_rows(f, a, panel, operands, f.i64(1), f.i64(0), a.panels)
 
     return kernel(f"mat_vec_{format}", linear.LinearArguments, body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.kernels import append, rowwise
+from localllm.backends.cpu.kernels import rotate as rotate_
 from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
@@ -23,11 +24,11 @@ def norm(low: Lowering, op: Norm) -> None:
 def rotate(low: Lowering, op: Rotate) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)  # a pair is read before it is written
-    arguments = rowwise.RotateArguments(
+    arguments = rotate_.RotateArguments(
         step=StepOf(), x=rows_in(x), y=output_to(low.make(op.out)), heads=op.x.width // op.head_dim,
         table=RopeOf(op.rope),
     )  # fmt: skip
-    low.call(rowwise.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, "batch", "rotate")
+    low.call(rotate_.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, "batch", "rotate")
 
 
 def append_(low: Lowering, op: Append) -> None:

@@ -1,14 +1,13 @@
 """Attention over the paged cache: online softmax block by block in order of position, for decode and prefill alike.
 
-Positions are cut into partitions of a fixed number of cache blocks. Of every partition a row has a maximum, a sum and
-an output of its own, and these are merged in order of position: that order is part of what a result is. So a long
-sequence can be shared out between threads (`attention`, then `merge`) or be gone through by one, with the same bits.
-What a row may not see of a cache block of 64 positions weighs exactly 0, and is left out where no row of a tile sees
-it. So a row's result does not depend on the tile, the batch or the threads either.
+Positions are divided into partitions of PARTITION cache blocks. A row has a maximum, a sum and an output for each
+partition, and merges them in order of position. One thread may compute all partitions, or several threads may share
+them (`attention`, then `merge`): the order is the same, so the bits are. Positions that a row must not see weigh
+exactly 0; blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
 
-A task is a tile of neighbouring rows of one sequence with some key-value heads and all their query heads, over one
-partition ("split") or over all of them. Split tasks take as many heads as they can: the heads of a block stand one
-after the other, and memory that is read straight on comes two to three times as fast as pieces of 8 KiB.
+A task is a tile of neighbouring rows of one sequence, some key-value heads with all their query heads, and one
+partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
+neighbours in memory: reading on is two to three times as fast as reading pieces of 8 KiB.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ class AttentionArguments(MergeArguments):
 class Work(Struct):
     """How a step's attention is divided into tasks; `backends.cpu.sharing` fills it."""
 
-    tiles: Int64  # their number
+    tiles: Int64  # number of tiles
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
     split: Int64  # 0: a task covers all partitions
     heads: Int64  # key-value heads per task
@@ -68,7 +67,7 @@ PARTITION = 4  # cache blocks
 
 
 class _Rows:
-    """The query rows of `tokens` rows of the batch from `first`, while their kernel is emitted."""
+    """Emits the attention of `tokens` rows of the batch, from row `first` on."""
 
     def __init__(
         self, f: Function, a: MergeArguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Work
@@ -81,7 +80,7 @@ class _Rows:
         self.window = a.window if shape.window else None
         self.start = f.i64(0)  # the first visible block
         if self.window is not None:
-            # A block that only other rows of the tile see has weight 0 in the end: its maximum is the lowest.
+            # The maximum of a block that only other rows of the tile see is the lowest: its weight becomes 0.
             oldest = self.limits[0] - self.window + 1
             self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
@@ -131,7 +130,7 @@ class _Rows:
             limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
             return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
-        # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
+        # One row waits for memory. Scores of quantized keys are done before its values come: prefetch the next head's.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
@@ -150,7 +149,7 @@ class _Rows:
         return f.load_i32(table, number)
 
     def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
-        """All blocks of a partition into fresh states of some heads, which stand one after the other."""
+        """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""
         f = self.f
         size = self.shape.state_bytes(self.rows)
         per_head = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
@@ -162,7 +161,7 @@ class _Rows:
             self.block(a, block, head + i, self.queries + i * per_head, self.state(states + i * size))
 
     def finish(self, head: Value) -> None:
-        """y of all query rows from the merged state."""
+        """Write y of all query rows from the merged state."""
         f, a, shape = self.f, self.a, self.shape
         with f.loop(0, self.rows) as row:
             numerator, total = f.constant(F32, 1.0), f.load(self.final.sums + row * 4, F32)
@@ -183,8 +182,9 @@ class _Rows:
 
 
 def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names;
-    where the work is split, the states of the partitions, which `merge` makes y of."""
+    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names.
+
+    If the work is split, write the states of the partitions, from which `merge` makes y."""
 
     def body(f: Function, a: AttentionArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
@@ -193,7 +193,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
         of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
         tiles = work.tiles
         with tasks(f, a.counter, tiles * of_tile, thread, threads) as task:
-            # A head's keys and values stay at hand from tile to tile. The last see the most positions: they go first.
+            # Tiles of one head follow each other: its keys and values stay in the cache. The longest rows go first.
             part, rest = task % parts, task // parts
             tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
             for rows in _tile(f, a, shape, tile, thread, work):
@@ -218,7 +218,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
 
 
 def merge(shape: Shape) -> PlanKernel[MergeArguments]:
-    """y of rows whose partitions were split, one head of a tile a task; nothing to do where they were not."""
+    """Write y of split rows; a task is one head of a tile. Without a split there are no tasks."""
 
     def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
@@ -247,7 +247,8 @@ def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Val
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
-    """Scores of positions first .. first + 15 with the lowest number where a row that ends at `last` must not look."""
+    """Scores of positions first .. first + 15, the lowest number for those that a row at position `last` must not
+    see."""
 
     def splat(number: Value) -> Value:
         return f.splat(Value(f, f.builder.trunc(number.ir, I32)))

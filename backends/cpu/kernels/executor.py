@@ -21,27 +21,27 @@ class Entry(Struct):
     arguments: Int64  # address of their struct
     barrier: Int64  # 1: all threads meet after this call
     ticks: Int64  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
-    waited: Int64  # and how many of them it waited for the other threads
+    waited: Int64  # those of them that it spent waiting for other threads
 
 
 class Own(Struct):
-    """What a thread counts for itself."""
+    """Counts of one thread."""
 
     rounds: Apart  # barriers
     seen: Int64  # batches
 
 
 class Sync(Struct):
-    """The memory that threads share; a cache line for each word that is written while others spin."""
+    """Memory that threads share. A word that one thread writes while others spin has a cache line of its own."""
 
     command: Apart  # number of batches begun so far
-    asked: Int64  # the same, or one more while a batch is about to begin: then nobody goes to sleep
+    asked: Int64  # `command`, or one more while a batch is about to begin: then no thread goes to sleep
     quit: Apart
     arrivals: Apart
     plan: Apart  # address of the entries
-    count: Int64  # and their number
-    sched_yield: Int64  # address of the system's function
-    threads: Apart  # the first of a run of `Own`, a cache line each
+    count: Int64  # number of entries
+    sched_yield: Int64  # address of the system's function of this name
+    threads: Apart  # `Own` of the first thread; a cache line per thread
 
 
 def own_slot(thread: int) -> int:

@@ -1,8 +1,8 @@
-"""Mixture of experts: choose, sort rows by expert, multiply, and add up.
+"""Mixture of experts: choose, sort rows by expert, multiply, add.
 
 A pair is a row and one of its chosen experts, number row * used + choice. `route` chooses; `group` lists the pairs of
-each expert; `multiply` runs the kernels of linear.py over the rows of each expert that has any, so only active experts
-are read; `combine` adds a row's pairs in order of choice, so the sum does not depend on what else is in the batch.
+each expert; `multiply` runs the kernels of linear.py on the rows of each expert and skips experts without rows;
+`combine` adds a row's pairs in order of choice, so its sum does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from localllm.backends.cpu.arguments import (
     Target,
 )  # fmt: skip
 from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel, own_rows, sigmoid, tasks
-from localllm.backends.cpu.kernels.linear import Place, Product, ways
+from localllm.backends.cpu.kernels.linear import Operands, Product, ways
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
@@ -38,7 +38,7 @@ class RouteArguments(Struct):
     experts: Int64
     scale: Float32
     bias: AddressOrZero  # float32 (experts,)
-    rows: Address  # of their number
+    rows: Address  # of the number of rows
     scratch: Rows  # one per thread: twice the padded number of experts, float32
 
 
@@ -104,7 +104,7 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """Normalize the chosen weights in place. Few are unrolled; many use a loop, whatever a file asks for."""
+    """Normalize the chosen weights in place: unrolled if they are few, else in a loop."""
     if used > UNROLLED:
         _finish_many(f, gating, chosen, used, normalize, scale)
         return
@@ -129,7 +129,7 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
 
 
 def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """The same numbers, bit for bit, one after the other in memory."""
+    """The same numbers, bit for bit, in a loop over memory."""
 
     def weight(n: int | Value) -> Value:
         return f.load(chosen + n * 4, F32)
@@ -159,7 +159,7 @@ class GroupArguments(Struct):
     choices: Address
     experts: Int64
     used: Int64
-    rows: Address  # of their number
+    rows: Address  # of the number of rows
     starts: Target  # int64 (experts + 1): where an expert's pairs begin in `order`; the last is the number of pairs
     order: Target  # int64 (pairs,)
 
@@ -185,7 +185,7 @@ def group() -> PlanKernel[GroupArguments]:
                 f.store(order + at * 8, pair, 8)
                 f.store(slot, at + 1, 8)
             last = f.var(f.i64(0))
-            with f.loop(0, experts) as e:  # and back
+            with f.loop(0, experts) as e:  # shift the starts back
                 end = f.load_int(starts, e)
                 f.store(starts + e * 8, last.get(), 8)
                 last.set(end)
@@ -195,10 +195,10 @@ def group() -> PlanKernel[GroupArguments]:
 
 class ExpertsArguments(Product):
     experts: Int64
-    expert_bytes: Int64  # from one expert's panels to the next's
+    expert_bytes: Int64  # stride between the panels of two experts
     starts: Address
     order: Address
-    pairs_per_row: Int64  # of x: `used` where pairs read their row, 1 where each has a row of its own
+    pairs_per_row: Int64  # pairs that read one row of x: `used` or 1
     scales: AddressOrZero  # float32 (experts,)
     bias_stride: Int64
 
@@ -219,7 +219,7 @@ def multiply(format_name: str) -> PlanKernel[ExpertsArguments]:
             scale = f.var(f.constant(F32, 1.0))
             with f.when(scales.differs(0)):
                 scale.set(f.load(f.pointer(scales) + expert * 4, F32))
-            place = Place(
+            place = Operands(
                 a.weights + expert * a.expert_bytes,
                 lambda row: a.x.address + f.load_int(order, begin + row) // a.pairs_per_row * a.x.stride,
                 lambda row: a.y.address + f.load_int(order, begin + row) * a.y.stride,
@@ -241,7 +241,7 @@ class CombineArguments(Struct):
     weights: Address
     used: Int64
     width: Int64
-    rows: Address  # of their number
+    rows: Address  # of the number of rows
 
 
 def combine() -> PlanKernel[CombineArguments]:

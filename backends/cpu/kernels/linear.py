@@ -1,10 +1,10 @@
 """y = x W^T from weight panels.
 
-One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) take two steps:
-a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows over
-them. All formats share this tile kernel (on AVX2 some use another: `wide`). Lane = output row: every output is one
-chain of fused multiply-adds over its groups in order of k in all ways, so a row's bits do not depend on the number of
-rows in the batch. Tasks are runs of panels taken from a counter.
+Few rows (decoding) multiply the panel's packed bytes. For more rows (prefill, verification) a thread first unpacks a
+few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All formats
+share this tile kernel, but some use `wide` on AVX2. A lane is an output row. Every output is one chain of fused
+multiply-adds over its groups in order of k, however many rows the batch has, so its bits never change. A task is a run
+of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
@@ -30,53 +30,51 @@ from localllm.backends.cpu.panels import FloatPanel, IntegerPanel
 from localllm.backends.cpu.simd import LANES, Function, Value, Variable
 from localllm.backends.cpu.unpack import panel_of
 
-READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
-
 
 class Product(Struct):
-    """What a product with one matrix, and one with those of experts, both need."""
+    """Arguments that a product with a matrix and one with the matrices of experts share."""
 
     weights: Address
     blocks: Int64  # along K: blocks of a quantized format, values of a float format
     panels: Int64  # even
     panel_bytes: Int64
-    chunk: Int64  # panels of one task, even
+    chunk: Int64  # panels per task, even
     x: Rows
     y: Output  # of 16 * panels floats
     bias: AddressOrZero  # float32
     counter: Address
-    scratch: Rows  # one per thread: as many unpacked panels as a task has
+    scratch: Rows  # one per thread: the unpacked panels of a task
 
 
 class LinearArguments(Product):
     tile_chunk: Int64  # as `chunk`, for tasks that unpack
     residual: RowsOrNone  # added last; may be y itself
     scale: Float32
-    rows: Address  # of their number
+    rows: Address  # of the number of rows
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Locations of a product's operands: row numbers to addresses. Rows may be scattered, such as those of an
-    expert."""
+class Operands:
+    """The operands of a product. `x`, `y` and `residual` map a row number to an address: an expert's rows are
+    scattered."""
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
     y: Callable[[Value], Value]
     scale: Value  # float32
-    bias: Value  # float32 address as int64, 0 for none
+    bias: Value  # int64: address of float32 values, or 0
     residual: Callable[[Value], Value] | None = None
-    residual_given: Value | None = None  # whether there is one, where `residual` is not None
+    residual_given: Value | None = None  # whether the residual has an address
 
 
 def linear(format_name: str) -> PlanKernel[LinearArguments]:
-    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32 or
-    bfloats."""
+    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32
+    or bfloats."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: LinearArguments, thread: Value, threads: Value) -> None:
         weights, scale, bias = a.weights, a.scale, a.bias
-        place = Place(weights, a.x.row, a.y.row, scale, bias, a.residual.row, a.residual.given)
+        place = Operands(weights, a.x.row, a.y.row, scale, bias, a.residual.row, a.residual.given)
         rows = f.load_int(a.rows)
         for wanted, unpacks, part in ways(f, a, panel, thread, rows):
             with f.when(wanted):
@@ -88,24 +86,24 @@ def linear(format_name: str) -> PlanKernel[LinearArguments]:
     return kernel(f"linear_{format_name}", LinearArguments, body)
 
 
-Part = Callable[[Place, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
+Part = Callable[[Operands, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
 
 
 def ways(
     f: Function, a: Product, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
 ) -> list[tuple[Value, bool, Part]]:
-    """(condition, whether it unpacks, code) of each way to multiply: exactly one applies to a number of rows."""
+    """(condition, whether it unpacks, code) of each way to multiply; exactly one condition holds."""
     if isinstance(panel, FloatPanel):
 
-        def floats(place: Place, count: Value, first: Value, last: Value) -> None:
+        def floats(place: Operands, count: Value, first: Value, last: Value) -> None:
             _float_rows(f, a, panel, place, count, first, last)
 
         return [(rows > 0, False, floats)]
 
-    def direct(place: Place, count: Value, first: Value, last: Value) -> None:
+    def direct(place: Operands, count: Value, first: Value, last: Value) -> None:
         _direct_rows(f, a, panel, place, count, first, last)
 
-    def tiled(place: Place, count: Value, first: Value, last: Value) -> None:
+    def tiled(place: Operands, count: Value, first: Value, last: Value) -> None:
         _tiled_rows(f, a, panel, place, a.scratch.row(thread), count, first, last)
 
     few = rows <= panel.direct_rows
@@ -113,7 +111,7 @@ def ways(
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
-    """Call part(first row, size) for runs of rows, the largest sizes first."""
+    """Call part(first row, size) for runs of rows, largest sizes first."""
     assert callable(part)
     done = f.var(f.i64(0))
     for size in dict.fromkeys(sizes):
@@ -123,8 +121,8 @@ def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> N
             done.set(row + size)
 
 
-def _finish(f: Function, place: Place, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
-    """Scale, bias and residual, and the store of a tile's outputs: panels from p, rows from `row`."""
+def _finish(f: Function, place: Operands, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
+    """Apply scale, bias and residual, and store a tile's outputs: panels from p, rows from `row`."""
     scale = f.splat(place.scale)
     for t, of_row in enumerate(sums):
         target = place.y(row + t)
@@ -147,7 +145,7 @@ def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
 
 
 def _float_rows(
-    f: Function, a: Product, panel: FloatPanel, place: Place, rows: Value, first: Value, last: Value
+    f: Function, a: Product, panel: FloatPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
     pairs = panel.activations is not None
     tile_rows, tile_panels = f.isa.bfloat_tile if pairs else f.isa.float_tile
@@ -183,7 +181,7 @@ def _arithmetic(panel: IntegerPanel) -> ModuleType:
 
 
 def _direct_rows(
-    f: Function, a: Product, panel: IntegerPanel, place: Place, rows: Value, first: Value, last: Value
+    f: Function, a: Product, panel: IntegerPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
     way = _arithmetic(panel)
 
@@ -204,7 +202,14 @@ def _direct_rows(
 
 
 def _tiled_rows(
-    f: Function, a: Product, panel: IntegerPanel, place: Place, scratch: Value, rows: Value, first: Value, last: Value
+    f: Function,
+    a: Product,
+    panel: IntegerPanel,
+    place: Operands,
+    scratch: Value,
+    rows: Value,
+    first: Value,
+    last: Value,
 ) -> None:
     way = _arithmetic(panel)
     in_pairs = wide.used(f.isa, panel)
@@ -237,14 +242,14 @@ def _tiled_rows(
 def _wide_tiles(
     f: Function,
     panel: IntegerPanel,
-    place: Place,
+    place: Operands,
     rows: Value,
     first: Value,
     last: Value,
     unpacked: Value,
     parts: Value,
 ) -> None:
-    """As the tiles above over panels that `wide` unpacked; a tile's widened activations stand behind them."""
+    """As above, for panels that `wide` unpacked; a tile's widened activations follow them in memory."""
     panel_bytes = parts * wide.tile_bytes(f.isa, panel)
     widened = unpacked + (last - first) * panel_bytes
     waiting = f.buffer(wide.SUMS_BYTES)

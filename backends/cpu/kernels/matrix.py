@@ -1,4 +1,4 @@
-"""Matrices in panels, except products: file rows to panels, and one row back to floats for the embedding."""
+"""Matrices in panels: file rows become panels, and the embedding turns one row back into floats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RepackArguments(Struct):
 
 
 def repack(format_name: str) -> PlanKernel[RepackArguments]:
-    """Convert file rows to panels. Lanes of rows that do not exist are unchanged (zero)."""
+    """Convert file rows to panels. Lanes without a row stay zero."""
     panel = panel_of(format_name)
     if isinstance(panel, FloatPanel):
         fields: tuple[tuple[int, int], ...] = ((panel.value_bytes, 1),)
@@ -63,7 +63,7 @@ class EmbedArguments(Struct):
 
 
 def embed(format_name: str) -> PlanKernel[EmbedArguments]:
-    """y[t] = row tokens[t] of a matrix in panels, as float32: the file's numbers to the bit."""
+    """y[t] = row tokens[t] of a matrix in panels, as float32, with the bits of the file's format."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: EmbedArguments, thread: Value, threads: Value) -> None:

@@ -1,7 +1,7 @@
-"""Operations that work row by row: norm, rotate, append to the cache, glu, add, scale, select, quantize.
+"""Operations that work row by row: norm, glu, add, scale, activations, soft caps, selected rows, quantization.
 
-Each thread takes its share of the rows, the same share in every kernel, so a run of these needs no barrier inside. Rows
-are padded to whole vectors; the padding holds numbers that nothing reads.
+A thread takes the same share of the rows in every kernel, so consecutive kernels need no barrier. Rows are padded to
+whole vectors; nothing reads the padding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from localllm.backends.cpu.kernels.common import (
     sigmoid,
     tanh,
 )  # fmt: skip
-from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, vector
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 from localllm.plan import Activation, GluActivation
 
 
@@ -66,13 +66,13 @@ class NormArguments(Struct):
     width: Int64  # of one group
     groups: Int64
     eps: Float32
-    rows: Address  # of their number, as in all structs here
+    rows: Address  # of the number of rows, as in all structs here
     group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
     copies: Copies  # of y
 
 
 def norm(kind: Literal["rms", "layer"]) -> PlanKernel[NormArguments]:
-    """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" leaves the mean out."""
+    """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0."""
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
         width = a.width
@@ -138,7 +138,7 @@ class QuantizeArguments(Struct):
 
 
 def quantize() -> PlanKernel[QuantizeArguments]:
-    """Activations of other kinds from float32 rows."""
+    """Write float32 rows as activations."""
 
     def body(f: Function, a: QuantizeArguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
@@ -157,7 +157,7 @@ class GluArguments(Struct):
 
 
 def glu(activation: GluActivation, row_gate: bool = False) -> PlanKernel[GluArguments]:
-    """y = activation(gate) * up; with `row_gate` one gate for the whole row."""
+    """y = activation(gate) * up; with `row_gate` the gate has one value per row."""
 
     def unit(f: Function, gate: Value, up: Value) -> Value:
         if activation == "swiglu_oai":
@@ -269,49 +269,3 @@ def select() -> PlanKernel[SelectArguments]:
                 f.store(y + i * 4, f.load(x + i * 4, f32x16))
 
     return kernel("select", SelectArguments, body)
-
-
-class RotateArguments(Struct):
-    step: Address
-    x: Rows
-    y: Output  # may be x
-    heads: Int64
-    table: Address  # float32 (positions, 2, n_rot / 2): cosines, sines
-
-
-def rotate(style: Literal["norm", "neox"], head_dim: int, n_rot: int) -> PlanKernel[RotateArguments]:
-    """Rotary embedding of every head: (a, b) -> (a cos - b sin, a sin + b cos)."""
-    half = n_rot // 2
-    lanes = next(n for n in (16, 8, 4, 2, 1) if half % n == 0)
-
-    def body(f: Function, a: RotateArguments, thread: Value, threads: Value) -> None:
-        step = Step.at(a.step)
-        row_type = vector(F32, lanes)
-        with own_rows(f, step.rows, thread, threads) as row:
-            position = f.load_i32(step.positions, row)
-            table = a.table + position * (8 * half)
-            with f.loop(0, a.heads) as head:
-                x = a.x.address + (row * a.x.stride + head * (4 * head_dim))
-                y = a.y.address + (row * a.y.stride + head * (4 * head_dim))
-                with f.loop(0, half, lanes) as i:
-                    cosine = f.load(table + i * 4, row_type)
-                    sine = f.load(table + (i + half) * 4, row_type)
-                    if style == "neox":
-                        p, q = f.load(x + i * 4, row_type), f.load(x + (i + half) * 4, row_type)
-                    else:
-                        pairs = f.load(x + i * 8, vector(F32, 2 * lanes))
-                        p, q = (f.shuffle(pairs, pairs, range(odd, 2 * lanes, 2)) for odd in (0, 1))
-                    minus = f.constant(row_type, 0.0) - q
-                    first = f.fma(p, cosine, minus * sine)
-                    second = f.fma(p, sine, q * cosine)
-                    if style == "neox":
-                        f.store(y + i * 4, first)
-                        f.store(y + (i + half) * 4, second)
-                    else:
-                        order = [lane // 2 + (lane % 2) * lanes for lane in range(2 * lanes)]
-                        f.store(y + i * 8, f.shuffle(first, second, order))
-                if n_rot < head_dim:
-                    with f.loop(n_rot, head_dim) as i:
-                        f.store(y + i * 4, f.load(x + i * 4, F32))
-
-    return kernel(f"rotate_{style}_{head_dim}_{n_rot}", RotateArguments, body)
