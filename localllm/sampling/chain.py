@@ -200,7 +200,7 @@ def _roll(context: Context) -> float:
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
-class Step(NamedTuple):
+class Stage(NamedTuple):
     """One sampler: its function, when its options enable it, and whether it always keeps the largest logit."""
 
     run: Callable[[Candidates, SamplerOptions, Context], Candidates]
@@ -213,20 +213,20 @@ def _penalizes(options: SamplerOptions) -> bool:
     return options.repeat_last_n > 0 and not neutral
 
 
-SAMPLERS: dict[str, Step] = {
-    "penalties": Step(penalties, _penalizes, keeps_peak=False),
-    "dry": Step(dry, lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n > 0, keeps_peak=False),
-    "top_n_sigma": Step(top_n_sigma, lambda o: o.top_n_sigma > 0, keeps_peak=True),
-    "top_k": Step(top_k, lambda o: o.top_k > 0, keeps_peak=True),
-    "typ_p": Step(typ_p, lambda o: o.typical_p < 1, keeps_peak=False),
-    "top_p": Step(top_p, lambda o: o.top_p < 1, keeps_peak=True),
-    "min_p": Step(min_p, lambda o: o.min_p > 0, keeps_peak=True),
-    "xtc": Step(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
-    "temperature": Step(temperature, lambda o: True, keeps_peak=True),
+SAMPLERS: dict[str, Stage] = {
+    "penalties": Stage(penalties, _penalizes, keeps_peak=False),
+    "dry": Stage(dry, lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n > 0, keeps_peak=False),
+    "top_n_sigma": Stage(top_n_sigma, lambda o: o.top_n_sigma > 0, keeps_peak=True),
+    "top_k": Stage(top_k, lambda o: o.top_k > 0, keeps_peak=True),
+    "typ_p": Stage(typ_p, lambda o: o.typical_p < 1, keeps_peak=False),
+    "top_p": Stage(top_p, lambda o: o.top_p < 1, keeps_peak=True),
+    "min_p": Stage(min_p, lambda o: o.min_p > 0, keeps_peak=True),
+    "xtc": Stage(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
+    "temperature": Stage(temperature, lambda o: True, keeps_peak=True),
 }
 
 
-def steps(options: SamplerOptions) -> tuple[Step, ...]:
+def enabled(options: SamplerOptions) -> tuple[Stage, ...]:
     """The samplers that `options` enable, in order. Greedy sampling skips those that cannot change the largest
     logit."""
     chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]

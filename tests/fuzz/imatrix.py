@@ -11,7 +11,7 @@ import numpy as np
 
 from localllm.calibration import imatrix
 from localllm.calibration.imatrix import Entry, Imatrix
-from localllm.quantize.plan import metadata
+from localllm.quantize.jobs import metadata
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.gguf import change_counts, change_key, change_tensor

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from localllm.confined import Limits, folder_tokenizer
 from localllm.convert import open_checkpoint, vocabulary
 from localllm.gguf import open_gguf, write_gguf
-from localllm.quantize.conversion import How, conversion
-from localllm.quantize.plan import copy_plan, metadata
+from localllm.quantize.conversion import Settings, conversion
+from localllm.quantize.jobs import copy_jobs, metadata
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
@@ -153,7 +153,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 def use(source: Path, target: Path) -> str:
     """Convert a folder as `quantize IN COPY` does, and open the file."""
     path = target / "model.gguf"
-    with open_checkpoint(source) as model, conversion(copy_plan(model), model.tensors, How(1)) as tensors:
+    with open_checkpoint(source) as model, conversion(copy_jobs(model), model.tensors, Settings(1)) as tensors:
         write_gguf(path, metadata(model.stored, None, None, ""), tensors)
     with open_gguf(path) as file:
         for tensor in file.tensors.values():

@@ -15,7 +15,7 @@ from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
 from localllm.gguf import NewTensor, write_gguf
 from localllm.plan import Experts, Linear
-from localllm.quantize.plan import metadata
+from localllm.quantize.jobs import metadata
 from tests.conftest import reference
 from tests.localllm.support import REPOSITORY
 

@@ -12,7 +12,7 @@ from localllm.sampling.sampler import Sampler
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.policy import Costs, Judge
 from localllm.speculation.rule import Guess
-from localllm.speculation.steps import SpeculativeSteps, Speculator
+from localllm.speculation.speculator import SpeculativeDecoding, Speculator
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 
@@ -118,18 +118,20 @@ def reckless(drafter: ToldDrafter, longest: int = 15) -> Speculator:
     return Speculator((Drafting(drafter, judge),), Free(), longest)
 
 
-def write(steps: SpeculativeSteps, sampler: Sampler, session: TableSession, prompt: list[int], count: int) -> list[int]:
+def write(
+    decoding: SpeculativeDecoding, sampler: Sampler, session: TableSession, prompt: list[int], count: int
+) -> list[int]:
     """`count` tokens after `prompt`."""
     for token in prompt:
         sampler.accept(token)
-    steps.start(session.evaluate(prompt, logits=True)[-1:])
+    decoding.start(session.evaluate(prompt, logits=True)[-1:])
     answer: list[int] = []
     while True:
-        answer.append(steps.sample())
+        answer.append(decoding.sample())
         sampler.accept(answer[-1])
         if len(answer) == count:
             return answer
-        steps.feed(answer[-1], count - len(answer))
+        decoding.feed(answer[-1], count - len(answer))
 
 
 GREEDY = SamplerOptions(temperature=0)
