@@ -15,7 +15,7 @@ from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class ExpertGating:
     """How the experts of a token are weighted; `plan.Experts` says what the gatings are."""
 
     gating: Gating
@@ -56,12 +56,12 @@ class Architecture:
     logit_softcap: float | None = None  # as above
     multipliers: bool = False  # keys scale embeddings, scores, residual branches and logits, and may switch rope off
     sliding: Sliding | None = None
-    routing: Routing | None = None
+    routing: ExpertGating | None = None
 
 
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
-        "llama", "norm", routing=Routing("softmax", True, scales=True)
+        "llama", "norm", routing=ExpertGating("softmax", True, scales=True)
     ),
     Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
@@ -76,15 +76,15 @@ _ROWS = (
     Architecture("glm4", "norm", ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
-        routing=Routing("sigmoid", False, from_file=True),
+        routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
-        routing=Routing("softmax_of_chosen", False, activation="swiglu_oai"),
+        routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
     ),
     Architecture("granite", "norm", ffn_scales=False, multipliers=True),
     Architecture(
-        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=Routing("softmax", True)
+        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=ExpertGating("softmax", True)
     ),
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
@@ -92,9 +92,9 @@ _ROWS = (
     ),
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
     Architecture("qwen2", "neox", ffn_scales=False),
-    Architecture("qwen2moe", "neox", ffn_scales=False, routing=Routing("softmax", False)),
+    Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
     Architecture("qwen3", "neox", qk_norm=True),
-    Architecture("qwen3moe", "neox", qk_norm=True, routing=Routing("softmax", True, scales=True)),
+    Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from localllm.models.architectures import ARCHITECTURES, Architecture, Routing
+from localllm.models.architectures import ARCHITECTURES, Architecture, ExpertGating
 from localllm.models.errors import ModelError
 from localllm.models.keys import Keys, found
 from localllm.plan import Gating, GluActivation
@@ -183,7 +183,7 @@ def _multiplier(keys: Keys, row: Architecture, key: str) -> float:
     return (keys.real(key, 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0) or 1.0
 
 
-def _experts(keys: Keys, routing: Routing | None) -> ExpertConfig | None:
+def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
     count = keys.integer("expert_count", 0, _MAX_EXPERTS, default=0, reason=_REASON)
     if not count:
         return None

@@ -9,23 +9,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.calibration.awq import NOT_ROUNDED, scale_model
+from localllm.backends.base import Progress
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix, measure
+from localllm.calibration.scaling import NOT_ROUNDED, scale_model
 from localllm.evaluation import Windows
 from localllm.model import Model
 from localllm.plan import F32
 from localllm.quant import gptq
 
 U8 = NDArray[np.uint8]
-Progress = Callable[[str, int, int], None]
 
 
 class Method(Protocol):

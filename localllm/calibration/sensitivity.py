@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.backends.base import CacheTypes
+from localllm.backends.base import CacheTypes, Progress
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
@@ -35,7 +35,6 @@ from localllm.quant.gptq import output_error
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-Progress = Callable[[str, int, int], None]
 
 RUNS_AS = "F16"  # format of the matrices during trials: close to any of them, exact to 11 bits
 TRIES = 8  # attempts of `fit_kld` before it gives up

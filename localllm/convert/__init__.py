@@ -13,6 +13,6 @@ F32, are F32 already. Nothing is read before it is asked for. `notes` are lines 
 
 from localllm.convert.checkpoint import Checkpoint, open_checkpoint
 from localllm.convert.errors import ConvertError
-from localllm.convert.tensor import Tensor
+from localllm.convert.tensor import LazyTensor
 
-__all__ = ["Checkpoint", "ConvertError", "Tensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "ConvertError", "LazyTensor", "open_checkpoint"]

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.safetensors import Shard
-from localllm.convert.tensor import Tensor
+from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
 # Multimodal models keep their text model under these names.
@@ -37,7 +37,7 @@ class Shelf:
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
         self._taken: set[str] = set()
 
-    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, Tensor]]:
+    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, LazyTensor]]:
         senses = beyond = 0
         for shard in shards:
             for stored, tensor in shard.tensors.items():
@@ -69,9 +69,9 @@ class Shelf:
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 
-    def take(self, prefix: str, names: tuple[str, ...]) -> list[Tensor] | None:
+    def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """The tensors with these names, `{}` counting as far as the folder does; None if the first is missing."""
-        found: list[Tensor] = []
+        found: list[LazyTensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)
             numbered = [name.format(i) for i in range(count)] if "{}" in name else [name]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.config import Config
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json, steps
 from localllm.tokenizer.vocab import read_vocab
 
@@ -17,7 +17,7 @@ _ROLES = {  # name in the folder: name in GGUF
 
 
 def special_keys(
-    folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: Config, keys: Mapping[str, Any]
+    folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: HfConfig, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Ids, and add_bos_token and add_eos_token; `keys` already hold the tokens."""
     tokens: list[str] = keys[_KEY + "tokens"]

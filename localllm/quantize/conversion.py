@@ -11,12 +11,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.backends.base import Progress
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.method import Method
 from localllm.errors import LocalLLMError
@@ -30,10 +31,6 @@ U8 = NDArray[np.uint8]
 CHUNK = 1 << 18  # values that one thread converts at a time: a megabyte of float32, which fits a core's cache
 COPIED = 1 << 22  # values copied at a time
 AHEAD = 3  # chunks in progress per thread
-
-
-class Progress(Protocol):
-    def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass(slots=True)

@@ -9,8 +9,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Limits, folder_tokenizer
-from localllm.convert import open_checkpoint, vocabulary
+from localllm.confined import ResourceLimits, folder_tokenizer
+from localllm.convert import open_checkpoint, tokenizer_keys
 from localllm.gguf import open_gguf, write_gguf
 from localllm.quantize.conversion import Settings, conversion
 from localllm.quantize.jobs import copy_jobs, metadata
@@ -58,8 +58,8 @@ class Kind:
     seconds: ClassVar[float] = 30.0
 
     def __init__(self, home: Path) -> None:
-        child = PerProcess(folder_tokenizer.__name__, Limits(seconds=1.0, wall=10.0))
-        vocabulary.Confined = lambda *_: child  # type: ignore[assignment,misc]
+        child = PerProcess(folder_tokenizer.__name__, ResourceLimits(seconds=1.0, wall=10.0))
+        tokenizer_keys.Confined = lambda *_: child  # type: ignore[assignment,misc]
         specs = read_specs()
         for name in _MADE:
             (home / name).mkdir()

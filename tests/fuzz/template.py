@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Confined, Limits
+from localllm.confined import Confined, ResourceLimits
 from localllm.template import FAMILIES, ChatTemplate, TemplateError, TemplateLimit
 from tests.conftest import SHARED_DATA
 from tests.fuzz import attacks
@@ -75,7 +75,7 @@ class Kind:
         folder = SHARED_DATA / "templates"
         found = [path.read_text() for path in sorted(folder.glob("*.jinja"))] if folder.exists() else []
         self._sources = [*found, *_OWN, *(family.source for family in FAMILIES)]
-        self._child = PerProcess("localllm.template.render", Limits(seconds=0.3))  # a part of what is usual
+        self._child = PerProcess("localllm.template.render", ResourceLimits(seconds=0.3))  # a part of what is usual
 
     def make(self, random: Random, folder: Path) -> Case:
         at = random.randrange(len(self._sources))

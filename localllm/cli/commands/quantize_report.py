@@ -10,7 +10,7 @@ from localllm.calibration.imatrix import Imatrix
 from localllm.cli.commands.perplexity import mean
 from localllm.cli.options import Quantize
 from localllm.cli.terminal.console import YELLOW, RateProgress, say
-from localllm.cli.terminal.text import columns, markdown, size
+from localllm.cli.terminal.formatting import columns, markdown, size
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
 from localllm.model import load

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from localllm import quant
-from localllm.convert import Checkpoint, Tensor
+from localllm.convert import Checkpoint, LazyTensor
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.models import architecture_of, read_config, record
 from tests.models.support import Driver, bind_reference
@@ -32,7 +32,7 @@ def write_f32(model: Checkpoint, path: Path) -> None:
     write_gguf(path, {**model.stored, "general.file_type": 0, "general.quantization_version": 2}, tensors)
 
 
-def values(tensor: Tensor) -> np.ndarray:
+def values(tensor: LazyTensor) -> np.ndarray:
     """float32 of the tensor's shape."""
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
 

@@ -19,8 +19,8 @@ class Ropes:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A layer maps T rows to T rows; the last one goes on with only the rows whose logits are wanted."""
+class LayerRecorder:
+    """Records one layer: T rows to T rows. The last one continues with only the rows whose logits are wanted."""
 
     config: Config
     architecture: Architecture
