@@ -1,7 +1,7 @@
 """The one forward pass: walks the layers of a transformer and records every operation; `models.layers` does one layer.
 
-What the file holds (biases, q/k norms, experts, output matrix, frequency factors) decides what is recorded;
-`Architecture` says the rest.
+The tensors in the file (biases, q/k norms, experts, output matrix, frequency factors) decide what is recorded;
+`Architecture` decides the rest.
 """
 
 from __future__ import annotations
