@@ -28,8 +28,8 @@ F64 = NDArray[np.float64]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-_MOST = (1 << 31) - 1  # of a count: the older format stores int32
-_LIMIT = 1 << 28  # of numbers in a file of the older format: what says more is damaged
+_MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
+_LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
 
 
 @dataclass(frozen=True, slots=True)

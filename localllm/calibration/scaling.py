@@ -112,7 +112,7 @@ def _values(tensor: Tensor) -> F32:
 
 
 def _add(found: dict[str, Scaling], group: FoldGroup, scale: F32, tensors: Mapping[str, Tensor]) -> None:
-    """Readers' columns times the factors, makers divided by them."""
+    """Multiply the readers' columns by the factors, and divide the makers by them."""
     if (scale == 1).all():
         return
     for name in group.readers:

@@ -1,12 +1,12 @@
-"""What storing each tensor in each format does to the model's distributions, and the mix of formats that follows.
+"""Measures how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
 
     with Trial(path, text, ctx=512, windows=8, progress=...) as trial:
         effects = trial.effects({name: ("Q2_K", "Q4_K", "Q6_K", "Q8_0"), ...})   # measured, tensor by tensor
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
         kld = trial.kld(formats)                      # measured, all of them together
 
-`fit_kld` does the last two again and again until the measured divergence is inside the bound. The model runs with its
-matrices as half-precision floats, and a tensor under trial holds the values it would have after it was stored.
+`fit_kld` repeats the last two until the measured divergence is inside the bound. The model runs with its matrices as
+half-precision floats, and a tensor under trial holds the values it would have after it was stored.
 """
 
 from __future__ import annotations

@@ -88,7 +88,7 @@ def _card(path: Path) -> dict[str, str | list[str]]:
                 found[pair[1]] = _scalar(pair[2])
             else:
                 found[pair[1]] = items = []
-    return {}  # the head has no end
+    return {}  # the head is not closed
 
 
 def _scalar(text: str) -> str:

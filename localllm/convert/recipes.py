@@ -18,7 +18,7 @@ from localllm.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that changes of tensors need."""
+    """The sizes that changes of tensors depend on."""
 
     layers: int
     heads: int
@@ -37,7 +37,7 @@ def _only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 class From:
     """Names below `model.layers.N.`, and the change that makes one tensor of them; `{}` in a name counts from 0.
 
-    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`, one as the other.
+    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
     """
 
     names: tuple[str, ...]
@@ -127,7 +127,7 @@ def _every_fourth_without_rope(config: HfConfig) -> str | None:
 
 
 def _score_scale(wide_layers: int) -> Check:
-    """Scores over the root of the head's width, or in a model of so many layers of width over heads."""
+    """Scores are divided by the root of the head width; with `wide_layers` layers, by the root of width over heads."""
 
     def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
@@ -147,9 +147,9 @@ class Recipe:
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # the first whose names exist counts
+    layer: Mapping[str, tuple[From, ...]]  # uses the first whose names exist
     norm_offset: float = 0.0  # added to the weights of norms
-    rope_tensors: bool = False  # frequency factors have a place in the file
+    rope_tensors: bool = False  # the file can store frequency factors
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, int | str] = field(default_factory=dict)  # further keys: a number, or its name in config.json

@@ -123,7 +123,7 @@ def _llama3(given: _Given) -> RopeKeys:
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
-    with np.errstate(divide="ignore", invalid="ignore"):  # where the next line takes another value
+    with np.errstate(divide="ignore", invalid="ignore"):  # the next line replaces these values
         smooth = (original / waves - low) / (high - low)
         factors = 1.0 / ((1.0 - smooth) / factor + smooth)
     factors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, factors))

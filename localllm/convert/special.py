@@ -87,7 +87,7 @@ def _flag(
 
 
 def _further_ends(generation: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens that end an answer by generation_config.json and would not by themselves; GGUF has keys for two."""
+    """Tokens that end an answer only because generation_config.json lists them; GGUF has keys for two."""
     known = read_vocab(keys).ends
     further = [i for i in _numbers(generation.get("eos_token_id"), len(keys[_KEY + "tokens"])) if i not in known]
     return {f"{_KEY}{name}_token_id": i for name, i in zip(("eot", "eom"), further, strict=False)}

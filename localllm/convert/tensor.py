@@ -19,7 +19,7 @@ from localllm.convert.errors import ConvertError
 U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights per block, of one byte of scale and 16 of codes
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) as MXFP4 (..., rows, 32 n).
 
-    There a byte holds two neighbours, the first in its low half; in ggml it holds weights i and i + 16.
+    In the checkpoint a byte holds two neighbours, the first in its low half; in ggml, weights i and i + 16.
     """
     if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
         raise ConvertError(

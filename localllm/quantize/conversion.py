@@ -144,7 +144,7 @@ def _chunks(
 
 
 def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Converted]]:
-    """Runs of rows, none of which crosses from one expert to the next."""
+    """A task for each run of rows; no run crosses from one expert to the next."""
     columns = job.shape[-1]
     if not job.changes:
         size = max(COPIED // columns, 1)
@@ -193,7 +193,8 @@ def _convert(
 
 
 def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converted:
-    """A tensor by a method that wants all of it, and may change what keeps its format: what factors are folded into."""
+    """Store a whole tensor by a method. It also changes tensors that keep their format if factors are folded into
+    them."""
     stored = tensor.read(0, job.rows)
     if not job.changes and FORMATS[job.after].quantize is None:
         return _Converted(stored, None, job.values)

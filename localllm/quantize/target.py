@@ -13,7 +13,7 @@ from localllm.quant.mixes import Options, role
 from localllm.quantize.jobs import Job, QuantizeError, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 
-# Formats to choose from, those that good mixes were seen to use. Rows that are no multiple of 256 use the second list.
+# Formats to choose from: those found in good mixes. Rows whose length is not a multiple of 256 use the second list.
 WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 WIDE_WITH_IMATRIX = ("IQ2_XS", "IQ3_XXS", "IQ3_S", *WIDE)
 NARROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -29,7 +29,7 @@ class Goal:
 
 
 def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """Per tensor, the formats to try: smaller ones than it has and its own, or what the user says."""
+    """The formats to try for each tensor: its own and smaller ones, or those that the user gives."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)

@@ -1,4 +1,5 @@
-"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook, signs stand apart.
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook; signs are stored
+separately.
 
 Calls as in k_quants, followed by the codebook (quant.compiled.codebook). The searches follow ggml's operation by
 operation, one group after the other (quant.compiled.runs).
@@ -26,8 +27,8 @@ class SearchParameters(NamedTuple):
 
     size: int  # values per scale
     even: bool  # only seven of eight signs are stored
-    spread: np.float32  # factor of the mean square in the weight of a value, with importance
-    floor: np.float32  # and without
+    spread: np.float32  # share of the mean square in the weight of a value, with importance
+    floor: np.float32  # the same share without importance
     tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
     tries: int  # number of scales to either side of the one that spans the group
     step: np.float32  # distance between them
