@@ -1,4 +1,4 @@
-"""Confined children of the program under short limits, kept for many cases."""
+"""Confined children of the program with short limits, kept for many cases."""
 
 from __future__ import annotations
 

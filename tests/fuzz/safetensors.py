@@ -1,4 +1,4 @@
-"""Hugging Face folders that lie: opened, converted to a GGUF file, and tokenized with what came out."""
+"""Damaged Hugging Face folders: opened, converted to a GGUF file, which is then used for tokenizing."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ class Kind:
 
 
 def _change(random: Random, file: str, files: dict[str, bytes]) -> str:
-    """Change a file of a folder; says how."""
+    """Change a file of a folder; returns a description."""
     how, data = random.random(), files[file]
     if how < 0.04:
         del files[file]
         return "removed"
     if how > 0.1:
-        with suppress(ValueError, RecursionError, struct.error):  # what an earlier change made unreadable
+        with suppress(ValueError, RecursionError, struct.error):  # an earlier change made it unreadable
             return _change_content(random, file, files)
     files[file] = values.damage(random, data, random.choice((100, 2000, None)))
     return "bytes"
