@@ -55,9 +55,9 @@ class Shelf:
                 elif not name.endswith(_COMPUTED):
                     yield name, tensor
         if senses:
-            self.notes.append(f"skipped {senses} tensors for images or audio: the file holds the text model")
+            self.notes.append(f"skipped {_tensors(senses)} for images or audio: the file holds the text model")
         if beyond:
-            self.notes.append(f"skipped {beyond} tensors of layers for multi-token prediction")
+            self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
 
     def _apply_fp8_scales(self) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
@@ -87,3 +87,7 @@ class Shelf:
 
     def rest(self) -> list[str]:
         return [name for name in self._tensors if name not in self._taken]
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"

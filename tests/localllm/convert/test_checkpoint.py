@@ -208,8 +208,8 @@ def test_notes_say_what_is_left_out(tmp_path: Path) -> None:
     edit(folder / "model.safetensors", lambda t: t.update({"model.layers.2.y": t["model.norm.weight"]}))
     with open_checkpoint(folder) as model:
         assert model.notes == (
-            "skipped 1 tensors for images or audio: the file holds the text model",
-            "skipped 1 tensors of layers for multi-token prediction",
+            "skipped 1 tensor for images or audio: the file holds the text model",
+            "skipped 1 tensor of layers for multi-token prediction",
         )
 
 
