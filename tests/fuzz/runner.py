@@ -140,7 +140,8 @@ class Runner:
             try:
                 os.setpgid(0, 0)
                 _quiet()
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                for number in (signal.SIGALRM, signal.SIGSEGV):  # PoCL handles SIGSEGV, so that nobody would die of it
+                    signal.signal(number, signal.SIG_DFL)
                 limit = _status("VmSize") + _ADDRESSES
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
