@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 
-Kernels are those of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows, soft
-caps and sinks. One line a kernel and compute type; exits with 1 where one does not compile or spills beyond BUDGET.
+Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
+soft caps and sinks. Writes a line per kernel and compute type. Exits with 1 if one does not compile or spills more than
+BUDGET.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ LIMITS = Limits(512, 512, 65, 65 * 64)
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)")
 ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", *GATES, "(a) + (b)")
 BLOCKS = products.block_words(2048)
-# What becomes of a row that a kernel makes: floats, activation blocks, both.
+# The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
     "floats": kernels.delivered(True, 0), "blocks": kernels.delivered(False, BLOCKS),
     "both": kernels.delivered(True, BLOCKS),
@@ -35,7 +36,7 @@ DELIVERIES = {
 
 
 def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
-    """(what it is, kernel): all that a plan may ask for, in the shapes of a 1B model."""
+    """(description, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
     found: list[tuple[str, Kernel]] = []
     for name in formats.FORMATS:
         width = BLOCKS if name in formats.QUANTIZED else 2048
@@ -110,7 +111,7 @@ def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
 
 
 def _together(name: str, shape: dict[str, Any]) -> list[tuple[str, Kernel]]:
-    """Several matrices of a format in one launch."""
+    """The launch of several matrices of one format."""
     own = {key: value for key, value in shape.items() if key not in ("Y_STRIDE", "HAS_RESIDUAL")}
     third, gates = {**own, "N1": 512, "N2": 512, "FACTOR1": 1.0, "FACTOR2": 1.0}, GATES if name == "Q4_K" else GATES[:1]
     gated = {**own, "FACTOR1": 1.0, **DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]}
@@ -147,7 +148,7 @@ def _attention(
 
 
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel) -> dict[str, Any]:
-    """A line of the report; `error` holds the compiler's words where it refuses."""
+    """A line of the report; `error` holds the compiler's message if it fails."""
     start = perf_counter()
     line = {"kernel": label, "architecture": architecture, "nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from localllm.cli.commands.tables import architectures, formats
-from localllm.cli.terminal.text import markdown
+from localllm.cli.terminal.formatting import markdown
 from localllm.outputs import new_file
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from localllm.sampling.chain import SAMPLERS, Candidates, Context, steps
+from localllm.sampling.chain import SAMPLERS, Candidates, Context, enabled
 from localllm.sampling.options import ORDER, SamplerOptions
 from localllm.sampling.repetition import Breakers, continuations
 from localllm.sampling.sampler import Sampler
@@ -361,4 +361,4 @@ def test_the_table_and_the_default_order_name_the_same_samplers() -> None:
 
 
 def test_plain_greedy_is_one_step() -> None:
-    assert steps(SamplerOptions(temperature=0)) == (SAMPLERS["temperature"],)
+    assert enabled(SamplerOptions(temperature=0)) == (SAMPLERS["temperature"],)
