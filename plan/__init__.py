@@ -1,4 +1,4 @@
-"""The plan: what a forward pass is, written down once as a flat list of operations over named values.
+"""The plan: a forward pass as a flat list of operations over named values.
 
 `models` walks an architecture and records it with a `Recorder`, which ends in a `Plan`. A backend binds the plan once
 and replays it for every `Batch`. Nothing here computes.
@@ -26,13 +26,15 @@ from localllm.plan.operations import (
     Linear,
     Norm,
     NormKind,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Stack,
 )
-from localllm.plan.plan import CacheLayer, Part, Plan
+from localllm.plan.plan import CacheLayer, Plan
 from localllm.plan.recorder import Recorder
 from localllm.plan.summary import Summary, summarize
 from localllm.plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
@@ -63,9 +65,9 @@ __all__ = [
     "Norm",
     "NormKind",
     "Operation",
-    "Part",
     "Plan",
     "Read",
+    "Receive",
     "Recorder",
     "Rope",
     "RopeStyle",
@@ -73,6 +75,7 @@ __all__ = [
     "Rows",
     "Scale",
     "SelectRows",
+    "Send",
     "Softcap",
     "Stack",
     "Summary",

@@ -16,7 +16,6 @@ from localllm.backends.cpu.panels import Activations, panel_count
 from localllm.backends.cpu.program import (
     Call,
     Domain,
-    PartCalls,
     Program,
     Resource,
     Slot,
@@ -24,6 +23,7 @@ from localllm.backends.cpu.program import (
 )  # fmt: skip
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
+from localllm.backends.stages import Stage
 from localllm.plan import (
     Activate,
     Add,
@@ -36,11 +36,12 @@ from localllm.plan import (
     LinearAdd,
     Norm,
     Operation,
-    Part,
     Plan,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Stack,
     Value,
@@ -72,6 +73,8 @@ class _Binder:
         self.routings: dict[int, tuple[str, Buffer]] = {}
         self.lists: dict[str, int] = {}
         self.limits = limits
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage
+        self.sent: list[tuple[Value, Buffer]] = []
         self.wanted = {(x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products}
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -126,19 +129,23 @@ class _Binder:
     # -- operations ------------------------------------------------------------------------------------------------
 
     def run(self) -> Program:
-        parts = [self.part(part) for part in self.plan.parts]
-        place_barriers(self.calls, parts)
+        stages = [self.stage(numbers) for numbers in self.plan.stages]
+        place_barriers(self.calls, stages)
         kept = {value.index: self.where[value.index] for value in self.keep}
-        logits = self.where[self.plan.logits.index]
-        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings, parts)
+        logits = self.where.get(self.plan.logits.index)
+        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings, stages)
 
-    def part(self, part: Part) -> PartCalls:
-        enters = tuple([(value, self.take(value)) for value in part.enters])
-        first = len(self.calls)
-        self.emit(range(part.start, part.stop))
-        leaves = tuple([(value, self.where[value.index]) for value in part.leaves])
-        self.used(*part.leaves)
-        return PartCalls(slice(first, len(self.calls)), enters, leaves)
+    def stage(self, numbers: range) -> Stage[Buffer]:
+        first, self.received, self.sent = len(self.calls), [], []
+        self.emit(numbers)
+        return Stage(slice(first, len(self.calls)), tuple(self.received), tuple(self.sent))
+
+    def receive(self, op: Receive) -> None:
+        self.received += [(value, self.take(value)) for value in op.values]
+
+    def send(self, op: Send) -> None:
+        self.sent += [(value, self.where[value.index]) for value in op.values]
+        self.used(*op.values)
 
     def emit(self, numbers: range) -> None:
         """Emit the calls of the operations with these numbers."""
@@ -146,7 +153,7 @@ class _Binder:
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
             Activate: self.activate, Softcap: self.softcap, Experts: self.experts, Linear: self.linear,
-            LinearAdd: self.linear_add,
+            LinearAdd: self.linear_add, Receive: self.receive, Send: self.send,
         }  # fmt: skip
         for number in numbers:
             op = self.plan.operations[number]

@@ -1,1 +1,1 @@
-"""Rewrites: pure functions from a plan to a plan. They need no device; the reference backend runs their plans too."""
+"""Rewrites: pure functions from plans to plans. They need no device; the reference backend runs their results too."""

@@ -28,8 +28,7 @@ def fuse(plan: Plan, passes: Sequence[Pass], keep: Collection[Value] = ()) -> Pl
 def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
     """An addition moves into the linear before it, if it alone reads the linear's result and adds an older value."""
     operations, uses = plan.operations, _uses(plan, keep)
-    made = {value.index: part.start - 1 for part in plan.parts for value in part.enters}
-    made |= {value.index: number for number, op in enumerate(operations) for value in op.outputs}
+    made = {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
     for number, op in enumerate(operations):
         if not isinstance(op, Add) or op.a == op.b:
@@ -52,18 +51,17 @@ def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Pla
     """
     operations, uses = plan.operations, _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
-    ends = {part.stop for part in plan.parts}
     at = 0
     while at < len(operations):
         stop = at
         linears: list[Linear] = []
-        while stop < len(operations) and (stop == at or stop not in ends):
+        while stop < len(operations):
             op = operations[stop]
             if not isinstance(op, Linear) or (linears and op.x != linears[0].x):
                 break
             linears.append(op)
             stop += 1
-        after = operations[stop] if 0 < stop < len(operations) and stop not in ends else None
+        after = operations[stop] if stop < len(operations) else None
         kinds: dict[tuple[str, bool], list[Linear]] = {}
         for linear in linears:
             kinds.setdefault((linear.weight.format, linear.bias is None), []).append(linear)
@@ -131,6 +129,5 @@ def _rewritten(plan: Plan, changed: Mapping[int, Sequence[Operation]]) -> Plan:
     """The plan with each operation in `changed`, by number, replaced by those given."""
     own = [changed.get(number, (op,)) for number, op in enumerate(plan.operations)]
     new = [0, *accumulate(len(operations) for operations in own)]  # new number of each old one
-    parts = [replace(part, start=new[part.start], stop=new[part.stop]) for part in plan.parts]
     operations = tuple([op for operations in own for op in operations])
-    return replace(plan, operations=operations, parts=tuple(parts), starts=tuple([new[at] for at in plan.starts]))
+    return replace(plan, operations=operations, starts=tuple([new[at] for at in plan.starts]))

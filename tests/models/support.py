@@ -13,7 +13,7 @@ from localllm import plan, quant
 from localllm.backends.base import CacheTypes, Executable, Limits
 from localllm.backends.reference import ReferenceBackend, ReferenceExecutable
 from localllm.models import architecture_of, read_config, record
-from localllm.plan import BLOCK, Batch, Fused, Operation, Plan, Stack, Weight
+from localllm.plan import BLOCK, Batch, Fused, Operation, Plan, Receive, Send, Stack, Weight
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,12 @@ def stack(weight: MemoryWeight, scale: MemoryWeight | None = None, bias: MemoryW
     return Stack(*(None if tensor is None else Weight.of(tensor) for tensor in (weight, scale, bias)))
 
 
+BOUNDARIES = {Receive, Send}  # between the stages of a split plan
 EVERY_OPERATION = {  # that is recorded; a fused one stands for these
     kind
     for kind in vars(plan).values()
     if isinstance(kind, type) and issubclass(kind, Operation) and not issubclass(kind, Fused) and kind != Operation
-}
+} - BOUNDARIES
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
