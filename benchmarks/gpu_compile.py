@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 
-Kernels are those of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows, soft
-caps and sinks. One line a kernel and compute type; exits with 1 where one does not compile or spills beyond BUDGET.
+Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
+soft caps and sinks. Writes a line per kernel and compute type. Exits with 1 if one does not compile or spills more than
+BUDGET.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)")
 ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", *GATES, "(a) + (b)")
 BLOCKS = products.block_words(2048)
-# What becomes of a row that a kernel makes: floats, activation blocks, both.
+# The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
     "floats": rowwise.delivered(True, 0), "blocks": rowwise.delivered(False, BLOCKS),
     "both": rowwise.delivered(True, BLOCKS),
@@ -39,7 +40,7 @@ Labelled = tuple[str, Kernel[Any]]
 
 
 def every_kernel(architecture: str) -> list[Labelled]:
-    """(label, kernel) of all that a plan may ask for, in the shapes of a 1B model."""
+    """(label, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
     found: list[Labelled] = []
     for name in formats.FORMATS:
         found += _products(name, architecture)
