@@ -20,7 +20,7 @@ from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
 from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
 from localllm.backends.gpu.lower import EMITTERS, lower
 from localllm.backends.gpu.program import Program
-from localllm.backends.gpu.references import Choices, Fixed, Matrix
+from localllm.backends.gpu.references import Choices, Fixed, MatrixOf
 from localllm.backends.gpu.steps import ROW_CLASSES
 from localllm.plan import CacheLayer, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
 from tests.backends.gpu.small import PLANS
@@ -90,9 +90,9 @@ OF_EXPERTS = ExpertProduct(
     K=64, N=32, X_STRIDE=64, Y_STRIDE=32, EXPERTS=4, PER_ROW=1, HAS_SCALES=False, HAS_BIAS=False, COUNT_AT=0, PAIRS=8
 )
 NOTHING = Fixed.NOTHING
-PLAIN = ProductBuffers(w=Matrix("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING)
+PLAIN = ProductBuffers(w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING)
 PAIRS = ProductBuffers(
-    w=Matrix("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING,
+    w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING,
     experts=ExpertBuffers(choices=Choices(3, "experts"), scales=NOTHING),
 )  # fmt: skip
 
@@ -120,7 +120,7 @@ def test_every_macro_of_a_declaration_is_in_its_sources() -> None:
 
 
 def test_a_generic_kernel_gets_shapes_and_factors_at_run_time() -> None:
-    kernel = rowwise.Rotate(MAX_ROWS=80, WIDTH=64, STRIDE=72, HEAD=16, N_ROT=8, NEOX=True)
+    kernel = rowwise.RotateHeads(MAX_ROWS=80, WIDTH=64, STRIDE=72, HEAD=16, N_ROT=8, NEOX=True)
     assert kernel.numbers().tolist() == [80, 64, 72, 16, 8]
     head = kernel.source(generic=True).split("//")[0]
     assert head == (
@@ -140,14 +140,14 @@ def test_what_a_declaration_does_not_allow_is_refused_when_it_is_made() -> None:
     shape: dict[str, Any] = {"MAX_ROWS": 80, "WIDTH": 64, "STRIDE": 64, "HEAD": 16, "N_ROT": 8, "NEOX": True}
     for wrong in ({"NEOX": 1}, {"WIDTH": 64.0}, {"WIDTH": True}, {"HEAD": None}, {"HEADS": 4}):
         with pytest.raises(TypeError):
-            rowwise.Rotate(**{**shape, **wrong})
+            rowwise.RotateHeads(**{**shape, **wrong})
     for name in shape:
         with pytest.raises(TypeError, match=name):
-            rowwise.Rotate(**{other: value for other, value in shape.items() if other != name})
-    with pytest.raises(TypeError, match=r"RotateBuffers\.y must be Buffer or Matrix or .*, found 'y'"):
-        rowwise.RotateBuffers(x=NOTHING, table=NOTHING, y="y")  # type: ignore[arg-type]
+            rowwise.RotateHeads(**{other: value for other, value in shape.items() if other != name})
+    with pytest.raises(TypeError, match=r"RotateHeadsBuffers\.y must be Buffer or MatrixOf or .*, found 'y'"):
+        rowwise.RotateHeadsBuffers(x=NOTHING, table=NOTHING, y="y")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="do not match"):
-        rowwise.Rotate(**shape).launch((1, 1, 1), rowwise.SplitBuffers(x=NOTHING, y=NOTHING))  # type: ignore[arg-type]
+        rowwise.RotateHeads(**shape).launch((1, 1, 1), rowwise.SplitRowsBuffers(x=NOTHING, y=NOTHING))  # type: ignore[arg-type]
 
 
 def test_products_of_experts_take_the_choices_and_others_do_not() -> None:

@@ -13,6 +13,7 @@ from localllm.backends.base import Backend, BackendError, Executable, Limits, Pi
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
+from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
@@ -69,6 +70,20 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
     for layers, host_experts in placements(model, file.endswith("-moe")):
         ours = logits(bound(pair, model, layers, host_experts), truth["tokens"].tolist(), 32)
         assert nmse(ours, truth["logits"]).max() < 5e-6, (layers, host_experts)
+
+
+@pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
+def test_every_split_has_the_bits_of_the_whole_plan_on_the_reference_backend(name: str) -> None:
+    """Without a device: the sides only take turns."""
+    model = plan_of(*TINY[name]())
+    whole = ReferenceBackend().bind(model, LIMITS)
+    truth = logits(whole, TOKENS.tolist(), 16)
+    for layers, host_experts in placements(model, experts=name != "llama plain"):
+        split = HybridBackend(ReferenceBackend(), ReferenceBackend(), Placement(layers, host_experts))
+        found = split.bind(model, LIMITS)
+        assert isinstance(found, HybridExecutable)
+        assert found.block_bytes == whole.block_bytes
+        np.testing.assert_array_equal(logits(found, TOKENS.tolist(), 16), truth)
 
 
 def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
