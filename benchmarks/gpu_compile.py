@@ -1,4 +1,4 @@
-"""Compiles every GPU kernel by NVRTC for four compute types, without a card: registers, spills and stack of each.
+"""Compiles every GPU kernel with NVRTC for four compute types, without a card; reports registers, spills and stack.
 
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 

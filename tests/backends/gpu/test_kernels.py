@@ -1,5 +1,4 @@
-"""Kernels as they are declared: signatures as in the sources, types checked when made, and what launches read was
-written before."""
+"""Declarations of kernels: they match the sources, check their types, and launches read only what was written."""
 
 from __future__ import annotations
 
