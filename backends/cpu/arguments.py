@@ -12,8 +12,8 @@ mypy reports a wrong name or a value of the wrong kind, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Self, dataclass_transform, get_type_hints, overload
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform, get_type_hints, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +31,10 @@ class Place:
 
 
 class Field:
-    """A slot of a struct: what may be put into it, and how a kernel reads it."""
+    """A slot of a struct: what may be put into it, and how a kernel reads it.
+
+    A struct is filled when it is made, so `__set__` refuses. Its annotation is what the constructor takes.
+    """
 
     accepts: ClassVar[tuple[type, ...]] = (int,)
     aligned: ClassVar[int] = 1  # the slot's number is a multiple of this
@@ -50,10 +53,15 @@ class Field:
     def load(self, pointer: Value, slot: int) -> Value:
         return pointer.f.load_int(pointer, slot)
 
+    def stored(self, given: Any) -> int | Place:
+        """What stands in the slot for a value of the right kind."""
+        found: int | Place = given
+        return found
+
 
 class Int64(Field):
     def __set__(self, struct: Struct, given: int) -> None:
-        struct.put(self, given)
+        _refuse()
 
 
 class Apart(Int64):
@@ -68,7 +76,10 @@ class Float32(Field):
     accepts = (float, int)
 
     def __set__(self, struct: Struct, given: float) -> None:
-        struct.put(self, int(np.float32(given).view(np.int32)))
+        _refuse()
+
+    def stored(self, given: float) -> int:
+        return int(np.float32(given).view(np.int32))
 
     def load(self, pointer: Value, slot: int) -> Value:
         return pointer.f.load(pointer + SLOT * slot, F32, 4)
@@ -80,7 +91,7 @@ class AddressOrZero(Field):
     accepts = (int, Place)
 
     def __set__(self, struct: Struct, given: int | Place) -> None:
-        struct.put(self, given)
+        _refuse()
 
 
 class Address(AddressOrZero):
@@ -103,6 +114,8 @@ class TargetOrZero(AddressOrZero):
 class _Nested:
     """A struct within a struct."""
 
+    written = False
+
     def __init__(self, slot: int, kind: type[Struct]) -> None:
         self.slot, self.kind = slot, kind
         self.accepts = (kind,)
@@ -111,13 +124,21 @@ class _Nested:
         return self if struct is None else self.kind.at(*struct.located(self.slot))
 
     def __set__(self, struct: Struct, given: Struct) -> None:
-        struct.put(self, given)
+        _refuse()
+
+    def stored(self, given: Struct) -> Struct:
+        return given
+
+
+def _refuse() -> NoReturn:
+    raise AttributeError("a struct is filled when it is made")
 
 
 @dataclass_transform(kw_only_default=True)
 class Struct:
     """The base of all structs."""
 
+    __slots__ = ("_given", "_located")
     size: ClassVar[int] = 0  # number of slots
     _fields: ClassVar[dict[str, Field | _Nested]] = {}
 
@@ -134,8 +155,6 @@ class Struct:
         cls.size = at
 
     def __init__(self, **given: Any) -> None:
-        self._given: list[tuple[Field | _Nested, int | Place | Struct]] = []  # in Python
-        self._located: tuple[Value, int] | None = None  # pointer and first slot, in a kernel
         fields, what = self._fields, type(self).__name__
         if given.keys() != fields.keys():
             missing, unknown = sorted(fields.keys() - given.keys()), sorted(given.keys() - fields.keys())
@@ -144,38 +163,38 @@ class Struct:
             if not isinstance(given[name], field.accepts):
                 accepted = " or ".join(kind.__name__ for kind in field.accepts)
                 raise TypeError(f"{what}.{name} is {given[name]!r}, not {accepted}")
-            setattr(self, name, given[name])
-
-    def put(self, field: Field | _Nested, given: int | Place | Struct) -> None:
-        """What a field does when it is set: keep the value for `pack`."""
-        self._given.append((field, given))
+        self._given = [field.stored(given[name]) for name, field in fields.items()]
+        self._located: tuple[Value, int] | None = None  # in a kernel: pointer and first slot
 
     # -- in Python ---------------------------------------------------------------------------------------------------
 
     @property
-    def places(self) -> Iterator[tuple[Place, bool]]:
+    def places(self) -> list[tuple[Place, bool]]:
         """The addresses that are not known yet, and whether the kernel writes there."""
-        for field, given in self._given:
-            if isinstance(given, Struct):
-                yield from given.places
-            elif isinstance(given, Place):
-                yield given, isinstance(field, Field) and field.written
+        found: list[tuple[Place, bool]] = []
+        for field, given in zip(self._fields.values(), self._given, strict=True):
+            if isinstance(given, Place):
+                found.append((given, field.written))
+            elif isinstance(given, Struct):
+                found += given.places
+        return found
 
     def pack(self, locate: Callable[[Place], int] | None = None) -> NDArray[np.int64]:
         """The slots, int64 (size,); `locate` gives the addresses of places."""
-        packed = np.zeros(self.size, np.int64)
-        self._pack(packed, locate)
-        return packed
+        packed = [0] * self.size
+        self._pack(packed, 0, locate)
+        return np.array(packed, np.int64)
 
-    def _pack(self, packed: NDArray[np.int64], locate: Callable[[Place], int] | None) -> None:
-        for field, given in self._given:
+    def _pack(self, packed: list[int], first: int, locate: Callable[[Place], int] | None) -> None:
+        for field, given in zip(self._fields.values(), self._given, strict=True):
+            slot = first + field.slot
             if isinstance(given, Struct):
-                given._pack(packed[field.slot :], locate)
+                given._pack(packed, slot, locate)
             elif isinstance(given, Place):
                 assert locate is not None, f"{given} has no address yet"
-                packed[field.slot] = locate(given)
+                packed[slot] = locate(given)
             else:
-                packed[field.slot] = given
+                packed[slot] = given
 
     # -- in a kernel -------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,9 @@ class Lowering:
         self.plan, self.limits, self.threads, self.cache, self.keep = plan, limits, threads, cache, keep
         self.panels = weights.shapes(plan.matrices.values(), isa)
         self.scratch = _scratch(plan, cache, self.panels.values(), threads)
+        self.scratch_rows: dict[Scratch, Rows] = {  # a row per thread
+            what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
+        }
         self.calls: list[Call] = []
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
@@ -93,14 +96,13 @@ class Lowering:
         self._lists += 1
         return ListOf(self._lists, size)
 
-    def scratch_rows(self, what: Scratch) -> Rows:
-        """Scratch memory, a row per thread."""
-        return Rows(address=ScratchOf(what), stride=self.scratch[what])
-
 
 def vector(weight: Weight | None) -> VectorOf | int:
     """A tensor of plain numbers; 0 for none."""
     return VectorOf(weight, LANES) if weight is not None else 0
+
+
+NO_COPY = rowwise.Quantized(address=0, stride=0, values=0)
 
 
 def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
@@ -108,7 +110,7 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
     def quantized(kind: Activations) -> rowwise.Quantized:
         if kind not in made:
-            return rowwise.Quantized(address=0, stride=0, values=0)
+            return NO_COPY
         return rowwise.Quantized(address=BufferOf(made[kind]), stride=made[kind].stride, values=width)
 
     return rowwise.Copies(

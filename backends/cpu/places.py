@@ -56,9 +56,22 @@ class ListOf(Shared):
         return ListOf(self.number, self.bytes)
 
 
-@dataclass(frozen=True, slots=True)
 class Partials(Shared):
     """What tasks of a split attention leave for the merge."""
+
+    __slots__ = ()
+
+
+PARTIALS = Partials()
+
+
+class Counter(Place):
+    """The counter from which threads take the tasks of a call; each call has its own."""
+
+    __slots__ = ()
+
+
+COUNTER = Counter()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +131,6 @@ class WorkOf(Place):
 
     shape: Shape
     window: int
-
-
-@dataclass(frozen=True, slots=True)
-class CounterOf(Place):
-    """The counters from which the threads take tasks of the call that is told of this."""
 
 
 def rows_in(buffer: Buffer) -> Rows:

@@ -19,7 +19,7 @@ from localllm.backends.cpu.memory import LINE, Arena, address
 from localllm.backends.cpu.places import (
     BufferOf,
     CacheOf,
-    CounterOf,
+    Counter,
     CountOf,
     ExpertVectorsOf,
     ListOf,
@@ -88,7 +88,7 @@ class Storage:
                 return address(self.inputs.step) + SLOT * (Step.rows if rows == "batch" else Step.logit_rows)
             case WorkOf():
                 return address(self.sharing[place].work)
-            case CounterOf():
+            case Counter():
                 return address(self.counters[call])
         raise AssertionError(f"no memory for {place}")
 

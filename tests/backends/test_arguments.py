@@ -107,6 +107,12 @@ def test_missing_and_unknown_names_are_refused() -> None:
         Rows()  # type: ignore[call-arg]
 
 
+def test_a_struct_never_changes() -> None:
+    for name, value in {"count": 4, "x": Rows(address=0, stride=1), "factor": 1.0, "bias": 0, "total": HERE}.items():
+        with pytest.raises(AttributeError, match="filled when it is made"):
+            setattr(example(), name, value)
+
+
 def test_places_tell_what_is_read_from_what_is_written() -> None:
     assert list(example(bias=HERE).places) == [(HERE, False), (THERE, True), (HERE, False), (THERE, True)]
 

@@ -14,7 +14,7 @@ from localllm.backends.cpu.kernels import experts as kernels
 from localllm.backends.cpu.kernels import rowwise
 from localllm.backends.cpu.lowering import Lowering, copies, vector
 from localllm.backends.cpu.panels import panel_count
-from localllm.backends.cpu.places import CounterOf, CountOf, ExpertVectorsOf, ListOf, PanelsOf, output_to, rows_in
+from localllm.backends.cpu.places import COUNTER, CountOf, ExpertVectorsOf, ListOf, PanelsOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
 from localllm.plan import Experts, Stack
@@ -82,7 +82,7 @@ def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, p
     arguments = kernels.ExpertsArguments(
         weights=PanelsOf(weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
         chunk=panels.tile_chunk(low.threads) if unpacks else panels.chunk(low.threads),
-        scratch=low.scratch_rows("unpacked weights"), x=rows_in(x), y=output_to(y), counter=CounterOf(),
+        scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(y), counter=COUNTER,
         bias=ExpertVectorsOf(stack.bias, width) if stack.bias else 0, experts=weight.shape[0],
         expert_bytes=panels.expert_bytes, starts=pairs.starts, order=pairs.order, pairs_per_row=per_row,
         scales=vector(stack.scale), bias_stride=4 * width,

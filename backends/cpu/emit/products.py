@@ -6,9 +6,11 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.cpu.arguments import RowsOrNone
 from localllm.backends.cpu.kernels import linear, matrix
 from localllm.backends.cpu.lowering import Lowering
-from localllm.backends.cpu.places import BufferOf, CounterOf, CountOf, PanelsOf, StepOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.places import COUNTER, BufferOf, CountOf, PanelsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.plan import Embed, Linear, LinearAdd, Value
+
+NOTHING = RowsOrNone(address=0, stride=0)
 
 
 def embed(low: Lowering, op: Embed) -> None:
@@ -33,15 +35,12 @@ def linear_add(low: Lowering, op: LinearAdd) -> None:
 
 def _linear(low: Lowering, op: Linear, out: Value, x: Buffer, residual: Buffer | None) -> None:
     panels = low.panels[op.weight.name]
-    if residual is None:
-        added = RowsOrNone(address=0, stride=0)
-    else:
-        added = RowsOrNone(address=BufferOf(residual), stride=residual.stride)
+    added = NOTHING if residual is None else RowsOrNone(address=BufferOf(residual), stride=residual.stride)
     arguments = linear.LinearArguments(
         weights=PanelsOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
         chunk=panels.chunk(low.threads), tile_chunk=panels.tile_chunk(low.threads),
-        scratch=low.scratch_rows("unpacked weights"), x=rows_in(x), y=output_to(low.make(out)),
+        scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(low.make(out)),
         bias=VectorOf(op.bias, 2 * LANES) if op.bias else 0, residual=added, scale=op.scale,
-        rows=CountOf(op.x.rows), counter=CounterOf(),
+        rows=CountOf(op.x.rows), counter=COUNTER,
     )  # fmt: skip
     low.call(linear.linear(op.weight.format), arguments, "tasks", op.weight.name)
