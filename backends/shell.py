@@ -178,9 +178,10 @@ class Shell(ABC):
 
     def close(self) -> None:
         """Free the memory. Logits that were returned stay readable."""
-        self._is_open = False
-        self._kept, self._routings = {}, {}
-        self._free()
+        if self._is_open:
+            self._is_open = False
+            self._kept, self._routings = {}, {}
+            self._free()
 
     def _must_be_whole(self) -> None:
         assert self._stage_count == 1, "a split plan runs stage by stage"

@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from localllm.backends import open_backend
 from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
-from localllm.cache_types import Choice, choose
+from localllm.backends.hybrid.offload import AUTOMATIC, Offload, Planner, arrange
+from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
 from localllm.closing import Closing
 from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.models import Config, architecture_of, read_config, record
-from localllm.offload import AUTOMATIC, Offload, Planner, arrange
-from localllm.paging import SLACK, BlockPool
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions
@@ -84,7 +83,7 @@ class Model(Closing):
         self.plan: Plan | None = None
         self.device = ""
         self.placed = ""  # what runs where, where a card takes part or was asked for
-        self.cache = Choice(CacheTypes(), "")
+        self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self.draft: Model | None = None  # drafts tokens; closed with this model
         self._executable: Executable | None = None
@@ -116,7 +115,7 @@ class Model(Closing):
             return limits_of(context, plan.logits.width, plan.window)
 
         limits = limits_at(self.context)
-        self.cache = choose(cache, plan, limits, held, force)
+        self.cache = choose_types(cache, plan, limits, held, force)
 
         def planner(card: Card, name: str) -> Planner:
             return Planner(card, name, plan, limits_at, self.context, self.cache.types)

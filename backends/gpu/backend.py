@@ -1,4 +1,4 @@
-"""What the backends of graphics devices share: a device picked from a list, and plans bound to it."""
+"""What the backends of graphics devices share: choosing a device from a list, and binding plans to it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
 from localllm.backends.checks import check_cache
-from localllm.backends.gpu import bind
 from localllm.backends.gpu.budget import memory_of
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.lower import lower
 from localllm.plan import Plan, Value
 
 
@@ -32,7 +32,7 @@ class GpuBackend:
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
         check_cache(cache, CACHE)
-        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
+        return memory_of(lower(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
 
     def bind(
         self,
@@ -49,9 +49,9 @@ class GpuBackend:
 
 
 def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
-    """Which of a backend's devices is meant by a number, `cuda0`, or part of a name; "" is the first.
+    """The place of the requested device in `names`: by number, as `cuda0`, or by part of its name; "" is the first.
 
-    BackendError says which there are.
+    BackendError, which lists the devices, if there is none or more than one.
     """
     text = str(asked)
     number = re.fullmatch(rf"(?:{backend})?:?\s*(\d+)", text, re.IGNORECASE)

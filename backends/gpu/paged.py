@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 from localllm.backends.base import CacheTypes
 from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
 from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.memory import DeviceMemory
+from localllm.backends.gpu.references import CacheOf
 from localllm.plan import BLOCK, Plan
-
-PARTS = ("keys", "values")
 
 U8 = NDArray[np.uint8]
 Numbers = NDArray[np.int32]  # of cache blocks
 
 
 class PagedCache:
-    """The buffers `keys:N` and `values:N` of every layer."""
+    """The keys and values of every layer, in the memory of a device."""
 
-    def __init__(self, device: Device, plan: Plan, cache: CacheTypes, buffers: Mapping[str | int, Any]) -> None:
-        self._device, self._layers, self._buffers = device, plan.layers, buffers
+    def __init__(self, device: Device, plan: Plan, cache: CacheTypes, memory: DeviceMemory) -> None:
+        self._device, self._layers, self._memory = device, plan.layers, memory
         self._rows = CACHE[cache.keys], CACHE[cache.values]
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
@@ -32,8 +32,8 @@ class PagedCache:
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
         """Of the keys and of the values: buffer, place in the content of a block, bytes of a block."""
         keys, values = self._part_bytes[layer]
-        for part, place in zip(PARTS, (slice(0, keys), slice(keys, keys + values)), strict=True):
-            yield self._buffers[f"{part}:{layer}"], place, place.stop - place.start
+        yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
+        yield self._memory[CacheOf(layer, "values")], slice(keys, keys + values), values
 
     def copy(self, layer: int, source: Numbers, target: Numbers) -> None:
         for buffer, _, size in self._parts(layer):

@@ -1,4 +1,4 @@
-"""What binding decides: the buffers of a plan's values and the launches of its operations. Nothing is allocated here.
+"""What lowering decides: the buffers of a plan's values and the launches of its operations. Nothing is allocated here.
 
 An operation has launches for few rows and, if another kernel is better, others for many. Kernels for few rows (decode,
 verify) sum in one order whatever else is in the batch; kernels for many rows (prefill) use tiles.
@@ -7,38 +7,15 @@ verify) sum in one order whatever else is in the batch; kernels for many rows (p
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from localllm.backends.allocation import Buffer
 from localllm.backends.base import Limits
-from localllm.backends.gpu.kernels import FEW_ROWS, Kernel
-from localllm.backends.gpu.products import SOME_ROWS
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Kernel, Launch
+from localllm.backends.gpu.kernels.products import SOME_ROWS
+from localllm.backends.gpu.references import Choices, Scratch
 from localllm.backends.stages import Stage
 from localllm.plan import Rope, Rows, Weight
-
-NOTHING = "nothing"  # a small buffer, where a kernel reads no such argument
-PICKED, KEYS = "picked", ("keys: even passes", "keys: odd passes")  # of the search for the largest logits
-
-Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
-# (count, of a group, times) or also (..., more): ceil(count / of a group) * times + more
-Dimension = int | tuple[Count, int, int] | tuple[Count, int, int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """Rows of 4-byte elements; the values of a plan share buffers in turn."""
-
-    number: int
-    rows: Rows
-    stride: int  # elements of a row
-
-
-Argument = Buffer | Rope | str
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    kernel: Kernel
-    grid: tuple[Dimension, Dimension, Dimension]
-    arguments: tuple[Argument, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,32 +30,41 @@ class Dispatch:
     some: tuple[Launch, ...] | None = None
 
     def launches(self, rows: int) -> tuple[Launch, ...]:
-        """For this many rows."""
+        """The launches for this many rows."""
         if rows > FEW_ROWS:
             return self.some if self.some is not None and rows <= SOME_ROWS else self.many or self.few
         return self.one if rows == 1 and self.one else self.few
 
 
+@dataclass(frozen=True, slots=True)
+class KeptRouting:
+    """Where a mixture leaves what its rows chose (T, used), and the inputs of the down matrices (T, used * ffn)."""
+
+    choices: Choices
+    hidden: Buffer
+    used: int
+
+
 @dataclass(slots=True)
 class Program:
-    """Everything that binding decides before it allocates memory."""
+    """Everything that lowering decides before memory is allocated."""
 
     dispatches: list[Dispatch] = field(default_factory=list)
     stages: list[Stage[Buffer]] = field(default_factory=list)
-    buffers: list[Buffer] = field(default_factory=list)
+    buffers: list[Buffer] = field(default_factory=list)  # strides in elements of 4 bytes
     matrices: dict[str, Weight] = field(default_factory=dict)
     vectors: dict[str, Weight] = field(default_factory=dict)
     ropes: set[Rope] = field(default_factory=set)
-    lists: dict[str, int] = field(default_factory=dict)  # name of a buffer -> bytes
+    scratch: dict[Scratch, int] = field(default_factory=dict)  # bytes
     where: dict[int, Buffer] = field(default_factory=dict)  # of values that outlive the step: kept ones, logits
-    routings: dict[int, tuple[str, Buffer, int]] = field(default_factory=dict)  # choices, hidden rows, chosen
+    routings: dict[int, KeptRouting] = field(default_factory=dict)  # by the value that the mixture makes
     picks: list[Launch] = field(default_factory=list)  # passes of the search for the largest logits
 
-    def kernels(self) -> list[Kernel]:
-        """Each once, in order."""
+    def kernels(self) -> list[Kernel[Any]]:
+        """Each kernel once, in order."""
         launches = (launch for d in self.dispatches for launch in (*d.one, *d.few, *(d.some or ()), *d.many))
         return list(dict.fromkeys(launch.kernel for launch in (*launches, *self.picks)))
 
-    def scratch(self, limits: Limits) -> int:
+    def scratch_bytes(self, limits: Limits) -> int:
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
-        return sum(4 * b.stride * rows[b.rows] for b in self.buffers) + sum(self.lists.values())
+        return sum(4 * b.stride * rows[b.rows] for b in self.buffers) + sum(self.scratch.values())

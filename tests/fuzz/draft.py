@@ -1,4 +1,4 @@
-"""Draft models of other vocabularies, damaged: whatever they guess, the answer is the one without them."""
+"""Damaged draft models with other vocabularies: whatever they draft, the answer is the same as without them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.fuzz.gguf import (
 )
 from tests.fuzz.image import decode
 from tests.fuzz.models import bases
-from tests.localllm.cli_support import write_model
+from tests.localllm.support import write_model
 
 PROMPT, TOKENS = "the theatre in the rain: ", 12
 _CHANGES = (change_tokenizer, change_tokenizer, change_tokenizer, change_key, change_tensor, change_numbers)
@@ -32,7 +32,7 @@ class Kind:
 
     def __init__(self, home: Path) -> None:
         fence.install()
-        costs.ENOUGH = 0.0  # seconds: passes are timed once
+        costs.ENOUGH = 0.0  # seconds; so passes are timed only once
         self._target = write_model(home / "target.gguf")
         self._drafts = {"same": decode(self._target.read_bytes()), **bases(home)}
         self._answer = answer(self._target, None)
@@ -55,7 +55,7 @@ class Kind:
 
 
 def answer(target: Path, draft: Path | None) -> list[int | None]:
-    """Tokens of the likeliest answer."""
+    """Tokens of the greedy answer."""
     how = {} if draft is None else {"draft": draft, "speculate": "draft"}
     with localllm.load(target, backend="cpu", threads=1, ctx=128, **how) as model:  # type: ignore[arg-type]
         return [piece.token for piece in model.generate(PROMPT, max_tokens=TOKENS, temperature=0.0)]

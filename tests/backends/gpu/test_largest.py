@@ -1,4 +1,4 @@
-"""The largest logits found on the device: the same ids in the same order as on the host, so the same tokens sampled."""
+"""The search for the largest logits on the device: the same ids in the same order as on the host."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import localllm
 from localllm.backends.base import Backend, BackendError, Picks
 from localllm.backends.gpu.executable import GpuExecutable
-from localllm.backends.gpu.kernels import SORTED
+from localllm.backends.gpu.kernels.largest import SORTED
 from localllm.plan import Batch
 from localllm.sampling.options import SamplerOptions, SamplingError
 from localllm.sampling.sampler import Sampler
@@ -21,7 +21,7 @@ ROWS = 5
 
 
 def rows_of(vocabulary: int) -> np.ndarray:
-    """Normal numbers; many equal ones; nearly all ruled out; zeros of both signs; all equal."""
+    """Normal numbers; many equal ones; nearly all minus infinity; zeros of both signs; all equal."""
     random = np.random.RandomState(vocabulary)
     x = 4 * random.standard_normal((ROWS, vocabulary)).astype(np.float32)
     x[1] = np.round(x[1])

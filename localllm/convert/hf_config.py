@@ -1,0 +1,93 @@
+"""config.json of a Hugging Face folder: one flat table, read with checks that name the file and the key."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.jsonfile import read_json
+from localllm.printable import printable
+
+_MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class HfConfig:
+    """Values of config.json; `null` counts as missing. `defaults` are those of transformers for this architecture."""
+
+    path: Path
+    values: Mapping[str, Any]
+    defaults: Mapping[str, Any]
+
+    def get(self, *names: str) -> Any:
+        """The first of several names that the file holds; else a default; else None."""
+        found = (table.get(name) for table in (self.values, self.defaults) for name in names)
+        return next((value for value in found if value is not None), None)
+
+    def integer(self, *names: str) -> int | None:
+        value = self.get(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MAX:
+            raise self.error(names[0], value, "a whole number from 0 up")
+        return value
+
+    def real(self, *names: str) -> float | None:
+        value = self.get(*names)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise self.error(names[0], value, "a number")
+        return float(value)
+
+    def flag(self, *names: str) -> bool | None:
+        value = self.get(*names)
+        if value is not None and not isinstance(value, bool):
+            raise self.error(names[0], value, "true or false")
+        return value
+
+    def needed(self, *names: str) -> int:
+        """A required whole number of at least 1."""
+        value = self.integer(*names)
+        if not value:
+            raise self.error(names[0], value, "a whole number from 1 up")
+        return value
+
+    def table(self, *names: str) -> dict[str, Any]:
+        value = self.get(*names) or {}
+        if not isinstance(value, dict):
+            raise self.error(names[0], value, "an object")
+        return value
+
+    def error(self, name: str, value: object, expected: str) -> ConvertError:
+        found = "is missing" if value is None else f"is {printable(str(value))}"
+        return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
+
+    def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:
+        """A nested table."""
+        return HfConfig(self.path.with_name(f"{self.path.name} {name}"), values, {})
+
+
+def read_config(folder: Path) -> HfConfig:
+    """The text model's configuration: keys inside text_config override those outside."""
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")
+    values = read_json(path)
+    inner = values.get("text_config") or {}
+    if not isinstance(inner, dict):
+        raise ConvertError(f"{path}: text_config is not an object; download it again")
+    merged = {**values, **{key: value for key, value in inner.items() if key != "architectures"}}
+    return HfConfig(path, merged, {})
+
+
+def class_of(config: HfConfig) -> str:
+    """The name of the model's class in transformers."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
+        raise config.error("architectures", names, "the name of one model class")
+    return names[0]

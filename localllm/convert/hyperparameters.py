@@ -1,0 +1,107 @@
+"""Turns config.json into the GGUF keys that describe the model's shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipes import Recipe
+from localllm.convert.rope_scaling import RopeKeys
+from localllm.models import ARCHITECTURES
+
+# GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
+_INTEGERS = {
+    "attention.head_count": ("num_attention_heads",),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+    "feed_forward_length": ("intermediate_size",),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+    "expert_feed_forward_length": ("moe_intermediate_size",),
+    "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
+    "expert_shared_count": ("n_shared_experts",),
+    "expert_group_count": ("n_group",),
+    "expert_group_used_count": ("topk_group",),
+    "leading_dense_block_count": ("first_k_dense_replace",),
+}
+_REALS = {
+    "attn_logit_softcapping": ("attn_logit_softcapping",),
+    "final_logit_softcapping": ("final_logit_softcapping",),
+    "attention.scale": ("attention_multiplier",),
+    "embedding_scale": ("embedding_multiplier",),
+    "residual_scale": ("residual_multiplier",),
+    "logit_scale": ("logits_scaling",),
+    "expert_weights_scale": ("routed_scaling_factor",),
+}
+_FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
+_ACTIVATIONS = {
+    "silu": ("silu", "swish"),
+    "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
+}
+
+
+def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int) -> dict[str, Any]:
+    """Keys with their prefix, as `write_gguf` takes them; ConvertError if config.json is incomplete or
+    contradictory."""
+    _check(config, recipe)
+    keys: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "block_count": config.needed("num_hidden_layers"),
+        "context_length": config.needed("max_position_embeddings"),
+        "embedding_length": config.needed("hidden_size"),
+    }
+    keys |= {key: config.integer(*names) for key, names in _INTEGERS.items()}
+    keys |= {key: config.real(*names) for key, names in _REALS.items()}
+    keys |= {key: config.flag(*names) for key, names in _FLAGS.items()}
+    keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.needed("num_attention_heads")
+    eps = config.real(recipe.eps, "norm_eps")
+    if eps is None:
+        raise config.error(recipe.eps, None, "a small number")
+    keys[f"attention.layer_norm_{'rms_' if ARCHITECTURES[recipe.name].norm == 'rms' else ''}epsilon"] = eps
+    keys |= _windows(config, recipe)
+    keys |= {key: config.needed(of) if isinstance(of, str) else of for key, of in recipe.keys.items()}
+    return {f"{recipe.name}.{key}": value for key, value in (keys | rope.keys).items() if value is not None}
+
+
+def _check(config: HfConfig, recipe: Recipe) -> None:
+    architecture = ARCHITECTURES[recipe.name]
+    known = _ACTIVATIONS[architecture.activation]
+    activation = config.get("hidden_activation", "hidden_act")
+    if activation is not None and activation not in known:
+        raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")
+    for check in recipe.checks:
+        if problem := check(config):
+            raise ConvertError(f"{config.path}: {problem} in {recipe.name}; this model cannot be converted")
+
+
+_KINDS = ("sliding_attention", "full_attention")
+
+
+def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
+    """The window and its layers, for architectures with sliding windows."""
+    sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
+    if sliding is None or window is None:
+        return {}
+    layers = config.needed("num_hidden_layers")
+    kinds = config.get("layer_types")
+    if kinds is None:
+        period = config.integer("sliding_window_pattern", "_sliding_window_pattern") or sliding.period
+        slides = [(layer + 1) % period != 0 for layer in range(layers)]
+    elif isinstance(kinds, list) and len(kinds) == layers and all(kind in _KINDS for kind in kinds):
+        slides = [kind == "sliding_attention" for kind in kinds]
+    else:
+        found = f"{len(kinds)} entries" if isinstance(kinds, list) else kinds
+        raise config.error("layer_types", found, f"{' or '.join(_KINDS)}, {layers} times")
+    return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
+
+
+def shape_notes(config: HfConfig, recipe: Recipe) -> tuple[str, ...]:
+    """What config.json requests and the GGUF architecture ignores."""
+    window = config.integer("sliding_window")
+    unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
+    if unused and window and window < config.needed("max_position_embeddings"):
+        return (f"sliding_window {window} is left out: every layer of {recipe.name} sees everything",)
+    return ()

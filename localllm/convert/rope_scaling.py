@@ -1,0 +1,169 @@
+"""Rotary position embeddings: from transformers' rope_parameters (older: rope_scaling) to GGUF's keys and tensors.
+
+One function per type of transformers; the formulas are those of its modeling_rope_utils.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.tensor import LazyTensor, plain
+
+GGUFKeys = dict[str, Any]  # below the architecture's prefix
+
+
+@dataclass(frozen=True, slots=True)
+class RopeKeys:
+    """The GGUF form of a model's rotations."""
+
+    keys: GGUFKeys
+    tensors: tuple[LazyTensor, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The parameters of layers with full attention."""
+
+    config: HfConfig
+    rope: HfConfig
+    base: float
+    n_rot: int
+
+    def original_context(self) -> int:
+        value = self.rope.integer("original_max_position_embeddings")
+        return value or self.config.needed("original_max_position_embeddings", "max_position_embeddings")
+
+    def factor(self) -> float:
+        value = self.rope.real("factor")
+        if value is None or not value >= 1.0:
+            raise self.rope.error("factor", value, "a number from 1 up")
+        return value
+
+
+def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
+    """Keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
+    parameters = config.table("rope_parameters", "rope_scaling")
+    sliding: dict[str, Any] = {}
+    if "full_attention" in parameters:
+        whole = config.below("rope_parameters", parameters)
+        parameters, sliding = whole.table("full_attention"), whole.table("sliding_attention")
+    rope = config.below("rope_parameters", parameters)
+    base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
+    share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0
+    given = _Given(config, rope, base, int(head_dim * share))
+    keys: GGUFKeys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
+    local = config.below("sliding_attention", sliding)
+    if (slow := local.real("rope_theta") or config.real("rope_local_base_freq")) is not None:
+        keys["rope.freq_base_swa"] = slow
+    kind = str(rope.get("rope_type", "type") or "default").lower()
+    if kind not in _KINDS:
+        raise rope.error("rope_type", kind, f"one of {', '.join(_KINDS)}")
+    found = _KINDS[kind](given)
+    if found.tensors and not tensors_allowed:
+        raise ConvertError(
+            f"{rope.path}: rope_type {kind} needs frequency factors, which have no place in GGUF files of this "
+            "architecture: llama.cpp would not load the file"
+        )
+    if (other := local.get("rope_type") or "default") not in ("default", kind):
+        raise local.error("rope_type", other, "default")
+    return RopeKeys(keys | found.keys, found.tensors, found.notes)
+
+
+def _default(given: _Given) -> RopeKeys:
+    return RopeKeys({})
+
+
+def _linear(given: _Given) -> RopeKeys:
+    return RopeKeys({"rope.scaling.type": "linear", "rope.scaling.factor": given.factor()})
+
+
+def _dynamic(given: _Given) -> RopeKeys:
+    return RopeKeys({}, notes=("dynamic rope scaling is left out: right up to the context the model was trained on",))
+
+
+def _yarn(given: _Given) -> RopeKeys:
+    rope, factor = given.rope, given.factor()
+    keys: GGUFKeys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": given.original_context(),
+    }
+    for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
+        if (value := rope.real(name)) is not None:
+            keys["rope.scaling." + key] = value
+    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply it by themselves
+    wanted = rope.real("attention_factor")
+    mscale, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
+    if wanted is None and mscale and all_dim:
+        wanted = _yarn_magnitude(factor, mscale) / _yarn_magnitude(factor, all_dim)
+    if wanted is not None and not math.isclose(wanted, automatic, rel_tol=1e-6):
+        keys["rope.scaling.attn_factor"] = wanted / automatic
+    if (growth := rope.real("llama_4_scaling_beta")) is not None:
+        keys["attention.temperature_scale"] = growth
+    rounded = rope.flag("truncate") is not False
+    note = "rope truncate false is left out, which GGUF cannot say: slight differences beyond the first positions"
+    return RopeKeys(keys, notes=() if rounded else (note,))
+
+
+def _yarn_magnitude(factor: float, scale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
+
+
+def _llama3(given: _Given) -> RopeKeys:
+    """Stretch long waves by the factor, keep short ones, and blend those between."""
+    rope, factor, original = given.rope, given.factor(), given.original_context()
+    low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
+    waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
+    with np.errstate(divide="ignore", invalid="ignore"):  # the next line replaces these values
+        smooth = (original / waves - low) / (high - low)
+        factors = 1.0 / ((1.0 - smooth) / factor + smooth)
+    factors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, factors))
+    return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
+
+
+def _longrope(given: _Given) -> RopeKeys:
+    """Factors for the trained context, and others beyond it (LongRoPE, arXiv:2402.13753)."""
+    rope, original = given.rope, given.original_context()
+    factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
+    magnitude = rope.real("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
+    keys = {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.original_context_length": original,
+        "rope.scaling.attn_factor": magnitude,
+    }
+    tensors = [plain(f"rope_factors_{name}.weight", _factors(given, f"{name}_factor")) for name in ("long", "short")]
+    return RopeKeys(keys, tuple(tensors))
+
+
+def _factors(given: _Given, name: str) -> NDArray[np.float32]:
+    value = given.rope.get(name)
+    count = given.n_rot // 2
+    if not isinstance(value, list) or len(value) != count:
+        found = f"a list of {len(value)}" if isinstance(value, list) else value
+        raise given.rope.error(name, found, f"a list of {count} numbers")
+    if not all(type(v) in (int, float) and math.isfinite(v) and v > 0 for v in value):
+        raise given.rope.error(name, "a list with something else", "positive numbers only")
+    return np.array(value, np.float32)
+
+
+_KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
+    "default": _default,
+    "none": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "llama3": _llama3,
+    "longrope": _longrope,
+    "su": _longrope,
+}

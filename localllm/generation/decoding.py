@@ -1,0 +1,95 @@
+"""How an answer gets its tokens: the interface, and the plain way of one pass for every token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import Largest
+from localllm.generation.prompt import Evaluates
+from localllm.generation.statistics import Speculated
+from localllm.sampling.sampler import Sampler
+
+
+class Decoding(Protocol):
+    """How an answer gets its tokens: `sample` says the next, `feed` takes it, in turn."""
+
+    passes: int  # through the model
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache that stand."""
+        ...
+
+    def start(self, logits: NDArray[np.float32]) -> None:
+        """The logits (1, V) after the prompt."""
+        ...
+
+    def sample(self) -> int: ...
+
+    def feed(self, token: int, wanted: int) -> None:
+        """Take the token, which the sampler has accepted; at most `wanted` more will be asked for."""
+        ...
+
+    def close(self) -> None:
+        """Leave in the cache what was fed, no more."""
+        ...
+
+    def speculated(self) -> Speculated | None: ...
+
+
+class Speculates(Protocol):
+    """Decodes answers with drafted tokens."""
+
+    def decode(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> Decoding: ...
+
+    def close(self) -> None: ...
+
+
+class EvaluatesLargest(Evaluates, Protocol):
+    """A session that may return the largest logits alone."""
+
+    @property
+    def most_picked(self) -> int:
+        """How many; 0: it cannot."""
+        ...
+
+    def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest: ...
+
+
+class PlainDecoding:
+    """A pass for every token; only the logits that decide leave the device, if it can tell which."""
+
+    def __init__(self, session: EvaluatesLargest, sampler: Sampler) -> None:
+        self._session, self._sampler = session, sampler
+        self._logits: NDArray[np.float32] | None = None
+        self._largest: Largest | None = None
+        self._wanted = sampler.looks_at if sampler.looks_at <= session.most_picked else 0
+        self.passes = 0
+
+    @property
+    def held(self) -> int:
+        return self._session.length
+
+    def start(self, logits: NDArray[np.float32]) -> None:
+        self._logits = logits
+
+    def sample(self) -> int:
+        if self._largest is not None:
+            return self._sampler.sample_largest(self._largest.ids[-1], self._largest.logits[-1])
+        assert self._logits is not None
+        return self._sampler.sample(self._logits[-1])
+
+    def feed(self, token: int, wanted: int) -> None:
+        if self._wanted:
+            self._largest = self._session.evaluate_largest((token,), self._wanted)
+        else:
+            self._logits = self._session.evaluate((token,), logits=False)
+        self.passes += 1
+
+    def close(self) -> None: ...
+
+    def speculated(self) -> None: ...

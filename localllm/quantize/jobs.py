@@ -1,0 +1,176 @@
+"""Plans a quantization before anything is written: a job per tensor, sizes, metadata, and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+
+from localllm.calibration.imatrix import Imatrix
+from localllm.errors import LocalLLMError
+from localllm.gguf import NewTensor, file_size
+from localllm.gguf.header import Stored
+from localllm.gguf.layout import shape_problem, tensor_bytes
+from localllm.quant import FORMATS
+from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
+from localllm.quantize.source import Source, geometry_of
+
+QUANTIZATION_VERSION = 2  # version of ggml's formats, for general.quantization_version
+_VERSION_KEY, _TYPE_KEY = "general.quantization_version", "general.file_type"
+IMPOSSIBLE_WITHOUT = ("IQ1_S", "IQ2_XXS", "IQ2_XS")  # formats whose search requires importance, for any tensor
+_IMATRIX_BYTES = 127  # longest name that llama-quantize stores
+
+
+class QuantizeError(LocalLLMError):
+    """The model cannot be quantized as requested; one line with the tensor, the reason and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One tensor: its format and bytes before and after."""
+
+    name: str
+    shape: tuple[int, ...]  # row-major
+    before: str
+    after: str
+    bytes_before: int
+    bytes_after: int
+    wanted: str  # the mix's format if `after` is a fallback, else the same as `after`
+    needs_imatrix: bool = False
+
+    @property
+    def values(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def rows(self) -> int:
+        return prod(self.shape[:-1])
+
+    @property
+    def experts(self) -> int:
+        """Number of stacked matrices, each with its own importance."""
+        return prod(self.shape[:-2]) if len(self.shape) > 2 else 1
+
+    @property
+    def changes(self) -> bool:
+        return self.before != self.after
+
+
+def plan_jobs(source: Source, mix: Mix, options: Options) -> list[Job]:
+    """A job for every tensor, in the order they are written, which is llama-quantize's. Reads no tensor."""
+    tensors = _tensors(source)
+    return [
+        _job(tensor, choice)
+        for tensor, choice in zip(tensors, choose(mix, geometry_of(source.stored), tensors, options), strict=True)
+    ]
+
+
+def copy_jobs(source: Source) -> list[Job]:
+    """Keep every tensor unchanged."""
+    return [_job(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
+
+
+def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
+    """Give every tensor the format in `formats`, or keep it."""
+    found = []
+    for name, shape, now in _tensors(source):
+        format_name = formats.get(name, now)
+        found.append(_job((name, shape, now), Choice(name, format_name, format_name, False)))
+    return found
+
+
+def quantizable(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
+    """The tensors (name, shape, format) whose format can be chosen."""
+    architecture = geometry_of(source.stored).architecture
+    return [tensor for tensor in _tensors(source) if allows(tensor[0], tensor[1], architecture)]
+
+
+def _tensors(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
+    if not source.tensors:
+        raise QuantizeError(f"{source.path}: holds a vocabulary but no weights; there is nothing to quantize")
+    found = source.tensors
+    return [(name, found[name].shape, found[name].format) for name in in_order(found)]
+
+
+def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
+    name, shape, now = tensor
+    problem = shape_problem(shape, FORMATS[choice.format])
+    if problem:
+        raise QuantizeError(f"{name}: cannot be {choice.format}: {problem}")
+    before, after = (tensor_bytes(shape, FORMATS[f])[1] for f in (now, choice.format))
+    return Job(name, shape, now, choice.format, before, after, choice.wanted, choice.needs_imatrix)
+
+
+def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
+    """QuantizeError for the first tensor that must not or cannot be converted, with the reason and a way out.
+
+    `important`: the tensors that an importance matrix covers, or will cover.
+    """
+    for job in jobs:
+        if not job.changes:
+            continue
+        if job.before not in FLOATS and not allow_requantize:
+            raise QuantizeError(
+                f"{job.name}: already quantized ({job.before}), and quantizing twice loses more; start from F16, "
+                "BF16 or F32, or add --allow-requantize"
+            )
+        if (job.needs_imatrix or job.after in IMPOSSIBLE_WITHOUT) and job.name not in important:
+            lacks = "the one given does not have it" if important else "there is none"
+            raise QuantizeError(
+                f"{job.name}: {job.after} requires an importance matrix, and {lacks}; "
+                "give --imatrix FILE, or --imatrix auto to measure one"
+            )
+        if FORMATS[job.after].quantize is None:
+            can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
+            raise QuantizeError(f"{job.name}: {job.after} unsupported for writing; supported: {can}")
+
+
+def metadata(
+    stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
+) -> dict[str, Stored]:
+    """The keys of the new file: those of the old one, and those that llama-quantize adds, in its order.
+
+    `file_type` None keeps the old file's value, if any.
+    """
+    found = dict(stored)
+    found.pop(_VERSION_KEY, None)
+    kept = found.pop(_TYPE_KEY, None)
+    found[_VERSION_KEY] = np.uint32(QUANTIZATION_VERSION)
+    if file_type is not None:
+        found[_TYPE_KEY] = np.uint32(file_type)
+    elif kept is not None:
+        found[_TYPE_KEY] = kept
+    if imatrix is None:
+        return found
+    about: dict[str, Stored] = {"file": _short(imatrix_file)}
+    if imatrix.datasets:
+        about["dataset"] = _short(imatrix.datasets[0])
+    about["entries_count"] = np.uint32(len(imatrix.entries))
+    if imatrix.chunks > 0:
+        about["chunks_count"] = np.uint32(imatrix.chunks)
+    for key, value in about.items():
+        found.pop(f"quantize.imatrix.{key}", None)
+        found[f"quantize.imatrix.{key}"] = value
+    return found
+
+
+def _short(text: str) -> str:
+    return text.encode("utf-8", "replace")[:_IMATRIX_BYTES].decode("utf-8", "ignore")
+
+
+def file_type_of(jobs: Sequence[Job]) -> int:
+    """general.file_type for freely chosen formats: the type whose main format holds the most weights."""
+    held: dict[str, int] = {}
+    for job in jobs:
+        held[job.after] = held.get(job.after, 0) + job.values
+    most = max(held, key=lambda name: held[name])
+    rows = [mix for mix in MIXES.values() if mix.format == most]
+    return rows[-1].file_type if rows else MIXES["F16"].file_type
+
+
+def size_of(source: Source, jobs: Sequence[Job]) -> int:
+    """Size of the file in bytes, without keys about an importance matrix."""
+    new = [NewTensor(job.name, job.after, job.shape, b"") for job in jobs]
+    return file_size(source.path, metadata(source.stored, 0, None, ""), new)

@@ -1,0 +1,104 @@
+"""`ChatTemplate`: turns a conversation into the text that a model was trained on.
+
+Rendering is a pure function of template and conversation, so the engine can render the whole history every turn and
+compare its tokens with the cache. Templates are programs of strangers: they run in a confined child
+(`localllm.template.render`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from localllm.confined import Confined, ConfinedError, ResourceLimits
+from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
+from localllm.template.origin import Text
+
+Message = Mapping[str, Any]  # role, content, and keys for some templates: tool_calls, name, reasoning_content
+
+ROLES = (
+    *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "tool_response"),
+    *("tool_results", "observation", "context", "document", "documents", "citations", "root", "latest_reminder"),
+)
+_MAX_SOURCE = 1 << 20  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A conversation as text that knows who wrote each character, and the changes that the template required.
+
+    The notes describe the changes; show each once.
+    """
+
+    text: Text
+    notes: tuple[str, ...] = ()
+
+
+def renderer(limits: ResourceLimits | None = None) -> Confined:
+    """A child process that renders templates. Start it early: that takes 0.1 s in parallel."""
+    return Confined("localllm.template.render", limits)
+
+
+class ChatTemplate:
+    """A chat template. `bos` and `eos` are token texts. `stops` are texts that end an answer besides the tokens.
+
+    `confined` is the child that renders it (default: its own). TemplateError, with the line, if the source is not a
+    template.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        bos: str,
+        eos: str,
+        stops: tuple[str, ...] = (),
+        clock: Callable[[], datetime] = datetime.now,
+        confined: Confined | None = None,
+    ) -> None:
+        self.source, self.bos, self.eos, self.stops = source, bos, eos, stops
+        self._clock = clock
+        if len(source) > _MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters; supported: up to {_MAX_SOURCE}")
+        self._confined = confined or renderer()
+        self._ask({"source": source}, "cannot be compiled")
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        extra: Mapping[str, Any] | None = None,
+    ) -> Rendered:
+        """The text of a conversation; `extra` are further variables of the template, such as `enable_thinking`.
+
+        If the template refuses the conversation, or would drop the system message or the last user message, the
+        conversation is changed as little as possible until the template accepts it. `notes` describe the changes.
+        TemplateError, with the line, if nothing helps, and for a role that is not in ROLES.
+        """
+        for message in messages:
+            if message.get("role") not in ROLES:
+                raise TemplateError(f"role {message.get('role')!r} is unknown; supported: {', '.join(ROLES)}")
+        request = {
+            "source": self.source,
+            "bos": self.bos,
+            "eos": self.eos,
+            "messages": [dict(message) for message in messages],
+            "tools": None if tools is None else list(tools),
+            "extra": dict(extra or {}),
+            "add_generation_prompt": add_generation_prompt,
+            "now": self._clock().isoformat(),
+        }
+        answer = self._ask(request, "failed")
+        marks = b"".join(bytes((mark,)) * count for mark, count in answer["marks"])
+        return Rendered(Text.of(answer["text"], marks), tuple(answer["notes"]))
+
+    def _ask(self, request: dict[str, Any], failed: str) -> dict[str, Any]:
+        try:
+            answer = self._confined.call(request)
+        except ConfinedError as error:
+            raise TemplateLimit(f"the chat template {failed}: {error}") from None
+        if "error" in answer:
+            raise (TemplateRejected if answer["rejected"] else TemplateError)(answer["error"])
+        return answer

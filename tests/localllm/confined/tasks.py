@@ -1,0 +1,55 @@
+"""A task that does what a request says, for the tests of the confined child."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+
+def prepare() -> None:
+    """Nothing to prepare."""
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Do `request["do"]` with `request["n"]`."""
+    n = request.get("n", 0)
+    match request["do"]:
+        case "echo":
+            return {"n": n}
+        case "pid":
+            return {"pid": os.getpid()}
+        case "spin":
+            while True:
+                pass
+        case "sleep":
+            time.sleep(n)
+        case "fill":
+            return {"n": len(bytearray(n))}
+        case "say":
+            return {"text": "x" * n}
+        case "die":
+            os.kill(os.getpid(), n)
+        case "leave":
+            os._exit(n)
+        case "print":
+            print("noise")
+        case "open":
+            return {"problem": _problem(lambda: Path(__file__).read_bytes())}
+        case "write":
+            return {"problem": _problem(lambda: os.write(os.memfd_create("x"), b"x"))}
+        case "connect":
+            return {"problem": _problem(socket.socket)}
+        case "raise":
+            raise ValueError("a bug")
+    return {}
+
+
+def _problem(do: Any) -> str:
+    try:
+        do()
+    except OSError as error:
+        return type(error).__name__
+    return ""

@@ -1,0 +1,136 @@
+"""Tokenizers trained on the spot, in the styles of real ones, and saved as in a Hugging Face folder."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 320
+_SPECIAL = ["<pad>", "<s>", "</s>"]
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+REGEXES = {  # from the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo and gpt-oss
+    "llama3": _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "qwen2": _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "tekken": _CAMEL.replace("{0}", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt-4o": _CAMEL.replace("{0}", _SHORT + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+TEXT = (
+    "Once upon a time there was a little girl who lived in a house near the forest. She didn't like the rain, but "
+    "she'd play with 12 dogs and 345 cats all day. They're happy! def main(x): return x + 1\n\n  Naïve café, Übung, "
+    "日本語 русский 🙂. We'll see what HappensNext in camelCase and SNAKE_CASE, won't we? 3.14 99 bottles\r\n\tend."
+)
+
+
+def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
+    """A byte-level tokenizer of one of the styles, trained on the texts."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=style in ("llama3", "tekken")))
+    steps: list[Any] = []
+    if style in REGEXES:
+        steps = [pre_tokenizers.Split(Regex(REGEXES[style]), "isolated")]
+    elif style == "starcoder":
+        steps = [pre_tokenizers.Digits(individual_digits=True)]
+    by_regex = style not in REGEXES
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex))
+    tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, special_tokens=_SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator(texts or [TEXT], trainer)
+    if style == "llama3":  # puts <s> before a text
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    else:
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
+    return tokenizer
+
+
+def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
+    """The tokenizer that transformers makes from a SentencePiece BPE model: byte fallback, all merges that the pieces
+    allow."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+
+    pieces = spm_pieces(vocabulary, texts or [TEXT])
+    ids = {text: i for i, (text, _, _) in enumerate(pieces)}
+    rank = {text: i for i, (text, _, kind) in enumerate(pieces) if kind == 1}
+    merges = [
+        (text[:cut], text[cut:])
+        for text in sorted(rank, key=rank.__getitem__)
+        for cut in range(1, len(text))
+        if text[:cut] in rank and text[cut:] in rank
+    ]
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]]:
+    """(text, score, type) of <unk>, <s>, </s>, 256 bytes, then merged pieces by score, then single characters."""
+    words = [text.replace(" ", "▁") for text in texts]
+    frequency = Counter(c for word in words for c in word if c.isascii() or c == "▁")
+    characters = sorted(c for c, _ in frequency.most_common(vocabulary - 275))
+    known = set(characters)
+    counts: dict[str, int] = {}
+    for word in words:
+        for size in range(2, 6):
+            for start in range(len(word) - size + 1):
+                piece = word[start : start + size]
+                if set(piece) <= known and "▁" not in piece[1:]:
+                    counts[piece] = counts.get(piece, 0) + size - 1
+    room = vocabulary - 259 - len(characters)
+    chosen: list[str] = []
+    parts = set(characters)
+    for piece in sorted(counts, key=lambda p: (-counts[p], p)):
+        if len(chosen) < room and any(piece[:cut] in parts and piece[cut:] in parts for cut in range(1, len(piece))):
+            chosen.append(piece)
+            parts.add(piece)
+    assert len(chosen) == room
+    normal = chosen + characters
+    return [
+        *(("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)),
+        *((f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)),
+        *((text, -float(i), 1) for i, text in enumerate(normal)),
+    ]
+
+
+def spm_file(pieces: list[tuple[str, float, int]], space_prefix: bool = True) -> bytes:
+    """A tokenizer.model with these pieces, by sentencepiece_model.proto."""
+
+    def varint(n: int) -> bytes:
+        out = b""
+        while n > 127:
+            out, n = out + bytes([n & 127 | 128]), n >> 7
+        return out + bytes([n])
+
+    def message(number: int, data: bytes) -> bytes:
+        return varint(number << 3 | 2) + varint(len(data)) + data
+
+    out = b""
+    for text, score, kind in pieces:
+        body = message(1, text.encode()) + varint(2 << 3 | 5) + struct.pack("<f", score)
+        out += message(1, body + (varint(3 << 3) + varint(kind) if kind != 1 else b""))
+    out += message(2, varint(3 << 3) + varint(2) + varint(35 << 3) + varint(1))  # BPE, byte fallback
+    return out + message(3, message(1, b"identity") + varint(3 << 3) + varint(space_prefix) + varint(4 << 3) + b"\0")
+
+
+def save_tokenizer(style: str, folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too."""
+    tokenizer = spm_tokenizer() if style == "spm" else bpe_tokenizer(style)
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
+    if style == "spm":
+        settings["unk_token"] = "<unk>"
+        (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -1,0 +1,53 @@
+"""Shared by the tests of conversion: safetensors files, the logits of an opened folder, a GGUF file made from one."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from localllm import quant
+from localllm.convert import Checkpoint, LazyTensor
+from localllm.gguf.writer import NewTensor, write_gguf
+from localllm.models import architecture_of, read_config, record
+from tests.models.support import Driver, bind_reference
+
+HF = Path(__file__).parent / "data" / "hf"
+
+
+def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
+    """Logits float32 (T, vocabulary) by the reference backend, straight from the folder."""
+    architecture = architecture_of(model.metadata)
+    config = read_config(model.metadata, architecture.name)
+    plan = record(config, architecture, model.tensors, len(ids))
+    return Driver(bind_reference(plan)).step([(0, ids)])
+
+
+def write_f32(model: Checkpoint, path: Path) -> None:
+    """Write the folder as a GGUF file with all numbers in F32."""
+    tensors = [NewTensor(x.name, "F32", x.shape, lambda x=x: values(x).view(np.uint8)) for x in model.tensors.values()]
+    write_gguf(path, {**model.stored, "general.file_type": 0, "general.quantization_version": 2}, tensors)
+
+
+def values(tensor: LazyTensor) -> np.ndarray:
+    """The tensor's values, float32 of its shape."""
+    return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
+
+
+def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
+    """Write a safetensors file by the definition of the format; dtypes F32, F16, U8."""
+    header, data = {}, b""
+    for name, array in tensors.items():
+        raw = array.tobytes()
+        dtype = {"float32": "F32", "float16": "F16", "uint8": "U8"}[str(array.dtype)]
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    path.write_bytes(blob(header, data))

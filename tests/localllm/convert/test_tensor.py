@@ -1,0 +1,105 @@
+"""What conversion does to tensors, read in any pieces, equals the same done to arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from localllm import quant
+from localllm.convert import ConvertError, LazyTensor
+from localllm.convert import tensor as t
+from localllm.convert.recipes import RECIPES, Sizes
+
+RANDOM = np.random.default_rng(5)
+
+
+def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
+    """A tensor of the values, stored in the format."""
+    values = np.asarray(values)
+    if fmt in ("U8", "F8_E4M3"):
+        rows = values.astype(np.uint8).reshape(-1, values.shape[-1])
+    else:
+        rows = quant.quantize(values.astype(np.float32).reshape(-1, values.shape[-1]), fmt)
+    return LazyTensor("x", fmt, values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
+
+
+def values_of(tensor: LazyTensor) -> np.ndarray:
+    """All its numbers, and the same whatever pieces they are read in."""
+    rows = tensor.read(0, tensor.rows)
+    assert rows.shape == (tensor.rows, tensor.row_bytes)
+    for step in (1, 2, 3, 5, 7):
+        pieces = [tensor.read(i, min(i + step, tensor.rows)) for i in range(0, tensor.rows, step)]
+        assert b"".join(p.tobytes() for p in pieces) == rows.tobytes()
+    assert tensor.read(tensor.rows, tensor.rows).shape == (0, tensor.row_bytes)
+    return quant.dequantize(rows, tensor.format).reshape(tensor.shape)
+
+
+X = RANDOM.standard_normal((3, 8, 6)).astype(np.float16)
+
+
+@pytest.mark.parametrize("fmt", ["F32", "F16"])
+def test_rows_and_columns(fmt: str) -> None:
+    x = of(X, fmt)
+    np.testing.assert_array_equal(values_of(t.strided(x, 0, 4)), X[:, :4])
+    np.testing.assert_array_equal(values_of(t.strided(x, 4, 8)), X[:, 4:])
+    np.testing.assert_array_equal(values_of(t.strided(x, 1, 8, 2)), X[:, 1::2])
+    np.testing.assert_array_equal(values_of(t.columns(x, 1, 2)), X[:, :, 1::2])
+    np.testing.assert_array_equal(values_of(t.transposed(x)), X.transpose(0, 2, 1))
+    np.testing.assert_array_equal(values_of(t.transposed(of(X[0], fmt))), X[0].T)
+    np.testing.assert_array_equal(values_of(t.stacked([of(m, fmt) for m in X])), X)
+    np.testing.assert_array_equal(values_of(t.stacked([of(v, fmt) for v in X[0]])), X[0])
+    np.testing.assert_array_equal(values_of(t.strided(of(X[0, 0], fmt), 1, 6, 2)), X[0, 0, 1::2])
+    order = np.array([5, 0, 3, 3, 7, 1, 2, 6])
+    np.testing.assert_array_equal(values_of(t.picked(of(X[1], fmt), order, 8)), X[1][order])
+    np.testing.assert_array_equal(values_of(t.flattened(of(X[0, :1], fmt))), X[0, 0])
+
+
+def test_float32() -> None:
+    np.testing.assert_array_equal(values_of(t.as_float32(of(X, "F16"))), X.astype(np.float32))
+    np.testing.assert_array_equal(values_of(t.as_float32(of(X[0, 0], "BF16"), 1.0)) - 1, values_of(of(X[0, 0], "BF16")))
+    np.testing.assert_array_equal(values_of(t.plain("x", X[0].astype(np.float32))), X[0])
+
+
+def test_mxfp4_keeps_every_number() -> None:
+    """gpt-oss: value = 2^(scale - 127) * the code's, two neighbours in a byte, the first in its low half."""
+    codes = RANDOM.integers(0, 256, (2, 6, 3, 16))
+    scales = RANDOM.integers(120, 130, (2, 6, 3))
+    e2m1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    wanted = np.stack([e2m1[codes & 15], e2m1[codes >> 4]], -1).reshape(2, 6, 3, 32) * 2.0 ** (scales[..., None] - 127)
+    packed = t.mxfp4(of(codes, "U8"), of(scales, "U8"))
+    assert packed.format == "MXFP4"
+    np.testing.assert_array_equal(values_of(packed), wanted.reshape(2, 6, 96))
+    np.testing.assert_array_equal(values_of(t.strided(packed, 1, 6, 2)), wanted.reshape(2, 6, 96)[:, 1::2])
+    with pytest.raises(ConvertError, match="with scales"):
+        t.mxfp4(of(codes, "U8"), of(scales[..., :2], "U8"))
+
+
+def test_fp8() -> None:
+    """E4M3: 0x38 is 1, 0x7E the largest, 448, 0x01 the smallest, 2^-9."""
+    codes = np.array([[0x38, 0xB8, 0x7E, 0x01, 0x00, 0x44]])
+    numbers = np.array([[1, -1, 448, 2.0**-9, 0, 3]])
+    np.testing.assert_array_equal(values_of(t.scaled_fp8(of(codes, "F8_E4M3"), of([0.5]))), numbers / 2)
+    rows = np.repeat(codes, 3, axis=0)
+    by_row = t.scaled_fp8(of(rows, "F8_E4M3"), of([[1.0], [2.0], [4.0]]))
+    np.testing.assert_array_equal(values_of(by_row), numbers * [[1], [2], [4]])
+    wide = np.full((130, 256), 0x38)
+    scales = np.array([[1.0, 2.0], [3.0, 4.0]])
+    expected = np.repeat(np.repeat(scales, 128, axis=0), 128, axis=1)[:130]
+    np.testing.assert_array_equal(values_of(t.scaled_fp8(of(wide, "F8_E4M3"), of(scales))), expected)
+    with pytest.raises(ConvertError, match="do not divide"):
+        t.scaled_fp8(of(codes, "F8_E4M3"), of([1.0, 2.0]))
+
+
+def test_what_is_stacked_must_be_alike() -> None:
+    with pytest.raises(ConvertError, match="they must be alike"):
+        t.stacked([of(X[0]), of(X[0, :4])])
+
+
+def test_experts_that_are_one_tensor_already() -> None:
+    """mlp.experts.gate_up_proj (experts, 2 f, width): the gates' rows first, as transformers 5 has them."""
+    halves = {}
+    for part in ("gate", "up"):
+        names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
+        halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], Sizes(1, 1, 1)))
+    np.testing.assert_array_equal(halves["gate"], X[:, :4])
+    np.testing.assert_array_equal(halves["up"], X[:, 4:])

@@ -1,0 +1,146 @@
+"""Shared by the tests of the program: a model file made on the spot, and the program run as users run it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from localllm import quant
+from localllm.gguf import NewTensor, write_gguf
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PROGRAM = [sys.executable, "-c", "import sys; from localllm.cli.main import main; sys.exit(main())"]
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\n' ~ m.content ~ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+WIDTH, FFN, HEADS = 64, 96, 2
+SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+
+
+def write_model(
+    path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
+) -> Path:
+    """A llama of one layer with random weights that writes printable ASCII: the output rows of other tokens are
+    zero."""
+    random = np.random.RandomState(11)
+    letters = [chr(c) for c in range(33, 127)]
+    tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
+    kinds = [2, *[3] * 4, *[6] * 256, *[1] * (1 + len(letters))]  # unknown, control, byte, normal
+    size = len(tokens)
+    output = random.standard_normal((size, WIDTH)) / 8
+    output[: size - len(letters)] = 0
+    values = {"token_embd.weight": random.standard_normal((size, WIDTH)), "output.weight": output}
+    for name, rows, columns in (
+        *((f"blk.0.attn_{part}.weight", WIDTH, WIDTH) for part in ("q", "k", "v", "output")),
+        *((f"blk.0.ffn_{part}.weight", FFN, WIDTH) for part in ("gate", "up")),
+        ("blk.0.ffn_down.weight", WIDTH, FFN),
+    ):
+        values[name] = random.standard_normal((rows, columns)) / np.sqrt(columns)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        values[f"{name}.weight"] = np.ones(WIDTH)
+    metadata: dict[str, Any] = {
+        "general.architecture": "llama",
+        "general.name": "tiny",
+        "llama.block_count": 1,
+        "llama.context_length": context,
+        "llama.embedding_length": WIDTH,
+        "llama.feed_forward_length": FFN,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": np.zeros(size, np.float32),
+        "tokenizer.ggml.token_type": np.array(kinds, np.int32),
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 4,
+        "tokenizer.ggml.add_bos_token": True,
+        **({} if template is None else {"tokenizer.chat_template": template}),
+        **(extra or {}),
+    }
+    formats = {name: "Q8_0" if value.ndim == 2 else "F32" for name, value in values.items()}
+    tensors = [
+        NewTensor(
+            name, formats[name], value.shape, quant.quantize(np.atleast_2d(value).astype(np.float32), formats[name])
+        )
+        for name, value in values.items()
+    ]
+    write_gguf(path, metadata, tensors)
+    return path
+
+
+def default_signals() -> None:
+    """For `preexec_fn`: a process started in the background or with nohup passes ignored signals to its children."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the program; without `stdin` its input is empty."""
+    given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    return subprocess.run(
+        [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
+    )
+
+
+class Terminal:
+    """The program on a pseudo-terminal: its input, its output and its end."""
+
+    def __init__(self, *words: object) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [*PROGRAM, *map(str, words)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            cwd=REPOSITORY,
+            env={**os.environ, "TERM": "xterm"},
+            start_new_session=True,
+            preexec_fn=self._prepare,
+        )
+        os.close(slave)
+        self.seen = ""
+
+    @staticmethod
+    def _prepare() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # so that Ctrl-C reaches the program
+        default_signals()
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def wait_for(self, pattern: str, seconds: float = 60) -> str:
+        """The output up to and including a match; the next call continues after it."""
+        end = monotonic() + seconds
+        while (found := re.search(pattern, self.seen)) is None:
+            assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"
+            if select.select([self.master], [], [], 0.2)[0]:
+                try:
+                    self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+                except OSError:  # the program has closed the terminal
+                    assert re.search(pattern, self.seen), self.seen
+        text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
+        return text
+
+    def end(self) -> int:
+        code = self.process.wait(60)
+        while select.select([self.master], [], [], 0)[0]:
+            try:
+                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+            except OSError:
+                break
+        os.close(self.master)
+        return code
