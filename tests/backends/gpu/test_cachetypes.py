@@ -1,5 +1,5 @@
-"""Every cache type on a device: the bytes that `backends.cache` defines, the same bits in any batch, blocks that are read and
-written back."""
+"""Every cache type on a device: the bytes that `backends.cache` defines, the same bits in any batch, and blocks that
+move."""
 
 from __future__ import annotations
 
