@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
 from localllm.backends.checks import check_cache
-from localllm.backends.gpu import formats
+from localllm.backends.gpu import bind, formats
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.kernels import largest
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Kernel
 from localllm.backends.gpu.kernels.largest import KEYS
-from localllm.backends.gpu.lower import lower
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.paged import PagedCache
 from localllm.backends.gpu.program import KeptRouting, Program
@@ -45,7 +44,7 @@ class GpuExecutable(Shell):
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device = device
-        self._program = program = lower(plan, limits, cache, keep, device.facts.compute)
+        self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
         report = progress or (lambda what, done, total: None)
