@@ -5,7 +5,7 @@
 
 Windows are as long as the model's trained context; the second half of each counts, as in llama.cpp's perplexity. A
 model without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line
-per model and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/cache_types.py`
+per model and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/cache/types.py`
 follow from them.
 """
 

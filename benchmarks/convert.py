@@ -1,4 +1,4 @@
-"""Conversion against transformers and llama.cpp: every model of tests/localllm/hf_models.py, made on the spot.
+"""Conversion against transformers and llama.cpp: every model of tests/localllm/convert/hf_models.py, made on the spot.
 
     python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
 
@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from localllm.convert import open_checkpoint
-from tests.localllm.convert_support import logits_of, write_f32
-from tests.localllm.hf_models import MODELS, ids, make
-from tests.localllm.hf_tokenizers import TEXT
+from tests.localllm.convert.hf_models import MODELS, ids, make
+from tests.localllm.convert.hf_tokenizers import TEXT
+from tests.localllm.convert.support import logits_of, write_f32
 from tests.models.support import nmse
 
 ROOT = Path(__file__).resolve().parent.parent

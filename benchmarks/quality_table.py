@@ -29,7 +29,7 @@ from compare import RESULTS, ROOT
 sys.path.insert(0, str(ROOT))
 
 from localllm import load
-from localllm.cli.text import markdown
+from localllm.cli.terminal.text import markdown
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base, statistics
 from localllm.evaluation.likelihood import mean_of
 

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Executable, Largest, Limits, Picks
+from localllm.cache import BlockPool, CacheFull, Sequence, how_many_fit
 from localllm.errors import LocalLLMError
-from localllm.paging import BlockPool, CacheFull, Sequence, how_many_fit
 from localllm.plan import Batch
 from localllm.sampling.select import largest
 

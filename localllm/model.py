@@ -17,15 +17,14 @@ from numpy.typing import NDArray
 
 from localllm.backends import open_backend
 from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
-from localllm.cache_types import Choice, choose
+from localllm.backends.hybrid.offload import AUTOMATIC, Offload, Planner, arrange
+from localllm.cache import SLACK, BlockPool, Choice, choose
 from localllm.closing import Closing
 from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.models import Config, architecture_of, read_config, record
-from localllm.offload import AUTOMATIC, Offload, Planner, arrange
-from localllm.paging import SLACK, BlockPool
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.options import SamplerOptions

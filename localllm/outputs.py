@@ -1,7 +1,7 @@
 """The only way in which commands write files: nothing is replaced unless asked, and nobody sees half a file.
 
 `check_target` refuses early, before long work. `new_file` writes beside the target and renames. A failure, or a signal
-that raises (`localllm.cli.signals`), leaves nothing new, and keeps the old file.
+that raises (`localllm.cli.terminal.signals`), leaves nothing new, and keeps the old file.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The one function that text from outside goes through before a person reads it: names and values of files, what a
-model writes, what was typed. The command line prints through it (`localllm.cli.console`), and the errors of all rooms
-are made with it, so that every room may import this file.
+model writes, what was typed. The command line prints through it (`localllm.cli.terminal.console`), and the errors of
+all rooms are made with it, so that every room may import this file.
 """
 
 from __future__ import annotations

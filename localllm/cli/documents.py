@@ -11,8 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from localllm.cli.tables import architectures, formats
-from localllm.cli.text import markdown
+from localllm.cli.commands.tables import architectures, formats
+from localllm.cli.terminal.text import markdown
 from localllm.outputs import new_file
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from localllm.cli import options
 from localllm.cli.app import Command, UsageError, read
-from localllm.cli.console import YELLOW, fail, guarded, say
-from localllm.cli.signals import unwinding
+from localllm.cli.terminal.console import YELLOW, fail, guarded, say
+from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
 from localllm.sampling.options import SamplerOptions
 
@@ -24,13 +24,13 @@ ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 
 def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
-    from localllm.cli.chat import chat
+    from localllm.cli.commands.chat import chat
 
     chat(own, _one_model(model, "demo"), *rest)
 
 
 def _run(own: options.Run, *rest: Any) -> None:
-    from localllm.cli.run import read_prompt, run
+    from localllm.cli.commands.run import read_prompt, run
 
     words = list(own.words)
     name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
@@ -40,42 +40,42 @@ def _run(own: options.Run, *rest: Any) -> None:
 
 def _show(model: options.ModelName, own: options.Show) -> None:
     if own.formats or own.archs:
-        from localllm.cli import tables
+        from localllm.cli.commands import tables
 
         wanted = ((own.formats, tables.formats), (own.archs, tables.architectures))
         print("\n\n".join(table() for asked, table in wanted if asked))
         return
-    from localllm.cli.show import show
+    from localllm.cli.commands.show import show
 
     show(own, _one_model(model))
 
 
 def _bench(model: options.ModelName, own: options.Bench) -> None:
-    from localllm.cli.bench import bench
+    from localllm.cli.commands.bench import bench
 
     bench(own, _one_model(model))
 
 
 def _perplexity(model: options.ModelName, own: options.Perplexity, opening: options.Measuring) -> None:
-    from localllm.cli.perplexity import perplexity
+    from localllm.cli.commands.perplexity import perplexity
 
     perplexity(own, _one_model(model), opening)
 
 
 def _imatrix(model: options.ModelName, own: options.Imatrix, opening: options.Measuring) -> None:
-    from localllm.cli.imatrix import imatrix
+    from localllm.cli.commands.imatrix import imatrix
 
     imatrix(own, _one_model(model), opening)
 
 
 def _quantize(own: options.Quantize) -> None:
-    from localllm.cli.quantize import quantize
+    from localllm.cli.commands.quantize import quantize
 
     quantize(own)
 
 
 def _devices(own: options.Devices) -> None:
-    from localllm.cli.devices import devices
+    from localllm.cli.commands.devices import devices
 
     devices(own)
 

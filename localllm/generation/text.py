@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.stopping import StopStrings
+from localllm.generation.stopping import StopStrings
 from localllm.tokenizer import Tokenizer
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.template.chat import ROLES, ChatTemplate, Message, Rendered, renderer
+from localllm.template.chat_template import ROLES, ChatTemplate, Message, Rendered, renderer
 from localllm.template.encode import ChatEncoder, encode_chat
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.families import FAMILIES, choose_template

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from localllm.confined import Confined
-from localllm.template.chat import ChatTemplate
+from localllm.template.chat_template import ChatTemplate
 from localllm.template.errors import TemplateError
 
 _KEY = "tokenizer.chat_template"

@@ -1,4 +1,4 @@
-"""Renders a conversation by a template: the task of the confined child. `localllm.template.chat` sends the requests."""
+"""Renders a conversation by a template, in the confined child; `localllm.template.chat_template` sends the requests."""
 
 from __future__ import annotations
 

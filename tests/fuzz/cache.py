@@ -12,11 +12,11 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 import localllm
-from localllm import prompt_cache
+from localllm.cache import prompt_cache
 from localllm.plan import BLOCK
 from tests.fuzz import fence, values
 from tests.fuzz.case import OURS, Case, Wrong
-from tests.localllm.cli_support import write_model
+from tests.localllm.support import write_model
 
 TOKENS = 200
 _TYPES = (("f16", "f16"), ("q8_0", "q4_0"), ("fp8", "bf16"))

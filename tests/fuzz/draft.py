@@ -20,7 +20,7 @@ from tests.fuzz.gguf import (
 )
 from tests.fuzz.image import decode
 from tests.fuzz.models import bases
-from tests.localllm.cli_support import write_model
+from tests.localllm.support import write_model
 
 PROMPT, TOKENS = "the theatre in the rain: ", 12
 _CHANGES = (change_tokenizer, change_tokenizer, change_tokenizer, change_key, change_tensor, change_numbers)

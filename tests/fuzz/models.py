@@ -15,7 +15,7 @@ from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config, record
 from tests.fuzz.image import Array, Image, decode
-from tests.localllm.cli_support import CHATML
+from tests.localllm.support import CHATML
 from tests.models.tiny import VARIANTS, Model
 from tests.models.tiny_families import FAMILIES
 

@@ -18,10 +18,10 @@ from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.children import PerProcess
-from tests.localllm.convert_support import HF
-from tests.localllm.hf_synthetic import read_specs, write_folder
+from tests.localllm.convert.hf_synthetic import read_specs, write_folder
+from tests.localllm.convert.support import HF
 
-_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # besides the folders in tests/localllm/data/hf
+_MADE = ("llama", "mistral", "gemma", "mixtral", "phi3", "qwen2moe")  # besides the stored folders, HF
 _SENTENCE = "Hello <|im_start|> the naïve café\n\n 1234 </s> 日本語 🙂"
 _DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4", "C64", "x")
 

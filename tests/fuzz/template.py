@@ -17,7 +17,7 @@ from tests.conftest import SHARED_DATA
 from tests.fuzz import attacks
 from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.children import PerProcess
-from tests.localllm.cli_support import CHATML
+from tests.localllm.support import CHATML
 
 _MOST = 64 << 20  # characters of a text that was rendered
 _PARTS = re.compile(r"(\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})", re.DOTALL)

@@ -22,7 +22,7 @@ from tests.fuzz.case import Case
 from tests.fuzz.image import decode
 from tests.fuzz.models import bases
 from tests.fuzz.runner import Finding, Report, Runner
-from tests.localllm.cli_support import REPOSITORY
+from tests.localllm.support import REPOSITORY
 
 CASES = {
     "gguf": 60, "split": 2000, "safetensors": 200, "draft": 60, "cache": 1000, "imatrix": 3000, "kld": 4000,

@@ -16,16 +16,16 @@ import numpy as np
 from llvmlite import ir
 
 import localllm
-from localllm import prompt_cache
 from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Kernel, Library
+from localllm.cache import prompt_cache
 from localllm.calibration import imatrix
 from localllm.calibration.imatrix import Entry, Imatrix
 from localllm.evaluation import Windows
 from localllm.evaluation.logits_file import save_base
 from localllm.gguf import write_gguf
 from tests.fuzz.case import OURS, Case, Wrong
-from tests.localllm.cli_support import write_model
+from tests.localllm.support import write_model
 
 WRITERS = 3
 _DONE, _REFUSED, _BROKEN = 0, 1, 2  # exit codes of a writer

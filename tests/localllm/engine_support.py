@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import Backend, CacheTypes, Largest, Limits
+from localllm.cache import SLACK, BlockPool, CacheFull, Sequence
 from localllm.engine import Engine, Rows
-from localllm.paging import SLACK, BlockPool, CacheFull, Sequence
 from localllm.plan import BLOCK, Plan
 from tests.backends import support
 from tests.models.support import plan_of

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import localllm
-from localllm.chat import Conversation, template_of
+from localllm.conversation import Conversation, template_of
 from localllm.sampling.options import SamplerOptions
 
 GREEDY = SamplerOptions(temperature=0.0)

@@ -11,9 +11,9 @@ import pytest
 from localllm.backends.base import Backend, BackendError, Limits
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
+from localllm.cache import CacheFull
 from localllm.engine import ContextFull, Engine, Rows, StepTooLarge, largest_of
 from localllm.errors import LocalLLMError
-from localllm.paging import CacheFull
 from localllm.plan import BLOCK
 from localllm.session import Session
 from tests.backends.gpu.conftest import pocl

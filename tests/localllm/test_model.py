@@ -19,7 +19,7 @@ from localllm.plan import BLOCK
 from tests.backends.support import model as random_model
 from tests.backends.support import tokens
 from tests.conftest import reference
-from tests.localllm.cli_support import write_model
+from tests.localllm.support import write_model
 from tests.models.support import nmse
 
 PROMPT = "Tell me a story"

@@ -18,7 +18,7 @@ from localllm.cli.main import main
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.outputs import OutputError, check_target, new_file, scratch
 from tests.conftest import full_disk
-from tests.localllm.cli_support import PROGRAM, REPOSITORY, default_signals, write_model
+from tests.localllm.support import PROGRAM, REPOSITORY, default_signals, write_model
 
 TEXT = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
@@ -271,7 +271,7 @@ def test_what_nohup_ignores_stays_ignored(tmp_path: Path) -> None:
 
 def test_a_second_signal_does_not_interrupt_the_cleaning_up(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from localllm.cli.signals import unwinding\n"
+        "import os, signal, sys; from localllm.cli.terminal.signals import unwinding\n"
         "with unwinding():\n"
         "    try: os.kill(os.getpid(), signal.SIGTERM)\n"
         "    finally: os.kill(os.getpid(), signal.SIGHUP); os.kill(os.getpid(), signal.SIGTERM); print('clean')\n"

@@ -11,10 +11,10 @@ import pytest
 
 import localllm
 from localllm.backends.base import BackendError
+from localllm.cache import CacheFull
 from localllm.engine import ContextFull
-from localllm.paging import CacheFull
 from localllm.plan import BLOCK
-from tests.localllm.cli_support import SPECIAL, write_model
+from tests.localllm.support import SPECIAL, write_model
 
 SPACE = len(SPECIAL) + 256  # the tokens are: control tokens, all bytes, the space, printable ASCII from "!" on
 

@@ -13,7 +13,7 @@ from localllm.cli.main import main
 from localllm.models import ARCHITECTURES
 from tests.backends.test_reference_logits import logits, paths
 from tests.conftest import reference
-from tests.localllm.cli_support import Terminal
+from tests.localllm.support import Terminal
 from tests.models.support import nmse
 
 

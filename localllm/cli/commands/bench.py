@@ -1,0 +1,310 @@
+"""`localllm bench`: tokens per second by llama-bench's tests, names and columns, and how close they come to the roof.
+
+Decoding compares bytes read with the bandwidth measured around each test. Prompts count operations per second. With a
+drafter, it also measures the gain of speculation on three texts.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from statistics import mean, stdev
+from time import perf_counter_ns
+
+import numpy as np
+
+from localllm import __version__, load
+from localllm.backends.cpu.backend import default_threads
+from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
+from localllm.cli.commands.bench_speculation import measure as measure_guessing
+from localllm.cli.options import Bench
+from localllm.cli.terminal.answer import read_bandwidth, tell
+from localllm.cli.terminal.console import LoadProgress
+from localllm.cli.terminal.text import markdown_row, parameters, size
+from localllm.errors import LocalLLMError
+from localllm.model import Model
+from localllm.plan import Summary, summarize
+from localllm.printable import printable
+from localllm.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One row: a prompt of `prompt` tokens, or decoding `answer` tokens, after `depth` tokens or a `text`."""
+
+    prompt: int
+    answer: int
+    depth: int
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        after = f" @ d{self.depth}" if self.depth else f" {self.text}" if self.text else ""
+        return (f"pp{self.prompt}" if self.prompt else f"tg{self.answer}") + after
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.answer
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Result of one test; llama-bench's field names where it has them."""
+
+    build_commit: str
+    cpu_info: str
+    backends: str
+    model_filename: str
+    model_type: str
+    model_size: int
+    model_n_params: int
+    n_batch: int
+    n_threads: int
+    type_k: str
+    type_v: str
+    n_prompt: int
+    n_gen: int
+    n_depth: int
+    test: str
+    test_time: str
+    avg_ns: int
+    stddev_ns: int
+    avg_ts: float
+    stddev_ts: float
+    bytes_per_token: int  # read by decoding, averaged over the test; 0 for prompts
+    gb_per_s: float
+    roof_gb_per_s: float
+    roof_share: float
+    gop_per_s: float  # of prompts
+    samples_ns: tuple[int, ...]
+    speculation: str = ""  # the drafter, if the test has one
+    plain_ts: float = 0.0  # tokens per second of the same answers without speculation
+    n_drafted: int = 0  # drafted tokens
+    n_accepted: int = 0  # of them
+
+
+def bench(own: Bench, name: str) -> None:
+    """Run every test; print each result as soon as it is known."""
+    tests = [Test(p, 0, d) for d in own.depths for p in own.prompts if p]
+    tests += [Test(0, n, d) for d in own.depths for n in own.answers if n]
+    if not tests:
+        raise LocalLLMError("nothing to measure: set -p or -n above 0")
+    tests.sort(key=lambda test: test.depth)
+    guessed = [Test(0, n, 0, text) for n in own.answers if n for text in TEXTS] if own.speculates else []
+    context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
+    with _PRINTERS[own.output](_columns(own)) as show:
+        for threads in own.threads:
+            with LoadProgress() as progress:
+                model = load(name, ctx=context, threads=threads, progress=progress, force=True, **own.of_load())
+            with model:
+                tell(model)
+                for test in (*tests, *guessed):
+                    measure = _guessed if test.text else _measure
+                    show(measure(model, test, threads or default_threads(), own.repetitions, not own.no_warmup))
+
+
+def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
+    """Time answers to a text with and without speculation."""
+    found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
+    assert model.speculation is not None
+    result = _result(model, test, threads, found.guessed_ns)
+    return replace(
+        result,
+        speculation=model.speculation.options.kind,
+        plain_ts=mean(test.answer / (ns / 1e9) for ns in found.plain_ns),
+        n_drafted=found.drafted,
+        n_accepted=found.accepted,
+    )
+
+
+def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
+    """Time `test`: fill the cache to its depth once, then repeat the run from there."""
+    config = model.config
+    assert config is not None
+    tokens = np.random.RandomState(0).randint(0, config.vocabulary, test.depth + test.tokens).tolist()
+    session = model.session()
+    try:
+        _evaluate(model, session, tokens[: test.depth])
+        before = read_bandwidth(model) if test.answer else 0.0
+        if warm_up:
+            _run(model, session, test, tokens if test.prompt else tokens[: test.depth + 1])
+        samples = tuple(_run(model, session, test, tokens) for _ in range(repetitions))
+        roof = max(before, read_bandwidth(model)) if test.answer else 0.0
+    finally:
+        session.close()
+    result, summary = _result(model, test, threads, samples), _summary(model)
+    if test.prompt:
+        work = _operations(summary, config.vocabulary * config.width, test, model.batch_rows)
+        return replace(result, gop_per_s=work / mean(samples))
+    middle = test.depth + (test.answer + 1) / 2  # average number of tokens that attention sees
+    read = round(model.executable.memory.read_after(middle))
+    rate = result.avg_ts * read
+    return replace(
+        result,
+        bytes_per_token=read,
+        gb_per_s=rate / 1e9,
+        roof_gb_per_s=roof / 1e9,
+        roof_share=rate / roof if roof else 0.0,
+    )
+
+
+def _summary(model: Model) -> Summary:
+    assert model.plan is not None
+    return summarize(model.plan)
+
+
+def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:
+    """The fields that all tests share."""
+    rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
+    return Result(
+        build_commit=f"localllm {__version__}",
+        cpu_info=model.device,
+        backends=model.device.split(":")[0].upper(),
+        model_filename=str(model.file.path),
+        model_type=_model_type(model, summary),
+        model_size=sum(tensor.nbytes for tensor in model.file.tensors.values()),
+        model_n_params=summary.parameters,
+        n_batch=model.batch_rows,
+        n_threads=threads,
+        type_k=model.cache.types.keys,
+        type_v=model.cache.types.values,
+        n_prompt=test.prompt,
+        n_gen=test.answer,
+        n_depth=test.depth,
+        test=test.name,
+        test_time=datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        avg_ns=round(mean(samples)),
+        stddev_ns=round(stdev(samples)) if len(samples) > 1 else 0,
+        avg_ts=mean(rates),
+        stddev_ts=stdev(rates) if len(rates) > 1 else 0.0,
+        bytes_per_token=0,
+        gb_per_s=0.0,
+        roof_gb_per_s=0.0,
+        roof_share=0.0,
+        gop_per_s=0.0,
+        samples_ns=samples,
+    )
+
+
+def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> int:
+    """Nanoseconds of one run over `tokens` past the depth."""
+    rest = tokens[test.depth :]
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # those that windows gave up
+    start = perf_counter_ns()
+    if test.prompt:
+        _evaluate(model, session, rest)
+    else:
+        for token in rest:
+            session.evaluate((token,), logits=False)
+    return perf_counter_ns() - start
+
+
+def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
+    for start in range(0, len(tokens), model.batch_rows):
+        session.evaluate(tokens[start : start + model.batch_rows], logits=False)
+
+
+def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -> int:
+    """Operations of a prompt: each matrix for every token, the output once per batch, and attention."""
+    positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
+    every = summary.flops_per_token - 2 * output_weights
+    return (
+        test.prompt * every
+        + -(-test.prompt // batch) * 2 * output_weights
+        + positions * summary.attention_flops_per_position
+    )
+
+
+def _model_type(model: Model, summary: Summary) -> str:
+    """Architecture, size and main format, as "llama 1.24 B Q4_0"."""
+    held: dict[str, int] = {}
+    for tensor in model.file.tensors.values():
+        held[tensor.format] = held.get(tensor.format, 0) + tensor.nbytes
+    name = model.config.architecture if model.config is not None else "?"
+    return f"{name} {parameters(summary.parameters)} {max(held, key=lambda f: held[f])}"
+
+
+# -- output --------------------------------------------------------------------------------------------------------
+
+Show = Callable[[Result], None]
+
+
+def _decoding(text: Callable[[Result], str]) -> Callable[[Result], str]:
+    """Apply only to tests that decode at memory speed; other tests leave the cell empty."""
+    return lambda r: text(r) if r.n_gen and not r.speculation else ""
+
+
+def _guessing(text: Callable[[Result], str]) -> Callable[[Result], str]:
+    return lambda r: text(r) if r.speculation else ""
+
+
+# Columns of the Markdown table: width, whether numeric, and the cell. All but the last ones are llama-bench's.
+_COLUMNS: dict[str, tuple[int, bool, Callable[[Result], str]]] = {
+    "model": (26, False, lambda r: r.model_type),
+    "size": (10, True, lambda r: size(r.model_size)),
+    "params": (8, True, lambda r: parameters(r.model_n_params)),
+    "backend": (7, False, lambda r: r.backends),
+    "threads": (7, True, lambda r: str(r.n_threads)),
+    "type_k": (6, True, lambda r: r.type_k),
+    "type_v": (6, True, lambda r: r.type_v),
+    "test": (14, True, lambda r: r.test),
+    "t/s": (20, True, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
+    "GB/s": (7, True, _decoding(lambda r: f"{r.gb_per_s:.2f}")),
+    "roof GB/s": (9, True, _decoding(lambda r: f"{r.roof_gb_per_s:.2f}")),
+    "% of roof": (9, True, _decoding(lambda r: f"{100 * r.roof_share:.0f}")),
+    "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.n_prompt else ""),
+    "guessed by": (10, True, lambda r: r.speculation),
+    "plain t/s": (9, True, _guessing(lambda r: f"{r.plain_ts:.2f}")),
+    "x plain": (7, True, _guessing(lambda r: f"{r.avg_ts / r.plain_ts:.2f}")),
+    "accepted": (12, True, _guessing(lambda r: f"{r.n_accepted} of {r.n_drafted}")),
+}
+_OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x plain", "accepted")
+
+
+def _columns(own: Bench) -> tuple[str, ...]:
+    """The cache columns if the types are not the default, as in llama-bench, and the speculation columns if used."""
+    cache = (own.cache_type_k, own.cache_type_v) != ("f16", "f16")
+    absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    return tuple(name for name in _COLUMNS if name not in absent)
+
+
+@contextmanager
+def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
+    widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
+    rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
+    for row in (names, rule):
+        print(markdown_row(names, row, widths, right), flush=True)
+
+    def show(result: Result) -> None:
+        print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
+
+    yield show
+
+
+@contextmanager
+def _json(names: tuple[str, ...]) -> Iterator[Show]:
+    results: list[Result] = []
+    yield results.append
+    print(json.dumps([asdict(result) for result in results], indent=2))
+
+
+@contextmanager
+def _csv(columns: tuple[str, ...]) -> Iterator[Show]:
+    writer = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    names = [field.name for field in fields(Result) if field.name != "samples_ns"]
+    writer.writerow(names)
+
+    def show(result: Result) -> None:
+        values = [getattr(result, name) for name in names]
+        writer.writerow([printable(value, None) if isinstance(value, str) else value for value in values])
+        sys.stdout.flush()
+
+    yield show
+
+
+_PRINTERS = {"md": _markdown, "json": _json, "csv": _csv}

@@ -1,0 +1,152 @@
+"""`localllm perplexity`: how well a model predicts a text, by llama.cpp's definition, and how far it is from a base."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from localllm import load
+from localllm.cli.options import Measuring, Perplexity
+from localllm.cli.terminal.answer import tell
+from localllm.cli.terminal.console import LoadProgress
+from localllm.cli.terminal.text import columns
+from localllm.errors import LocalLLMError
+from localllm.evaluation import LogitsFile, ModelSource, Scores, Source, Windows, cut, evaluate, save_base, statistics
+from localllm.evaluation.likelihood import Divergence, Mean
+from localllm.evaluation.likelihood import Perplexity as Result
+from localllm.evaluation.logits_file import is_logits_file
+from localllm.gguf import open_gguf
+from localllm.model import Model, resolve
+from localllm.outputs import check_target
+
+if TYPE_CHECKING:
+    from localllm.backends.base import Progress
+
+
+def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
+    """Evaluate the text and print the results."""
+    target = Path(own.save_base) if own.save_base else None
+    if target is not None:
+        check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
+    with ExitStack() as open_things, LoadProgress() as progress:
+        stored = open_things.enter_context(_logits_file(own.kld))
+        ctx = stored.windows.ctx if stored is not None else opening.ctx_size
+        model = open_things.enter_context(_load(name, opening, ctx, progress))
+        windows = _windows(model, ctx, own, stored)
+        base: Source | None = stored
+        if own.kld and stored is None:
+            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx, progress)), windows)
+        source = ModelSource(model, windows)
+        saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
+        with saving as keep:
+            scores = Scores.join(list(evaluate(windows, source, base, progress, keep)))
+        device = model.device
+    own_result, divergence = statistics(scores)
+    if own.json:
+        print(json.dumps(_as_json(name, device, own, windows, own_result, divergence), indent=2))
+    else:
+        print(columns(_lines(name, device, windows, own_result, divergence), indent=0))
+
+
+def read_text(file: str) -> str:
+    """The text to measure on, from a file or from stdin."""
+    if file:
+        return Path(file).read_text(encoding="utf-8", errors="replace")
+    text = "" if sys.stdin.isatty() else sys.stdin.read()
+    if not text:
+        raise LocalLLMError("no text: give one with -f FILE or through a pipe")
+    return text
+
+
+def model_files(name: str) -> tuple[Path, ...]:
+    """The files of a model, all its parts; or the base-logits file of this name."""
+    path = resolve(name)
+    if not path.is_file() or is_logits_file(path):
+        return (path,) if name else ()
+    with open_gguf(path) as file:
+        return file.paths
+
+
+def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
+    model = load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
+    tell(model)
+    return model
+
+
+@contextmanager
+def _logits_file(name: str) -> Iterator[LogitsFile | None]:
+    """The base if it is a file of log-probabilities; None if it is a model or not given."""
+    path = resolve(name) if name else None
+    if path is None or not path.is_file() or not is_logits_file(path):
+        yield None
+        return
+    file = LogitsFile(path)
+    try:
+        yield file
+    finally:
+        file.close()
+
+
+def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
+    """The windows to evaluate. A base file provides its own; a text given as well must match them."""
+    limit = own.chunks or None
+    if stored is None:
+        return cut(model, read_text(own.file), ctx, limit)
+    windows = Windows(stored.windows.tokens[:limit])
+    if own.file and not np.array_equal(
+        cut(model, read_text(own.file), ctx, len(windows.tokens)).tokens, windows.tokens
+    ):
+        raise LocalLLMError(f"{own.kld}: made from another text or vocabulary; omit -f to use the text in it")
+    return windows
+
+
+def _as_json(
+    name: str, device: str, own: Perplexity, windows: Windows, result: Result, divergence: Divergence | None
+) -> dict[str, object]:
+    return {
+        "model": name,
+        "device": device,
+        "text": own.file,
+        "base": own.kld,
+        "ctx": windows.ctx,
+        "windows": len(windows.tokens),
+        **asdict(result),
+        "divergence": asdict(divergence) if divergence is not None else None,
+    }
+
+
+def _lines(
+    name: str, device: str, windows: Windows, result: Result, divergence: Divergence | None
+) -> list[tuple[str, str]]:
+    """(label, number) pairs with as many digits as llama.cpp prints."""
+    lines = [
+        ("model", f"{name} ({device})"),
+        ("text", f"{len(windows.tokens)} windows of {windows.ctx} tokens, {result.tokens} predictions"),
+        ("perplexity", mean(result.perplexity, 4, 5)),
+    ]
+    if divergence is None:
+        return lines
+    shown = {p: f"{value:.6f}" for p, value in divergence.kld_percentiles.items()}
+    return [
+        *lines,
+        ("perplexity of the base", mean(divergence.base.perplexity, 4, 5)),
+        ("ln(perplexity / base)", mean(divergence.log_ratio, 6, 6)),
+        ("KL divergence", mean(divergence.kld, 6, 6)),
+        ("  maximum", f"{divergence.kld_maximum:.6f}"),
+        *((f"  {p} %" if p != "50" else "  median", value) for p, value in shown.items()),
+        ("  minimum", f"{divergence.kld_minimum:.6f}"),
+        ("same top token", mean(divergence.same_top, 3, 3, 100, " %")),
+        ("change of p(token)", mean(divergence.p_difference, 3, 3, 100, " %")),
+        ("  root mean square", f"{100 * divergence.p_difference_rms:.3f} %"),
+    ]
+
+
+def mean(value: Mean, digits: int, error_digits: int, factor: float = 1.0, unit: str = "") -> str:
+    return f"{factor * value.value:.{digits}f} ± {factor * value.error:.{error_digits}f}{unit}"

@@ -1,0 +1,234 @@
+"""`localllm quantize`: turns the command line into a plan, and the plan into a file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+from localllm.calibration.imatrix import Imatrix, measure, read
+from localllm.calibration.method import METHODS, Method
+from localllm.cli.app import UsageError
+from localllm.cli.commands.perplexity import read_text
+from localllm.cli.commands.quantize_report import error_table, show, summary, text_report
+from localllm.cli.options import Quantize
+from localllm.cli.terminal.console import YELLOW, RateProgress, say
+from localllm.convert import Checkpoint
+from localllm.errors import LocalLLMError
+from localllm.evaluation import cut
+from localllm.gguf import GGUFFile, open_gguf, write_gguf
+from localllm.model import load
+from localllm.outputs import check_target, scratch
+from localllm.printable import printable
+from localllm.quant import FORMATS, QuantError
+from localllm.quant.mixes import FLOATS, Mix, Options, find
+from localllm.quantize.conversion import Error, How, conversion
+from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
+from localllm.quantize.source import Source, default_target, open_source
+from localllm.quantize.target import CONTEXT, WINDOWS, Goal, steps_for
+
+AUTO, COPY, MIXED = "auto", "COPY", "MIX"
+
+
+class _Asked(NamedTuple):
+    """The parsed command line. `mix` is None for COPY, and when a goal replaces the type."""
+
+    source: str
+    target: str
+    kind: str
+    mix: Mix | None
+
+
+def quantize(own: Quantize) -> None:
+    """Quantize, or with --dry-run show the plan."""
+    asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
+    text, test = _texts(own)
+    with ExitStack() as stack:
+        progress = stack.enter_context(RateProgress())
+        source = stack.enter_context(open_source(asked.source))
+        for line in source.notes if isinstance(source, Checkpoint) else ():
+            say(f"note: {line}", YELLOW)
+        target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
+        check_target(target, own.force or own.dry_run, _read_files(source, own))
+        imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
+        steps, begun = _steps(source, asked, options), perf_counter()
+        if steps and own.dry_run:
+            show(source, steps, imatrix, own)
+            return
+        measured = own.imatrix == AUTO or bool(own.method)
+        check(steps, [step.name for step in steps] if measured else _known(imatrix), own.allow_requantize)
+        if steps and measured and not any(step.changes and step.after not in FLOATS for step in steps):
+            what = f"--method {own.method}" if own.method else "--imatrix auto"
+            raise UsageError(f"{what}: {asked.kind} quantizes no tensor of this model; omit it")
+        if _needs_model(own) and isinstance(source, Checkpoint):
+            source = stack.enter_context(_as_file(source, target, own))
+        if own.imatrix == AUTO:
+            imatrix = _measured(own, source, text, progress)
+        note = ""
+        if asked.kind == MIXED:
+            windows = own.chunks or WINDOWS
+            steps, kld = steps_for(source, goal, options, text, imatrix, own.threads, windows, progress)
+            note = f", KL divergence {kld:.5f} on {own.file}"
+        if own.dry_run:
+            show(source, steps, imatrix, own)
+            return
+        check(steps, [step.name for step in steps] if own.method else _known(imatrix), own.allow_requantize)
+        # A method trades errors of weights for errors of outputs, so only the text can judge it.
+        errors: dict[str, Error] | None = {} if own.report and not own.method else None
+        with _method(own, source, steps, text, progress) as method:
+            how = How(_threads(own), imatrix, method, errors, progress)
+            digest = _write(source, target, asked, steps, how, own)
+        seconds = perf_counter() - begun
+        said = [error_table(steps, errors)] if errors is not None else []
+        shown = printable(str(target), None)
+        print(*said, f"{shown}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
+        if own.report and test:
+            print(text_report(source.path, target, test, own, progress))
+
+
+def _needs_model(own: Quantize) -> bool:
+    """Whether the model itself must run, which requires a file."""
+    return bool(_measuring(own) or (own.report and own.test + own.file))
+
+
+def _measuring(own: Quantize) -> str:
+    """The option that requires a text to measure on, if any."""
+    asked = {
+        "--imatrix auto": own.imatrix == AUTO,
+        f"--method {own.method}": own.method,
+        "--fit": own.fit,
+        "--max-kld": own.max_kld,
+    }
+    return next((option for option, given in asked.items() if given), "")
+
+
+def _texts(own: Quantize) -> tuple[str, str]:
+    """The texts to measure and to report on. Read first, because the work in between may be long."""
+    option = _measuring(own)
+    if option and not own.file:
+        raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
+    text = read_text(own.file) if own.file else ""
+    return text, read_text(own.test) if own.test else text
+
+
+def _known(imatrix: Imatrix | None) -> Collection[str]:
+    return imatrix.entries if imatrix else ()
+
+
+@contextmanager
+def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
+    """Convert a folder to a temporary file beside the target, for as long as the block runs. Errors name the folder."""
+    with scratch(target) as path:
+        try:
+            with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
+                write_gguf(path, metadata(source.stored, None, None, ""), tensors)
+            with open_gguf(path) as file:
+                yield file
+        except LocalLLMError as problem:
+            raise LocalLLMError(str(problem).replace(str(path), str(source.path))) from problem
+
+
+def _threads(own: Quantize) -> int:
+    return own.threads or len(os.sched_getaffinity(0))
+
+
+# -- what is asked for ---------------------------------------------------------------------------------------------
+
+
+def _asked(own: Quantize) -> _Asked:
+    if own.imatrix and own.method:
+        raise UsageError(f"--method {own.method} measures importance on -f itself; omit --imatrix or --method")
+    words, goals = list(own.words), [name for name, on in (("--fit", own.fit), ("--max-kld", own.max_kld)) if on]
+    if goals:
+        if len(goals) > 1 or own.pure:
+            raise UsageError(f"{goals[-1]} and {goals[0] if len(goals) > 1 else '--pure'} exclude each other; omit one")
+        if len(words) == 3 or (len(words) == 2 and _is_type(words[1])):
+            raise UsageError(f"{goals[0]} replaces TYPE; omit {words[-1]}")
+        if not words:
+            raise UsageError(f"{goals[0]}: MODEL is required")
+        return _Asked(words[0], words[1] if len(words) == 2 else "", MIXED, None)
+    if len(words) not in (2, 3):
+        raise UsageError("expected IN [OUT] TYPE: a model, the output file if not beside it, and a type like Q4_K_M")
+    mix = None if words[-1].upper() == COPY else find(words[-1])
+    return _Asked(words[0], words[1] if len(words) == 3 else "", mix.name if mix else COPY, mix)
+
+
+def _is_type(word: str) -> bool:
+    try:
+        return bool(find(word))
+    except QuantError:
+        return word.upper() == COPY
+
+
+def _options(own: Quantize) -> Options:
+    return Options(
+        own.pure,
+        own.leave_output_tensor,
+        _format("--output-tensor-type", own.output_tensor_type) if own.output_tensor_type else None,
+        _format("--token-embedding-type", own.token_embedding_type) if own.token_embedding_type else None,
+        tuple((_pattern(regex), _format("--tensor-type", name)) for regex, name in own.tensor_type),
+        bool(own.imatrix or own.method),
+    )
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as problem:
+        raise UsageError(f"--tensor-type: {text!r} is not a regular expression: {problem}") from None
+
+
+def _format(option: str, name: str) -> str:
+    known = [f.name for f in FORMATS.values() if f.quantize]
+    if name.upper() not in known:
+        raise UsageError(f"{option}: unknown format {name!r}; formats are {', '.join(known)}")
+    return name.upper()
+
+
+def _read_files(source: Source, own: Quantize) -> list[str | Path]:
+    """The files that are read: all parts of the model, and the files that options name."""
+    parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
+    return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
+
+
+def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
+    """The plan of a type; empty if a goal replaces the type."""
+    if asked.kind == MIXED:
+        return []
+    return copy_plan(source) if asked.mix is None else plan(source, asked.mix, options)
+
+
+# -- doing it ------------------------------------------------------------------------------------------------------
+
+
+def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:
+    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+        return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
+
+
+@contextmanager
+def _method(
+    own: Quantize, source: Source, steps: list[Step], text: str, progress: RateProgress
+) -> Iterator[Method | None]:
+    if not own.method:
+        yield None
+        return
+    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+        windows = cut(model, text, CONTEXT, own.chunks or None)
+        yield METHODS[own.method](model, windows, {step.name: step.after for step in steps}, progress)
+
+
+def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: How, own: Quantize) -> str:
+    """Write the file; returns its SHA-256."""
+    digest = hashlib.sha256()
+    file_type = asked.mix.file_type if asked.mix else file_type_of(steps) if asked.kind == MIXED else None
+    name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
+    keys = metadata(source.stored, file_type, how.imatrix, name)
+    with conversion(steps, source.tensors, how) as tensors:
+        write_gguf(target, keys, tensors, overwrite=own.force, digest=digest)
+    return digest.hexdigest()

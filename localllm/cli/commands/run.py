@@ -1,0 +1,119 @@
+"""`localllm run`: one prompt; stdout gets the answer and nothing else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm import load
+from localllm.cli.options import Answering, Keeping, Opening, Run
+from localllm.cli.terminal.answer import (
+    Roof,
+    converse,
+    explain_end,
+    interruptible,
+    sampling_of,
+    statistics_line,
+    tell,
+    write,
+)
+from localllm.cli.terminal.console import YELLOW, LoadProgress, say
+from localllm.cli.terminal.keeping import PromptCache
+from localllm.errors import LocalLLMError
+
+if TYPE_CHECKING:
+    from localllm.confined import Confined
+    from localllm.conversation import Conversation
+    from localllm.model import Model
+
+
+def read_prompt(given: Sequence[str], file: str) -> str:
+    """The prompt: command line, file and stdin, those that are given, in this order, separated by newlines."""
+    parts = [text for text in given if text]
+    if file:
+        parts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
+    if not sys.stdin.isatty():
+        parts.append(sys.stdin.read())
+    prompt = "\n".join(part.removesuffix("\n") for part in parts if part)
+    if not prompt:
+        raise LocalLLMError("no prompt: give one after MODEL, with -f FILE or through a pipe, or use `localllm chat`")
+    return prompt
+
+
+def run(
+    own: Run,
+    name: str,
+    prompt: str,
+    loading: Opening,
+    answering: Answering,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+) -> None:
+    """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer."""
+    from localllm.template import renderer
+
+    with renderer() as confined:
+        if not own.raw:
+            confined.start()  # it starts while the model loads
+        with LoadProgress() as progress:
+            model = load(name, **loading.of_load(), progress=progress)
+        with model:
+            _answer(own, model, prompt, confined, loading.force, answering, keeping, sampling)
+
+
+def _answer(
+    own: Run,
+    model: Model,
+    prompt: str,
+    confined: Confined,
+    force: bool,
+    answering: Answering,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+) -> None:
+    with interruptible() as cancel:
+        tell(model)
+        cache = PromptCache(keeping, model, force)
+        conversation = None if own.raw else _conversation(model, confined, answering, sampling)
+        if conversation is not None:
+            session, pieces = conversation.session, conversation.say(prompt, cancel)
+        elif answering.system_prompt:
+            raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+        else:
+            session = model.session()
+            ids = model.prompt_ids(prompt, parse_special=True)  # whether control tokens in it are read as such
+            options = (answering.max_tokens, answering.stop, cancel, answering.ignore_eos)
+            pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
+        cache.take_up(session)
+        statistics = write(pieces)
+        if statistics.reason == "context":
+            say(explain_end(model), YELLOW)
+        if own.stats:
+            if not model.placed:
+                say(model.device)
+            say(statistics_line(statistics, Roof(model).measure()))
+        if keeping.prompt_cache and not own.prompt_cache_all:
+            session.rewind(min(statistics.prompt_tokens, len(session.tokens)))
+        cache.keep(session, conversation.messages if conversation and own.prompt_cache_all else [])
+    if statistics.reason == "cancelled":
+        raise KeyboardInterrupt
+
+
+def _conversation(
+    model: Model, confined: Confined, answering: Answering, sampling: Mapping[str, Any]
+) -> Conversation | None:
+    """The conversation that the prompt belongs to; None if it is continued as plain text."""
+    from localllm.conversation import is_plain, template_of
+
+    template, note = template_of(model, confined)
+    if is_plain(template):
+        say(
+            "note: the file has no chat template; the model continues the prompt as plain text (--raw hides this note)",
+            YELLOW,
+        )
+        return None
+    if note:
+        say(f"note: {note}", YELLOW)
+    return converse(model, template, answering, sampling)

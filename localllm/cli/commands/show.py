@@ -1,0 +1,283 @@
+"""`localllm show`: what a model file holds, and the memory it needs for a context. It reads no weights.
+
+A model that cannot run (unsupported architecture or format) is shown with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from localllm.backends import BackendError
+from localllm.backends.base import F16_CACHE, CacheTypes
+from localllm.backends.cache import CACHE_TYPES
+from localllm.backends.checks import check_cache
+from localllm.cache.types import choose, harm
+from localllm.cli.options import Show
+from localllm.cli.terminal.text import columns, parameters, size
+from localllm.confined import Confined
+from localllm.errors import LocalLLMError
+from localllm.gguf import GGUFFile, StringArray, open_gguf
+from localllm.model import context_of, limits_of, resolve
+from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from localllm.plan import Plan, summarize
+from localllm.sampling.defaults import file_defaults
+from localllm.tokenizer import Tokenizer, has_tokenizer
+
+_SHOWN_ITEMS, _SHOWN_CHARACTERS = 8, 100  # items of a long array, characters of a long text
+
+
+def show(own: Show, name: str) -> None:
+    """Print the facts of a model file. GGUFError if it cannot be read at all."""
+    from localllm.template import renderer
+
+    with renderer() as confined, open_gguf(resolve(name)) as file:
+        confined.start()  # it is ready when it is asked
+        facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v), confined)
+    if own.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print("\n".join(_lines(facts)))
+
+
+def describe(
+    file: GGUFFile,
+    ctx: int,
+    every_tensor: bool,
+    cache: CacheTypes = F16_CACHE,
+    confined: Confined | None = None,
+) -> dict[str, Any]:
+    """The facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}.
+
+    `confined` is the child that looks at the chat template (default: one of its own).
+    """
+    facts: dict[str, Any] = {
+        "file": str(file.path),
+        "bytes": file.size,
+        "gguf_version": file.version,
+        "parts": len(file.paths),
+        "model": _told(lambda: _model(file)),
+        "tokenizer": _told(lambda: _tokenizer(file)),
+        "sampling": _sampling(file),
+        "memory": _told(lambda: _memory(file, ctx, cache)),
+        "formats": _by_format(file),
+        "chat_template": _told(lambda: _template(file, confined)),  # last: its process starts meanwhile
+        "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
+    }
+    if every_tensor:
+        facts["tensors"] = [
+            {"name": t.name, "format": t.format, "shape": list(t.shape), "bytes": t.nbytes}
+            for t in file.tensors.values()
+        ]
+    return facts
+
+
+def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return part()
+    except (LocalLLMError, ModelError, BackendError) as error:
+        return {"problem": str(error)}
+
+
+def _config(file: GGUFFile) -> Config:
+    return read_config(file.metadata, architecture_of(file.metadata).name)
+
+
+def _model(file: GGUFFile) -> dict[str, Any]:
+    if not file.tensors:
+        return {"problem": "a vocabulary without weights"}
+    config = _config(file)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors)
+    return {
+        "architecture": config.architecture,
+        "parameters": summarize(plan).parameters,
+        "layers": config.layers,
+        "width": config.width,
+        "heads": _per_layer(config.heads),
+        "kv_heads": _per_layer(config.kv_heads),
+        "head_dim": config.head_dim,
+        "ffn_width": _per_layer(config.ffn_width),
+        "vocabulary": config.vocabulary,
+        "trained_context": config.context_length,
+        "unused_tensors": [name for name in file.tensors if name not in plan.tensors],
+    }
+
+
+def _per_layer(numbers: tuple[int, ...]) -> int | list[int]:
+    return numbers[0] if len(set(numbers)) == 1 else list(numbers)
+
+
+def _tokenizer(file: GGUFFile) -> dict[str, Any]:
+    if not has_tokenizer(file.metadata):
+        return {"problem": "the file has none; only token ids can be given"}
+    words = Tokenizer.from_metadata(file.metadata)
+
+    def named(token: int | None) -> str | None:
+        return None if token is None else f"{token} {words.text(token)!r}"
+
+    return {
+        "model": file.metadata["tokenizer.ggml.model"],
+        "pre": file.metadata.get("tokenizer.ggml.pre"),
+        "tokens": words.vocab_size,
+        "bos": named(words.bos),
+        "eos": named(words.eos),
+        "adds": [name for name, wanted in (("bos", words.add_bos), ("eos", words.add_eos)) if wanted],
+        "ends": [named(token) for token in sorted(words.eog)],
+    }
+
+
+def _template(file: GGUFFile, confined: Confined | None) -> dict[str, Any]:
+    from localllm.template import choose_template
+
+    if not has_tokenizer(file.metadata):
+        return {"problem": "none without a tokenizer"}
+    template, note = choose_template(file.metadata, Tokenizer.from_metadata(file.metadata), confined)
+    return {"characters": len(template.source), "note": note}
+
+
+def _sampling(file: GGUFFile) -> dict[str, Any]:
+    """The file's own sampling defaults, which the command line overrides."""
+    found = file_defaults(file.metadata)
+    return {"defaults": dict(found.values), "notes": list(found.notes)}
+
+
+def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
+    """Memory plan in bytes, for a context on the CPU with all processors."""
+    if not file.tensors:
+        return {"problem": "nothing to run"}
+    from localllm.backends.cpu.backend import default_threads
+    from localllm.backends.cpu.budget import plan_memory
+
+    config = _config(file)
+    context = context_of(ctx or None, config)
+    plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
+    limits = limits_of(context, plan.logits.width, plan.window)
+    choice = choose(asked, plan, limits, summarize(plan).weight_bytes, force=True)
+    check_cache(choice.types, CACHE_TYPES)
+    memory = plan_memory(plan, limits, default_threads(), choice.types)
+    return {
+        "context": context,
+        "weights": memory.weights,
+        "cache": memory.cache,
+        "cache_per_token": memory.cache_per_token,
+        "window": memory.window,
+        "window_cache_per_token": memory.window_per_token,
+        "cache_types": [choice.types.keys, choice.types.values],
+        "cache_note": choice.note or _harm(choice.types, plan),
+        "scratch": memory.scratch,
+        "total": memory.weights + memory.cache + memory.scratch,
+        "read_per_token": memory.weights_per_token,
+        "read_per_token_at_full_context": int(memory.read_after(context)),
+    }
+
+
+def _harm(types: CacheTypes, plan: Plan) -> str:
+    """What `chat` and `run` would refuse, and why."""
+    found = {f"{name}: {reason}" for name in (types.keys, types.values) if (reason := harm(name, plan))}
+    return "; ".join(sorted(found))
+
+
+def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
+    tensors: Counter[str] = Counter()
+    held: Counter[str] = Counter()
+    for tensor in file.tensors.values():
+        tensors[tensor.format] += 1
+        held[tensor.format] += tensor.nbytes
+    return {name: {"tensors": tensors[name], "bytes": count} for name, count in held.most_common()}
+
+
+def _abbreviated(value: Any) -> Any:
+    """A metadata value for JSON; long arrays and texts are cut, arrays with their total."""
+    if isinstance(value, np.ndarray | StringArray):
+        items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
+        return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} total"]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, str):
+        text = value.encode("utf-8", "replace").decode()
+        return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}... {len(text)} characters"
+    return value
+
+
+def _lines(facts: dict[str, Any]) -> Iterator[str]:
+    parts = f", {facts['parts']} parts" if facts["parts"] > 1 else ""
+    yield columns(list(_head(facts, parts)), indent=0)
+    yield "\ntensors by format"
+    rows = [(name, f"{each['tensors']}", size(each["bytes"])) for name, each in facts["formats"].items()]
+    yield columns(rows)
+    memory = facts["memory"]
+    yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
+    yield columns(list(_memory_rows(memory)))
+    if "tensors" in facts:
+        yield "\ntensors"
+        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
+    yield "\nmetadata"
+    yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()])
+
+
+def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
+    yield "file", f"{facts['file']} ({size(facts['bytes'])}, GGUF {facts['gguf_version']}{parts})"
+    model = facts["model"]
+    if "problem" in model:
+        yield "model", model["problem"]
+    else:
+        yield "architecture", model["architecture"]
+        yield "parameters", parameters(model["parameters"])
+        yield (
+            "shape",
+            f"{model['layers']} layers, {model['width']} wide, {model['heads']} heads of {model['head_dim']} "
+            f"({model['kv_heads']} for keys and values), {model['ffn_width']} in the feed-forward",
+        )
+        yield "context", f"{model['trained_context']} tokens trained on"
+        if model["unused_tensors"]:
+            yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."
+    words = facts["tokenizer"]
+    if "problem" in words:
+        yield "tokenizer", words["problem"]
+    else:
+        pre = f", cut by {words['pre']}" if words["pre"] else ""
+        yield "tokenizer", f"{words['model']}, {words['tokens']} tokens{pre}"
+        yield "ends", f"BOS {words['bos']}, EOS {words['eos']}, an answer ends at {', '.join(words['ends'])}"
+    template = facts["chat_template"]
+    yield "chat template", template.get("problem") or template["note"] or f"{template['characters']} characters"
+    sampling = facts["sampling"]
+    if sampling["defaults"]:
+        yield (
+            "sampling",
+            ", ".join(
+                f"{name} {';'.join(value) if isinstance(value, tuple) else value}"
+                for name, value in sampling["defaults"].items()
+            ),
+        )
+    for note in sampling["notes"]:
+        yield "sampling", note
+
+
+def cache_text(memory: dict[str, Any]) -> str:
+    """Cache size per token."""
+    text = f"{size(memory['cache_per_token'])} a token"
+    if not memory["window"]:
+        return text
+    return f"{text}, and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+
+
+def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    if "problem" in memory:
+        yield "", "", memory["problem"]
+        return
+    yield "weights", size(memory["weights"]), ""
+    yield "cache", size(memory["cache"]), f"{cache_text(memory)} ({', '.join(memory['cache_types'])})"
+    if memory["cache_note"]:
+        yield "", "", memory["cache_note"]
+    yield "scratch", size(memory["scratch"]), ""
+    yield "total", size(memory["total"]), ""
+    full = size(memory["read_per_token_at_full_context"])
+    yield "read to decode", size(memory["read_per_token"]), f"a token; {full} with the context full"
+
+
+def _one_line(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | str) else str(value)

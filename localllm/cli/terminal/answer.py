@@ -1,0 +1,157 @@
+"""What `chat` and `run` share: they stream an answer to stdout, let Ctrl-C stop it, and print statistics."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+from localllm.cli.options import Answering
+from localllm.cli.terminal.console import YELLOW, Guard, raw, say
+from localllm.generation.statistics import Piece, Statistics
+from localllm.model import Model
+from localllm.sampling.options import SamplerOptions
+
+if TYPE_CHECKING:
+    from localllm.conversation import Conversation
+    from localllm.template import ChatTemplate
+
+
+MEASURE_SECONDS = 0.03
+
+
+@contextmanager
+def interruptible() -> Iterator[threading.Event]:
+    """An event that Ctrl-C sets. It raises no exception, so that no model step stops halfway."""
+    cancel = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        cancel.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield cancel
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def write(pieces: Iterable[Piece]) -> Statistics:
+    """Print an answer as it arrives, then end its line. Piped output is the text as the model wrote it."""
+    out = raw(sys.stdout)
+    out = cast(TextIO, Guard(out)) if out.isatty() else out
+    last = "\n"
+    statistics = None
+    for piece in pieces:
+        if piece.text:
+            out.write(piece.text)
+            out.flush()
+            last = piece.text[-1]
+        statistics = piece.statistics
+    if last != "\n":
+        out.write("\n")
+        out.flush()
+    assert statistics is not None, "an answer ends with its statistics"
+    return statistics
+
+
+def tell(model: Model) -> None:
+    """Print what loading decided: where the model runs, and the cache types."""
+    for note in (model.placed, model.cache.note):
+        if note:
+            say(note)
+
+
+def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
+    """The user's sampler options over the file's defaults. Prints a note for each default that cannot be used."""
+    for note in model.sampling_defaults.notes:
+        say(f"note: {note}", YELLOW)
+    return model.sampling_defaults.options(asked)
+
+
+def converse(
+    model: Model,
+    template: ChatTemplate,
+    answering: Answering,
+    asked: Mapping[str, Any],
+    context_shift: bool = False,
+) -> Conversation:
+    """Make a conversation from the options."""
+    from localllm.conversation import Conversation
+
+    return Conversation(
+        model,
+        template,
+        sampling_of(model, asked),
+        lambda note: say(f"note: {note}", YELLOW),
+        system=answering.system_prompt,
+        max_tokens=answering.max_tokens,
+        stop=answering.stop,
+        ignore_end=answering.ignore_eos,
+        context_shift=context_shift,
+        parse_special_in_content=answering.parse_special_in_content,
+    )
+
+
+def explain_end(model: Model) -> str:
+    """Explain why an answer stopped at a full context."""
+    trained = model.config.context_length if model.config is not None else model.context
+    larger = f"; the model was trained on {trained}" if trained != model.context else ""
+    return f"the context of {model.context} tokens is full and the answer ends here; -c N makes it larger{larger}"
+
+
+def read_bandwidth(model: Model) -> float:
+    """Bytes per second at which this machine reads the weights: the best of several reads within a few milliseconds."""
+    start, best = perf_counter(), 0.0
+    while True:  # once is enough for large weights; small ones need several reads
+        best = max(best, model.executable.read_bandwidth())
+        if perf_counter() - start > MEASURE_SECONDS:
+            return best
+
+
+class Roof:
+    """The read bandwidth of this machine, measured once, on first use."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._measured: float | None = None
+
+    def measure(self) -> float:
+        """Bytes per second; 0 if the weights are too small to measure."""
+        if self._measured is None:
+            self._measured = read_bandwidth(self._model)
+        return self._measured
+
+
+def statistics_line(s: Statistics, roof: float) -> str:
+    """One line of statistics; `roof` in bytes per second, 0 if unknown."""
+    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
+    if s.answer_tokens:
+        rate = f", {_rate(s.decode_rate)}" if s.decode_steps else ""
+        parts += [f"answer {s.answer_tokens}{rate}", f"first after {s.first_token_seconds:.2f} s"]
+    if s.decode_steps:
+        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f}" if roof else ""
+        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
+    if s.speculation is not None:
+        parts.append(speculation_part(s))
+    return " | ".join(parts)
+
+
+def speculation_part(s: Statistics) -> str:
+    """What speculation did: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
+    done = s.speculation
+    if done is None or not done.rounds:
+        return "nothing guessed ahead"
+    return (
+        f"guessed {done.accepted} of {done.drafted} ({done.mean_accepted:.1f} a pass), "
+        f"x{s.speedup:.2f} of plain by estimate"
+    )
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:.{0 if rate >= 100 else 1}f} tok/s"

@@ -1,0 +1,92 @@
+"""`--prompt-cache`, `/save` and `/load`: conversations in files, and the lines printed about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.cache.prompt_cache import Kept, read, restore, save
+from localllm.cli.options import Keeping
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.text import size
+from localllm.model import Model
+from localllm.session import Session
+
+if TYPE_CHECKING:
+    from localllm.conversation import Conversation
+
+
+class PromptCache:
+    """The file of `--prompt-cache`: read at the start if it exists, written at the end if the conversation has changed.
+
+    With `force`, `keep` also replaces a saved conversation.
+    """
+
+    def __init__(self, keeping: Keeping, model: Model, force: bool = False) -> None:
+        self._path = Path(keeping.prompt_cache) if keeping.prompt_cache else None
+        self._write = not keeping.prompt_cache_ro
+        self._model, self._force = model, force
+        self._found = False  # whether the file existed at the start: only then is it replaced
+        self._tokens: list[int] = []  # as found
+        self._messages: list[dict[str, str]] = []
+
+    def take_up(self, session: Session) -> None:
+        """Load the cache alone, for a prompt that is given."""
+        if self._path is not None and self._there(self._path):
+            kept = read(self._path, self._model)
+            restore(kept, self._model, session)
+            self._tokens, self._messages = kept.tokens, kept.messages
+            _tell_problem(kept)
+
+    def keep(self, session: Session, messages: Sequence[dict[str, str]]) -> None:
+        """Save what a session holds, unless it is unchanged or the file holds a conversation."""
+        if self._path is None or not self._write or session.tokens == self._tokens:
+            return
+        if self._messages and not self._force:
+            say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
+            return
+        save(self._path, self._model, session, messages, overwrite=self._found)
+
+    def go_on(self, conversation: Conversation) -> None:
+        """Load the whole conversation and continue it."""
+        if self._path is not None and self._there(self._path):
+            take_up(conversation, self._path)
+        self._tokens, self._messages = conversation.session.tokens, list(conversation.messages)
+
+    def keep_all(self, conversation: Conversation) -> None:
+        """Save the conversation, unless it is unchanged."""
+        if self._path is not None and self._write:
+            conversation.forget_rest()
+            if (conversation.session.tokens, conversation.messages) != (self._tokens, self._messages):
+                put_down(conversation, self._path, overwrite=self._found)
+
+    def _there(self, path: Path) -> bool:
+        if not path.exists() and not self._write:
+            say(f"note: no such file: {path}; nothing was loaded, and --prompt-cache-ro writes nothing", YELLOW)
+        self._found = path.exists()
+        return self._found
+
+
+def take_up(conversation: Conversation, path: Path) -> None:
+    """Continue the conversation in a file."""
+    kept = conversation.load(path)
+    say(f"{path}: {_turns(kept.messages)}, {len(kept.tokens)} tokens")
+    _tell_problem(kept)
+
+
+def put_down(conversation: Conversation, path: Path, overwrite: bool) -> None:
+    """Save a conversation to a file."""
+    written = conversation.save(path, overwrite)
+    held = len(conversation.session.tokens)
+    say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
+
+
+def _tell_problem(kept: Kept) -> None:
+    if kept.problem:
+        say(f"note: {kept.path}: {kept.problem}; the text is evaluated again", YELLOW)
+
+
+def _turns(messages: Sequence[dict[str, str]]) -> str:
+    count = sum(message["role"] == "user" for message in messages)
+    return f"{count} turn{'s' * (count != 1)}"

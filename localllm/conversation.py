@@ -1,0 +1,249 @@
+"""A conversation: turns in, a chat template around them, an answer out as a stream of pieces.
+
+Every turn renders the whole history again and passes it to the session, which evaluates only what its cache does not
+hold.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from localllm.cache import keep_held
+from localllm.cache.prompt_cache import Kept, read, restore, save
+from localllm.confined import Confined
+from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Piece, Statistics
+from localllm.sampling.options import SamplerOptions
+from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
+from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.model import Model
+
+_HELD_BACK = 64  # tokens at the end of an answer that may not have been shown yet
+
+
+class Conversation:
+    """One conversation with a model. Close it to return its part of the cache.
+
+    With `context_shift`, a full context drops the oldest turns. Otherwise ContextFull, or an answer that ends with the
+    reason "context", leaves the choice to the caller. `tell` receives a note, once each, about every change that the
+    template required in the messages, and a note each time turns are dropped. Control tokens spelled in messages are
+    text, unless `parse_special_in_content`.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        template: ChatTemplate,
+        sampling: SamplerOptions,
+        tell: Callable[[str], None],
+        *,
+        system: str = "",
+        max_tokens: int | None = None,
+        stop: tuple[str, ...] = (),
+        ignore_end: bool = False,
+        context_shift: bool = False,
+        parse_special_in_content: bool = False,
+    ) -> None:
+        self._model, self._context = model, model.context
+        self._words, self._template = _words(model), template
+        self._special = frozenset(self._words.special.values())
+        self._encoder = ChatEncoder(self._words, template.source, parse_special_in_content)
+        self._tell, self._told = tell, set[str]()
+        self._max_tokens, self._ignore_end = max_tokens, ignore_end
+        self._stop = (*stop, *template.stops)
+        self._context_shift = context_shift
+        self._sampler = model.sampler(sampling)
+        self._system = [{"role": "system", "content": system}] if system else []
+        self._answered: list[int] = []  # tokens of the last answer
+        self.session = model.session()
+        self.messages: list[dict[str, str]] = list(self._system)
+
+    # -- turns -----------------------------------------------------------------------------------------------------
+
+    def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[Piece]:
+        """The answer to `text`, piece by piece; the last piece holds the statistics.
+
+        A cancelled answer is kept as far as it came. A turn without any answer is forgotten: ContextFull, a template
+        that refuses it (TemplateError), or a cancel while the prompt is evaluated.
+        """
+        return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
+
+    def again(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+        """Replace the last answer by another one."""
+        return self._turn(self._asked("no answer to write again"), [], cancel)
+
+    def go_on(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+        """Continue the last answer; yields the new part."""
+        messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
+        begun = self._answered or self._words.encode(said, add_special=False)
+        return self._turn(messages, begun, cancel)
+
+    def undo(self) -> str:
+        """Remove the last turn; returns its question."""
+        *before, asked = self._asked("no turn to undo")
+        self.messages, self._answered = before, []
+        return asked["content"]
+
+    def clear(self, system: str = "") -> None:
+        """Start over, with `system` after the system prompt. The cache keeps the common prefix."""
+        told = "\n\n".join(part for part in (*(m["content"] for m in self._system), system) if part)
+        self.messages = [{"role": "system", "content": told}] if told else []
+        self._answered = []
+
+    def shift(self) -> int:
+        """Drop the oldest turns, so that at most half of the context is used if possible. Returns their number."""
+        messages, dropped = self._shifted(self.messages, [])
+        if dropped:
+            self.messages = messages
+        return dropped
+
+    def save(self, path: Path, overwrite: bool = False) -> int:
+        """Save text and cache to a file; returns its size in bytes. CacheFileError and OutputError as in
+        `localllm.cache.prompt_cache`."""
+        self.forget_rest()
+        return save(path, self._model, self.session, self.messages, overwrite)
+
+    def load(self, path: Path) -> Kept:
+        """Replace this conversation by the one in a file. After CacheFileError this one continues unchanged.
+
+        If `problem` is set, the cache in the file cannot be used, and the next turn evaluates its text.
+        """
+        kept = read(path, self._model)
+        restore(kept, self._model, self.session)
+        self.messages, self._answered = list(kept.messages), []
+        return kept
+
+    def forget_rest(self) -> None:
+        """Remove from the cache what is not in this conversation, such as turns that were undone."""
+        try:
+            held = self._prompt(self.messages, complete=True)
+        except TemplateError:  # as for no messages at all
+            held = []
+        self.session.rewind(self.session.shared(held))
+
+    def close(self) -> None:
+        self.session.close()
+
+    # -- how -------------------------------------------------------------------------------------------------------
+
+    def _asked(self, problem: str) -> list[dict[str, str]]:
+        """The messages up to the last question that has an answer."""
+        if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
+            raise LocalLLMError(f"{problem}: nothing has been answered yet")
+        return self.messages[:-1]
+
+    def _turn(
+        self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
+    ) -> Iterator[Piece]:
+        """The answer to the last of `messages`. Its first tokens, `begun`, exist already."""
+        spent: Statistics | None = None
+        tokens, text = list(begun), self._words.decode(begun)
+        started = text
+        try:
+            prompt = [*self._prompt(messages), *tokens]
+            if self._context_shift and len(prompt) >= self._context:
+                messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
+            while True:
+                self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
+                left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
+                for piece in self.session.generate(
+                    prompt, self._sampler, left, self._stop, cancel, self._ignore_end, resumed=bool(tokens)
+                ):
+                    if piece.statistics is None:
+                        text += piece.text
+                        tokens += [] if piece.token is None else [piece.token]
+                        yield piece
+                    else:
+                        last = piece
+                assert last.statistics is not None
+                spent = last.statistics if spent is None else spent.and_then(last.statistics)
+                full = self._context_shift and last.statistics.reason == "context"
+                whole = self._whole(tokens, text)
+                room = self._make_room(messages, whole) if full and whole is not None else None
+                if room is None or whole is None:
+                    text += last.text
+                    yield replace(last, statistics=spent)
+                    return
+                (messages, prompt), tokens = room, whole
+        finally:
+            if text != started or (spent is not None and spent.reason != "cancelled"):
+                self.messages = [*messages, {"role": "assistant", "content": text}]
+                self._answered = tokens
+
+    def _whole(self, tokens: list[int], text: str) -> list[int] | None:
+        """Tokens of exactly `text`, without half a character or the beginning of a stop string that was held back."""
+        tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
+        return next((tried for tried in tried if self._words.decode(tried) == text), None)
+
+    def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
+        """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
+        for message in messages:
+            self._model.check_length(message["content"])
+        rendered = self._template.render(messages, add_generation_prompt=not complete)
+        for note in rendered.notes:
+            if note not in self._told:
+                self._told.add(note)
+                self._tell(note)
+        self._model.check_length(rendered.text)
+        fresh = self._encoder.encode(rendered.text)
+        return keep_held(self.session.tokens, fresh, self._words.piece, self._special)
+
+    def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
+        """`messages` without as many of the oldest turns as necessary, and their number.
+
+        The rest fills half of the context, or more if the newest turn alone does.
+        """
+        starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
+        if len(starts) < 2:
+            return messages, 0
+
+        def without(turns: int) -> list[dict[str, str]]:
+            return [*messages[: starts[0]], *messages[starts[turns] :]]
+
+        def fits(turns: int) -> bool:
+            return len(self._prompt(without(turns))) + len(tokens) <= self._context // 2
+
+        dropped = 1 + bisect_left(range(1, len(starts) - 1), True, key=fits)
+        return without(dropped), dropped
+
+    def _make_room(
+        self, messages: list[dict[str, str]], tokens: list[int]
+    ) -> tuple[list[dict[str, str]], list[int]] | None:
+        """Messages and prompt without the oldest turns, with a note; None if that makes no room."""
+        messages, dropped = self._shifted(messages, tokens)
+        prompt = [*self._prompt(messages), *tokens]
+        if not dropped or len(prompt) >= self._context:
+            return None
+        again = len(prompt) - self.session.shared(prompt)
+        self._tell(
+            f"the context of {self._context} tokens is full: the oldest {_turns(dropped)} dropped, {again} of the "
+            f"{len(prompt)} tokens left are evaluated again"
+        )
+        return messages, prompt
+
+
+def template_of(model: Model, confined: Confined | None = None) -> tuple[ChatTemplate, str | None]:
+    """The model's chat template, rendered in `confined`, and a note if it is not the file's own."""
+    return choose_template(model.file.metadata, _words(model), confined)
+
+
+def is_plain(template: ChatTemplate) -> bool:
+    """Whether neither the file nor its vocabulary says how to write a conversation for its model."""
+    return template.source == FAMILIES[-1].source
+
+
+def _turns(count: int) -> str:
+    return "turn was" if count == 1 else f"{count} turns were"
+
+
+def _words(model: Model) -> Tokenizer:
+    if model.tokenizer is None:
+        raise LocalLLMError(f"{model.file.path}: the file has no tokenizer, so it cannot chat")
+    return model.tokenizer

@@ -1,0 +1,148 @@
+"""Layers with a window keep little more than it: the same bits as if they kept everything, in less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import localllm as api
+import localllm.model
+from localllm.cache.paging import SLACK
+from localllm.cache.prompt_cache import read, restore, save
+from localllm.gguf import NewTensor, write_gguf
+from localllm.plan import BLOCK
+from tests.models.tiny_families import FAMILIES
+
+WINDOW, CONTEXT, PAST = 100, 1500, 256  # tokens
+IDS = np.random.RandomState(3).randint(0, 29, 1100).tolist()
+Opener = tuple[Path, str]
+
+
+@pytest.fixture(scope="module", params=["gpt-oss", "gemma3", "gemma2"])
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    metadata, tensors = FAMILIES[request.param]()
+    metadata |= {f"{request.param}.attention.sliding_window": WINDOW}
+    written = tmp_path_factory.mktemp("model") / "m.gguf"
+    write_gguf(written, metadata, [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values()])
+    return written
+
+
+@pytest.fixture
+def model(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[api.Model]:
+    monkeypatch.setattr(localllm.model, "WINDOW_PAST", PAST)
+    monkeypatch.setattr(localllm.model, "BATCH_ROWS", 64)
+    with api.load(path, ctx=CONTEXT, threads=2) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def truth(path: Path) -> np.ndarray:
+    """float32 (1100, vocabulary), from a cache that keeps everything."""
+    with api.load(path, ctx=CONTEXT, threads=1) as whole:
+        assert whole.pool.windowed is None
+        return whole.logits(IDS)
+
+
+def feed(session: api.Session, start: int, stop: int, size: int = 64) -> np.ndarray:
+    parts = [session.evaluate(IDS[at : min(at + size, stop)], logits=True).copy() for at in range(start, stop, size)]
+    return np.concatenate(parts)
+
+
+def test_the_bits_are_those_of_a_cache_that_keeps_everything(model: api.Model, truth: np.ndarray) -> None:
+    assert model.pool.windowed is not None
+    assert (model.logits(IDS) == truth).all()
+    session = model.session()
+    feed(session, 0, 1000)
+    assert (feed(session, 1000, 1100, 1) == truth[1000:]).all()
+    for back in (1, 16, SLACK):  # as after guesses that did not stand
+        session.rewind(len(IDS))
+        assert session.rewind(len(IDS) - back) == len(IDS) - back
+        assert (feed(session, len(IDS) - back, len(IDS)) == truth[-back:]).all()
+    session.close()
+
+
+def test_the_reference_backend_agrees(path: Path, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(localllm.model, "WINDOW_PAST", 0)
+    monkeypatch.setattr(localllm.model, "BATCH_ROWS", 32)
+    with api.load(path, backend="reference", ctx=800) as model:
+        assert model.pool.windowed is not None
+        found = model.logits(IDS[:700])
+        assert np.abs(found - truth[:700]).max() < 0.05 * np.abs(truth).max()
+        monkeypatch.setattr(localllm.model, "WINDOW_PAST", CONTEXT)
+        with api.load(path, backend="reference", ctx=800) as whole:
+            assert whole.pool.windowed is None
+            assert (whole.logits(IDS[:700]) == found).all()
+
+
+def test_memory_is_the_window_and_the_layers_without(model: api.Model) -> None:
+    executable = model.executable
+    blocks = -(-(WINDOW + SLACK + 64 + PAST) // BLOCK) + 2
+    assert executable.limits.window_blocks == blocks < executable.limits.blocks
+    parts = [
+        size * (blocks if layer.window else executable.limits.blocks)
+        for layer, size in zip(model.layers, executable.block_bytes, strict=True)
+    ]
+    assert executable.memory.cache == pytest.approx(sum(parts), abs=64 * 2 * len(parts))
+    memory = executable.memory
+    assert memory.window == WINDOW
+    assert memory.read_after(1000) - memory.weights_per_token == (
+        memory.cache_per_token * 1000 + memory.window_per_token * WINDOW
+    )
+
+
+def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> None:
+    """A prompt that leaves the conversation before the window is evaluated whole, and answered the same."""
+    session = model.session()
+    feed(session, 0, 1100)
+    assert session.shared(IDS[:1090]) == 1090
+    assert session.shared(IDS[:300]) == 0
+    greedy = api.SamplerOptions(temperature=0.0)
+    for stop, reused in ((1095, 1094), (300, 0), (299, 298)):
+        pieces = list(session.generate(IDS[:stop], model.sampler(greedy), max_tokens=1))
+        assert pieces[-1].statistics is not None
+        assert pieces[-1].statistics.reused_tokens == reused
+        assert pieces[0].token == truth[stop - 1].argmax()
+    session.close()
+
+
+def test_forks_and_neighbours(model: api.Model, truth: np.ndarray) -> None:
+    """Two go on from the same tokens, each writing into its own copy of the last block, while a third takes blocks."""
+    session, other, third = model.session(), model.session(), model.session()
+    feed(session, 0, 290)
+    other.sequence = model.engine.fork(session.sequence)
+    third.evaluate(IDS[:60], logits=False)
+    other.evaluate(IDS[:20], logits=False)
+    assert (feed(session, 290, 420) == truth[290:420]).all()
+    assert other.rewind(290) == 290
+    assert (feed(other, 290, 330, 3) == truth[290:330]).all()
+    for each in (session, other, third):
+        each.close()
+    assert model.pool.windowed is not None
+    for pool in (model.pool, model.pool.windowed):
+        assert pool.free_blocks == pool.blocks
+
+
+def test_a_file_holds_the_window_alone(
+    model: api.Model, path: Path, truth: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = model.session()
+    feed(session, 0, 1000)
+    written = save(tmp_path / "c", model, session, [])
+    sizes = [(layer.window, size) for layer, size in zip(model.layers, model.executable.block_bytes, strict=True)]
+    kept = 15 - (15 * BLOCK - SLACK // 2 + 1 - WINDOW) // BLOCK
+    content = sum(size * (kept if window else 15) for window, size in sizes)
+    assert content < written < content + 8000
+    session.close()
+    fresh = model.session()
+    restore(read(tmp_path / "c", model), model, fresh)
+    assert len(fresh.tokens) == 1000
+    assert fresh.rewind(950) == 950
+    assert (feed(fresh, 950, 1100) == truth[950:]).all()
+    fresh.close()
+    monkeypatch.setattr(localllm.model, "WINDOW_PAST", CONTEXT)
+    with api.load(path, ctx=CONTEXT) as whole:  # keeps everything: the file's windows are not enough for that
+        found = read(tmp_path / "c", whole)
+        assert found.problem == "its cache keeps another window"

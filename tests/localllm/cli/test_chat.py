@@ -1,0 +1,218 @@
+"""`localllm chat` in a terminal and through a pipe, and the conversation behind it."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+
+import localllm as api
+from localllm.cli.terminal.answer import write
+from localllm.conversation import Conversation, is_plain, template_of
+from localllm.engine import ContextFull
+from localllm.template import ChatTemplate
+from tests.localllm.support import Terminal, localllm, write_model
+
+GREEDY = api.SamplerOptions(
+    temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000
+)  # a token counts once, not twice
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Iterator[api.Model]:
+    with api.load(tiny) as opened:
+        yield opened
+
+
+def talk(model: api.Model, **options: object) -> Conversation:
+    template, note = template_of(model)
+    assert note is None
+    return Conversation(model, template, GREEDY, pytest.fail, **options)  # type: ignore[arg-type]
+
+
+# -- the conversation ----------------------------------------------------------------------------------------------
+
+
+def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> None:
+    conversation = talk(model, system="Be brief.", max_tokens=5)
+    first = "".join(piece.text for piece in conversation.say("one"))
+    pieces = list(conversation.say("two"))
+    written = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none<|im_end|>\n"
+        f"<|im_start|>assistant\n{first}<|im_end|>\n<|im_start|>user\ntwo<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = model.tokenize(written, parse_special=True)
+    assert "".join(p.text for p in pieces) == "".join(
+        p.text for p in model.generate(ids, max_tokens=5, sampling=GREEDY)
+    )
+    statistics = pieces[-1].statistics
+    assert statistics is not None
+    assert statistics.prompt_tokens == len(ids)
+    told = model.tokenize(written[: written.index(first)], parse_special=True)  # what the first turn was asked with
+    assert statistics.reused_tokens >= len(told)
+    assert [m["role"] for m in conversation.messages] == ["system", "user", "assistant", "user", "assistant"]
+    conversation.close()
+
+
+def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
+    conversation, cancel = talk(model), threading.Event()
+    answer = ""
+    for piece in conversation.say("one", cancel):
+        answer += piece.text
+        if len(answer) > 4:
+            cancel.set()
+    assert piece.statistics is not None
+    assert piece.statistics.reason == "cancelled"
+    assert conversation.messages[-1] == {"role": "assistant", "content": answer.strip()}
+    assert list(conversation.say("two", cancel))[-1].text == ""  # cancelled before its first token
+    assert len(conversation.messages) == 2  # and forgotten
+    conversation.clear()
+    assert conversation.messages == []
+    conversation.close()
+
+
+def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
+    with api.load(tiny, ctx=64) as small:
+        conversation = talk(small, max_tokens=3)
+        with pytest.raises(ContextFull, match="the context holds 64"):
+            list(conversation.say("x" * 100))
+        assert conversation.messages == []
+        assert list(conversation.say("x"))[-1].statistics is not None
+
+
+def test_the_session_is_free_again_after_a_conversation(model: api.Model) -> None:
+    before = model.pool.free_blocks
+    conversation = talk(model, max_tokens=3)
+    list(conversation.say("one"))
+    assert model.pool.free_blocks < before
+    conversation.close()
+    assert model.pool.free_blocks == before
+
+
+def test_a_file_without_template_gets_its_family_and_a_note(tmp_path: Path) -> None:
+    with api.load(write_model(tmp_path / "bare.gguf", template=None)) as bare:
+        template, note = template_of(bare)
+    assert not is_plain(template)  # <|im_start|> tells
+    assert note is not None
+    assert "chatml" in note
+
+
+def test_an_answer_ends_at_the_template_s_stops(model: api.Model) -> None:
+    whole = talk(model, max_tokens=8)
+    answer = "".join(piece.text for piece in whole.say("one"))
+    template, _ = template_of(model)
+    stopping = ChatTemplate(template.source, template.bos, template.eos, stops=(answer[3:5],))
+    pieces = list(Conversation(model, stopping, GREEDY, pytest.fail).say("one"))
+    assert "".join(piece.text for piece in pieces) == answer[: answer.index(answer[3:5])]
+    assert pieces[-1].statistics is not None
+    assert pieces[-1].statistics.reason == "stop"
+
+
+def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    statistics = api.Statistics(1, 0, 1.0, 1, 0.0, 0, 1.0, 0, "end")
+    pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
+    for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
+        monkeypatch.setattr(sys, "stdout", stream)
+        assert write(pieces) is statistics
+        assert stream.getvalue() == expected
+
+
+# -- a pipe --------------------------------------------------------------------------------------------------------
+
+
+def test_from_a_pipe_every_line_is_a_turn(tiny: Path) -> None:
+    done = localllm("chat", tiny, "-n", 6, "--temp", 0, stdin="one\n\n  \ntwo\n/clear\none\n/bye\nnever\n")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0
+    assert len(lines) == 3
+    assert lines[0] == lines[2] != lines[1]
+    assert ">>>" not in done.stdout
+    assert done.stderr.count("tok/s") == 6  # prompt and answer, three times
+    assert "reused" in done.stderr
+
+
+def test_statistics_can_be_left_out(tiny: Path) -> None:
+    quiet = localllm("chat", tiny, "-n", 4, "--no-stats", stdin="one\n")
+    assert (quiet.returncode, quiet.stderr) == (0, "")
+    toggled = localllm("chat", tiny, "-n", 4, stdin="/stats\none\n/stats\ntwo\n")
+    assert toggled.stderr.count("answer 4, ") == 1
+
+
+def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
+    done = localllm("chat", tiny, "-c", 64, "--ignore-eos", stdin="one\n" + "two " * 100 + "\n")
+    assert done.returncode == 0
+    assert "the context of 64 tokens is full and the answer ends here" in done.stderr
+    assert "-c N makes it larger; the model was trained on 512" in done.stderr
+    assert "the context holds 64" in done.stderr
+    assert done.stderr.count("/shift drops the oldest turns") == 2
+    assert "/clear starts over" in done.stderr
+
+
+def test_a_missing_template_is_said(tmp_path: Path) -> None:
+    bare = write_model(tmp_path / "bare.gguf", template=None)
+    done = localllm("chat", bare, "-n", 2, stdin="one\n")
+    assert "note: the file has no chat template; using the 'chatml' format" in done.stderr
+
+
+# -- a terminal ----------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_stops_the_answer_only_and_ctrl_d_leaves(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, "-c", 20000, "--ignore-eos")
+    assert "tiny.gguf on cpu" in terminal.wait_for(">>> ")
+    terminal.type("hello\n")
+    terminal.wait_for(r"hello\r\n.{20}")
+    terminal.type("\x03")
+    shown = terminal.wait_for(">>> ")
+    assert "tok/s" in shown
+    assert "GB/s" in shown
+    terminal.type("/stats\n")
+    terminal.wait_for(">>> ")
+    terminal.type("again\n")
+    terminal.wait_for(r"again\r\n.{20}")
+    terminal.type("\x03")
+    assert "tok/s" not in terminal.wait_for(">>> ")
+    terminal.type("\x04")
+    assert terminal.end() == 0
+    assert "Traceback" not in terminal.seen
+
+
+def test_commands_in_a_terminal(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, "-n", 3)
+    terminal.wait_for(">>> ")
+    terminal.type("/help\n")
+    assert "Ctrl-C" in terminal.wait_for(">>> ")
+    terminal.type("/frobnicate\n")
+    assert "unknown command /frobnicate" in terminal.wait_for(">>> ")
+    terminal.type("\n")
+    assert "tok/s" not in terminal.wait_for(">>> ")
+    terminal.type("/etc/hosts is a file\n")
+    assert "tok/s" in terminal.wait_for(">>> ")
+    terminal.type("/bye\n")
+    assert terminal.end() == 0
+
+
+def test_ctrl_c_outside_an_answer_ends_with_130(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny)
+    terminal.wait_for(">>> ")
+    end = monotonic() + 30
+    while terminal.process.poll() is None:  # Python's input() overlooks a signal that comes just as it begins to wait
+        assert monotonic() < end, "Ctrl-C does not end it"
+        terminal.type("\x03")
+        sleep(0.5)
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.seen

@@ -1,0 +1,376 @@
+"""The command line as a whole: what it imports, what it prints where, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import localllm as api
+from localllm.cli.main import COMMANDS, main
+from localllm.cli.options import declared
+from tests.conftest import reference
+from tests.localllm.support import PROGRAM, REPOSITORY, default_signals, localllm, write_model
+
+HEAVY = ("numpy", "llvmlite", "numba", "jinja2", "tokenizers", "rich")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+# -- help ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["chat", "--help"], ["run", "--help"], ["bench", "-h"]])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; from localllm.cli.main import main; code = main(sys.argv[1:]);"
+        f"print([m for m in {HEAVY} if m in sys.modules], file=sys.stderr); sys.exit(code)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=REPOSITORY, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+    assert done.stdout
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    flags = [flag for group in COMMANDS[name].groups for _, _, option in declared(group) for flag in option.flags]
+    assert [flag for flag in flags if flag not in text] == []
+    assert len(set(flags)) == len(flags)  # no flag means two things
+
+
+def test_no_words_give_the_help_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    assert "Usage: localllm COMMAND" in capsys.readouterr().out
+
+
+# -- wrong usage and errors ----------------------------------------------------------------------------------------
+
+WRONG = [
+    (["frobnicate"], "unknown command 'frobnicate'"),
+    (["run"], "MODEL is required"),
+    (["show"], "MODEL is required"),
+    (["chat", "a", "b"], "expected one MODEL, got 2"),
+    (["chat", "a", "-m", "b"], "expected one MODEL, got 2"),
+    (["run", "m", "hi", "--nonsense"], "--nonsense"),
+    (["run", "m", "hi", "-n"], "'-n' requires an argument (localllm run --help"),
+    (["run", "m", "hi", "--temp", "warm"], "--temp/--temperature: 'warm' is not a number"),
+    (["run", "m", "hi", "--temp", "nan"], "--temp/--temperature: nan: it must be a finite number"),
+    (["run", "m", "hi", "--top-p", "3"], "--top-p: 3.0: it must be a number from 0 to 1"),
+    (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
+    (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
+    (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
+    (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
+    (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
+    (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
+    (["bench", "m", "-o", "xml"], "-o/--output: 'xml' is not one of md, json, csv"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), WRONG, ids=[" ".join(words) for words, _ in WRONG])
+def test_wrong_usage_is_one_line_that_names_the_option(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    assert main(words) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert told in err
+    assert err.count("\n") == 1
+
+
+def test_errors_of_every_kind_are_one_line_and_exit_code_1(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"no model at all")
+    mamba = write_model(tmp_path / "mamba.gguf", extra={"general.architecture": "mamba\x1b[2J"})
+    cases = [
+        (["run", "/no/such/file.gguf", "hi"], "/no/such/file.gguf"),  # GGUFError
+        (["run", str(broken), "hi"], "broken.gguf"),
+        (["run", str(mamba), "hi"], "general.architecture"),  # ModelError
+        (["run", str(tiny), "hi", "--backend", "abacus"], "unknown backend 'abacus'"),  # BackendError
+        (["run", str(tiny), "hi", "-ctk", "q1", "-ctv", "q1"], "cache type 'q1'"),
+        (["run", str(tiny), "-f", "/no/prompt.txt"], "/no/prompt.txt: No such file"),  # OSError
+        (["run", str(tiny), "-f", "/no/such\nprompt"], "/no/such prompt: No such file"),
+        (["run", str(tiny)], "no prompt"),
+        (["run", str(tiny), "hi", "-l", "99999+1"], "99999"),  # SamplingError, found late
+        (["bench", str(tiny), "-p", "0", "-n", "0"], "nothing to measure"),
+    ]
+    for words, told in cases:
+        assert main(words) == 1, words
+        out, err = capsys.readouterr()
+        assert err.startswith("error: "), words
+        assert told in err
+        assert err.count("\n") == 1
+        assert "\x1b" not in err
+        assert out == ""
+
+
+def test_debug_shows_the_traceback_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    for words in (["--debug", "run", "/no/such", "hi"], ["run", "/no/such", "hi", "--debug"]):
+        assert main(words) == 1
+        err = capsys.readouterr().err
+        assert err.startswith("Traceback")
+        assert "Error: /no/such: " in err
+    assert main(["run", "/no/such", "--", "--debug"]) == 1  # the prompt
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_bug_is_called_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def broken(*groups: object) -> None:
+        raise KeyError("lost")
+
+    monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=broken))
+    assert main(["show", "m"]) == 1
+    err = capsys.readouterr().err
+    assert "bug in localllm: KeyError: 'lost'" in err
+    assert "test_main.py" in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_while_a_model_loads_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*groups: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(COMMANDS, "show", COMMANDS["show"]._replace(call=interrupted))
+    assert main(["show", "m"]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+# -- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_stdout_holds_the_answer_and_nothing_else(tiny: Path) -> None:
+    done = localllm("run", tiny, "tell", "me", "-n", 12, "--temp", 0)
+    with api.load(tiny) as model:
+        prompt = "<|im_start|>user\ntell me<|im_end|>\n<|im_start|>assistant\n"
+        ids = model.tokenize(prompt, parse_special=True)
+        answer = "".join(piece.text for piece in model.generate(ids, max_tokens=12, temperature=0))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == answer + "\n"
+
+
+def test_prompt_comes_from_words_a_file_and_a_pipe_in_this_order(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text("two\n")
+    settings = ["--raw", "-n", "6", "--temp", "0"]
+
+    def answer(words: list[str], piped: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(piped))
+        assert main(["run", *words, *settings]) == 0
+        out, err = capsys.readouterr()
+        assert err == ""
+        return out
+
+    whole = answer([str(tiny), "one\ntwo\nthree"], "")
+    assert answer([str(tiny), "one", "-f", str(tmp_path / "prompt.txt")], "three\n") == whole
+    assert answer(["-m", str(tiny), "one"], "two\nthree") == whole
+    assert answer(["-n", "3", str(tiny), "-p", "one\ntwo\nthree"], "") == whole  # the last -n counts
+    assert answer([str(tiny)], "one\ntwo\nthree\n") == whole
+    assert answer([str(tiny), "one"], "") != whole
+
+
+def test_raw_text_may_hold_control_tokens(tiny: Path) -> None:
+    written = "a<|im_end|>b"
+    done = localllm("run", tiny, written, "--raw", "-n", 8, "--temp", 0)
+    with api.load(tiny) as model:
+        ids = model.tokenize(written, parse_special=True)
+        assert len(ids) == 6 < len(model.tokenize(written))  # BOS, a space and a, the token, a space and b
+        assert done.stdout == "".join(p.text for p in model.generate(ids, max_tokens=8, temperature=0)) + "\n"
+
+
+def test_sampling_options_reach_the_sampler(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*words: str) -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        assert main(["run", str(tiny), "hi", "--raw", "-n", "16", *words]) == 0
+        return capsys.readouterr().out
+
+    greedy = answer("--temp", "0")
+    assert answer("--top-k", "1", "-s", "5") == greedy
+    assert answer("--samplers", "top_k", "--top-k", "1") == greedy
+    assert answer("-s", "5") == answer("--seed", "5") != answer("-s", "6")
+    with api.load(tiny) as model:
+        first = model.tokenize(greedy, add_special=False)[1]  # [0] is the space before a first word
+    assert answer("--temp", "0", "-l", f"{first}-inf")[0] != greedy[0]
+    assert answer("--temp", "0", "-r", greedy[3:5]) == greedy[:3] + "\n"
+
+
+def test_statistics_go_to_stderr(tiny: Path) -> None:
+    done = localllm("run", tiny, "hi", "-n", 5, "--stats")
+    assert done.returncode == 0
+    assert "answer 5, " in done.stderr
+    assert "GB/s" in done.stderr
+    assert "tok/s" not in done.stdout
+
+
+def test_without_a_template_the_prompt_is_continued_and_that_is_said(tmp_path: Path) -> None:
+    bare = write_model(tmp_path / "bare.gguf", template=None, extra={"tokenizer.ggml.tokens": _bare_tokens()})
+    done, raw = (localllm("run", bare, "hi", "-n", 9, "--temp", 0, *more) for more in ((), ("--raw",)))
+    assert done.stdout == raw.stdout
+    assert "no chat template" in done.stderr
+    assert raw.stderr == ""
+
+
+def _bare_tokens() -> list[str]:
+    """The tiny model's tokens without the ones by which a family of templates is known."""
+    letters = [chr(c) for c in range(33, 127)]
+    return ["<unk>", "<s>", "</s>", "<a>", "<b>", *(f"<0x{b:02X}>" for b in range(256)), "\u2581", *letters]
+
+
+def test_a_closed_pipe_ends_quietly(tiny: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "-1", "-c", "20000", "--temp", "0"],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert len(process.stdout.read(3)) == 3
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr.read() == b""
+    process.stderr.close()
+
+
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*PROGRAM, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, cwd=REPOSITORY, timeout=120
+        )
+    assert (done.returncode, done.stderr) == (1, "error: No space left on device\n")
+
+
+def test_a_cache_that_cannot_be_trusted_is_told_once(tiny: Path, tmp_path: Path) -> None:
+    """The model and its draft each open the cache."""
+    (cache := tmp_path / "cache").mkdir()
+    cache.chmod(0o777)
+    words = [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "2", "-md", str(tiny), "--backend", "cpu"]
+    done = subprocess.run(
+        words,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+    told = f"compiled code is not kept and every start is slower: other users can write {cache}; chmod go-w {cache}"
+    assert (done.returncode, done.stderr) == (0, f"note: {told}\n")
+    assert list(cache.iterdir()) == []
+
+
+def test_closed_streams_are_no_error() -> None:
+    done = subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *PROGRAM, "--help"], cwd=REPOSITORY, timeout=120)
+    assert done.returncode == 0
+
+
+def test_ctrl_c_ends_run_with_130_and_no_traceback(tiny: Path) -> None:
+    process = subprocess.Popen(
+        [*PROGRAM, "run", str(tiny), "hi", "--raw", "-n", "-1", "-c", "20000"],
+        cwd=REPOSITORY,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        preexec_fn=default_signals,
+    )
+    assert process.stdout is not None
+    process.stdout.read(3)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, b"")
+
+
+@pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])
+def test_greedy_stories_are_those_of_llama_cpp(name: str) -> None:
+    model, told = (reference("models", f"{name}.{end}") for end in ("gguf", "greedy160.txt"))
+    done = localllm("run", model, "Once upon a time", "--raw", "--temp", 0, "-n", 160)
+    assert done.returncode == 0
+    assert "Once upon a time" + done.stdout.rstrip() == told.read_text(encoding="utf-8").strip()
+
+
+# -- the command line itself ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["rnu", "demo"], "unknown command 'rnu'; did you mean run? (localllm --help"),
+        (["run", "-hf", "x"], "unknown option -hf"),
+        (["-hf", "x"], "unknown option -hf"),
+        (["run", "m", "-fa", "on"], "unknown option -fa"),
+        (["run", "m", "-ngl5"], "unknown option -ngl5; did you mean -ngl? (localllm run --help"),
+        (["run", "m", "-ctkk", "f16"], "unknown option -ctkk; did you mean -ctk?"),
+        (["run", "m", "--tempp", "1"], "unknown option --tempp; did you mean --temp?"),
+        (["run", "m", "--raw=1"], "'--raw' does not take a value"),
+        (["help", "rnu"], "unknown command 'rnu'; did you mean run?"),
+    ],
+)
+def test_what_is_unknown_is_named_with_the_nearest(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_help_of_a_command_is_its_page_either_way(capsys: pytest.CaptureFixture[str]) -> None:
+    pages = []
+    for words in (["help", "quantize"], ["quantize", "--help"], ["quantize", "-h"]):
+        assert main(words) == 0
+        pages.append(capsys.readouterr().out)
+    assert pages[0] == pages[1] == pages[2]
+    assert pages[0].startswith("Usage: localllm quantize IN [OUT] TYPE [OPTIONS]\n\n  Make a smaller model file.\n")
+    assert "--tensor-type REGEX=FORMAT" in pages[0]
+
+
+def completed(words: str, folder: Path) -> list[str]:
+    """What bash would offer for the last of `words`."""
+    parts = words.split(" ")
+    asked = {"_LOCALLLM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(parts) - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "localllm"],
+        env={**os.environ, **asked, "PYTHONPATH": str(REPOSITORY)},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_a_shell_completes_commands_options_models_and_types(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").touch()
+    (tmp_path / "a.txt").touch()
+    (tmp_path / "ab").mkdir()
+    assert completed("localllm qu", tmp_path) == ["quantize"]
+    assert completed("localllm run --temper", tmp_path) == ["--temperature"]
+    assert completed("localllm show a", tmp_path) == ["a.gguf", "ab/"]
+    assert completed("localllm show d", tmp_path) == ["demo", "draft"]
+    assert completed("localllm run demo -ctk q5", tmp_path) == ["q5_1", "q5_0"]
+    assert completed("localllm run demo --backend o", tmp_path) == ["opencl"]
+    assert completed("localllm quantize a.gguf Q4_K", tmp_path) == ["Q4_K_S", "Q4_K_M"]
+    assert completed("localllm imatrix demo -f a.t", tmp_path) == ["a.txt"]

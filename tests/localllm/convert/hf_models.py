@@ -1,0 +1,200 @@
+"""Tiny random models made with torch and transformers, one for each architecture and each odd corner of one, with a
+tokenizer trained on the spot. `make` saves one as a Hugging Face folder and gives what transformers computes.
+
+    python -m tests.localllm.convert.hf_models tests/localllm/convert/data/hf    # for tests where there is no torch
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm import quant
+from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
+
+TOKENS = 24  # of the text that is evaluated: longer than the windows below
+WINDOW = 8
+CONTEXT = 256
+_COMMON = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.1, 1.3, 1.6],
+    "long_factor": [1.0, 1.5, 4.0, 9.0], "original_max_position_embeddings": 16,
+}  # fmt: skip
+_GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
+_GRANITE = {
+    "embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3,
+}  # fmt: skip
+_EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
+_GPT_OSS = {
+    "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 3,
+    "rope_parameters": {**_YARN, "truncate": True},
+}  # fmt: skip
+_DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+_MINISTRAL = {
+    **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,
+}  # fmt: skip
+
+# Name: class of the configuration, what it has beyond the common, and the tokenizer ("spm", "llama3", ...).
+MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
+    "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3}, "llama3"),
+    "llama-linear": ("LlamaConfig", {"rope_parameters": {**_DEFAULT, "rope_type": "linear", "factor": 4.0}}, "spm"),
+    "llama-bias": ("LlamaConfig", {"attention_bias": True, "mlp_bias": True, "head_dim": 24}, "llama3"),
+    "mistral": ("MistralConfig", {"sliding_window": None, "tie_word_embeddings": True}, "tekken"),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4}, "spm"),
+    "mistral3": ("Ministral3Config", {"head_dim": 16, "rope_parameters": _MINISTRAL}, "tekken"),
+    "gemma": ("GemmaConfig", {"head_dim": 16}, "spm"),
+    "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}, "spm"),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**_GEMMA, "num_hidden_layers": 7, "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 100000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}},
+        "spm",
+    ),
+    "glm4": ("Glm4Config", {"head_dim": 16}, "llama3"),
+    "glm4moe": (
+        "Glm4MoeConfig",
+        {**_EXPERTS, "head_dim": 16, "n_routed_experts": 4, "first_k_dense_replace": 1, "use_qk_norm": True,
+         "attention_bias": True, "routed_scaling_factor": 2.5, "norm_topk_prob": True},
+        "llama3",
+    ),
+    "gpt-oss": ("GptOssConfig", _GPT_OSS, "gpt-4o"),
+    "gpt-oss-mxfp4": ("GptOssConfig", {**_GPT_OSS, "num_hidden_layers": 2}, "gpt-4o"),
+    "granite": ("GraniteConfig", _GRANITE, "starcoder"),
+    "granitemoe": ("GraniteMoeConfig", {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2}, "starcoder"),
+    "granitemoe-shared": (
+        "GraniteMoeSharedConfig",
+        {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        "starcoder",
+    ),
+    "olmo2": ("Olmo2Config", {}, "llama3"),
+    "olmo3": (
+        "Olmo3Config",
+        {"num_hidden_layers": 5, "sliding_window": WINDOW,
+         "rope_parameters": {"full_attention": _YARN, "sliding_attention": _DEFAULT}},
+        "llama3",
+    ),
+    "phi3": ("Phi3Config", {"rope_parameters": {**_DEFAULT, "partial_rotary_factor": 0.5}}, "spm"),
+    "phi3-long": ("Phi3Config", {"rope_parameters": _LONG, "original_max_position_embeddings": 16}, "gpt-2"),
+    "phi3-short": (
+        "Phi3Config",
+        {"rope_parameters": {**_LONG, "original_max_position_embeddings": CONTEXT}, "max_position_embeddings": 512,
+         "original_max_position_embeddings": CONTEXT},
+        "gpt-2",
+    ),
+    "qwen2": ("Qwen2Config", {"rope_parameters": {**_YARN, "attention_factor": 1.2}}, "qwen2"),
+    "qwen2moe": ("Qwen2MoeConfig", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48}, "qwen2"),
+    "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True}, "qwen2"),
+    "qwen3moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16, "num_experts": 4, "norm_topk_prob": True}, "qwen2"),
+    "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}, "llama3"),
+    "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
+    "stablelm-norms": ("StableLmConfig", {"qk_layernorm": True}, "qwen2"),
+    "starcoder2": ("Starcoder2Config", {"sliding_window": None}, "starcoder"),
+}  # fmt: skip
+
+
+def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.ndarray:
+    """Save the model as `folder`, its weights as `dtype`, and return its logits float32 (TOKENS, vocabulary) for
+    `ids()`, computed in float32. `save` goes to save_pretrained."""
+    import torch
+    import transformers
+
+    kind, more, tokenizer = MODELS[name]
+    torch.manual_seed(sum(name.encode()))
+    config = getattr(transformers, kind)(**{**_COMMON, **more})
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    kept = getattr(torch, dtype)
+    experts = {}
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(_values(torch, key, parameter).to(kept))
+            if name.endswith("mxfp4") and key.endswith(("gate_up_proj", "down_proj")):
+                experts[key], values = _mxfp4(parameter.numpy())
+                parameter.copy_(torch.from_numpy(values))
+        for key, buffer in model.named_buffers():
+            if key.endswith("e_score_correction_bias"):
+                buffer.copy_((0.3 * torch.randn(buffer.shape)).to(kept))
+    model.eval()
+    with torch.no_grad():
+        logits: np.ndarray = model(torch.tensor([ids()]), use_cache=False).logits[0].float().numpy()
+    model.to(kept).save_pretrained(folder, **save)
+    if experts:
+        _replace_experts(folder / "model.safetensors", experts)
+    save_tokenizer(tokenizer, folder)
+    return logits
+
+
+def _mxfp4(x: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Experts (E, a, b) as gpt-oss's checkpoints have them, blocks (E, b, a / 32, 16) and scales (E, b, a / 32), and
+    the numbers these mean, again (E, a, b)."""
+    experts, a, b = x.shape
+    rows = quant.quantize(np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(-1, a), "MXFP4")
+    values = quant.dequantize(rows, "MXFP4").reshape(experts, b, a).transpose(0, 2, 1)
+    stored = rows.reshape(-1, 17)
+    codes = np.concatenate([stored[:, 1:] & 15, stored[:, 1:] >> 4], axis=1)
+    blocks = codes[:, 0::2] | codes[:, 1::2] << 4
+    parts = {"blocks": blocks.reshape(experts, b, a // 32, 16), "scales": stored[:, 0].reshape(experts, b, a // 32)}
+    return parts, np.ascontiguousarray(values)
+
+
+def _replace_experts(path: Path, experts: dict[str, dict[str, np.ndarray]]) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(path)
+    for name, parts in experts.items():
+        del tensors[name]
+        tensors |= {f"{name}_{part}": torch.from_numpy(np.ascontiguousarray(x)) for part, x in parts.items()}
+    save_file(tensors, path, {"format": "pt"})
+
+
+def _values(torch: Any, name: str, parameter: Any) -> Any:
+    """Numbers that make every part count: sharp attention, norms away from one, biases away from zero."""
+    noise = torch.randn(parameter.shape)
+    if "norm" in name and name.endswith("weight"):
+        return parameter + 0.3 * noise
+    if name.endswith(("bias", "sinks")) or "bias" in name.rsplit(".", 1)[-1]:
+        return 0.3 * noise
+    if "embed" in name:
+        return noise
+    gain = 2.0 if "q_proj" in name or "k_proj" in name or "qkv" in name else 1.0
+    columns = parameter.shape[-2] if parameter.ndim == 3 and "experts" in name else parameter.shape[-1]
+    return gain * noise / columns**0.5
+
+
+def ids() -> list[int]:
+    return [1, *(int(i) for i in np.random.default_rng(3).integers(3, VOCABULARY, TOKENS - 1))]
+
+
+# The folders in tests/localllm/convert/data/hf: name there, model, dtype, what save_pretrained is told.
+FIXTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama-shards": ("llama", "float32", {"max_shard_size": "40KB"}),
+    "experts": ("mixtral", "bfloat16", {}),
+    "gemma-pieces": ("gemma", "bfloat16", {}),
+    "fused": ("phi3", "float16", {}),
+    "long-rope": ("phi3-long", "bfloat16", {}),
+    "mxfp4": ("gpt-oss-mxfp4", "bfloat16", {}),
+}
+
+if __name__ == "__main__":
+    root, all_logits = Path(sys.argv[1]), {}
+    for folder_name, (model_name, kept_as, told) in FIXTURES.items():
+        target = root / folder_name
+        target.mkdir(parents=True, exist_ok=True)
+        all_logits[folder_name] = make(model_name, target, kept_as, **told)
+        (target / "generation_config.json").unlink(missing_ok=True)
+    (root / "gemma-pieces" / "tokenizer.json").unlink()
+    np.savez_compressed(root / "logits.npz", ids=np.array(ids()), **all_logits)

@@ -1,0 +1,72 @@
+"""Every architecture of the table, converted: the logits of transformers, stored ones and, with torch, fresh ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.convert import open_checkpoint
+from localllm.convert.recipes import RECIPES
+from localllm.models import ARCHITECTURES
+from tests.localllm.convert.hf_models import MODELS, ids, make
+from tests.localllm.convert.hf_synthetic import DATA, LEFT_OUT, POSITIONS, read_specs, write_folder
+from tests.localllm.convert.support import logits_of
+from tests.models.support import nmse
+
+
+def test_every_architecture_that_runs_can_be_converted() -> None:
+    assert list(RECIPES) == list(ARCHITECTURES)
+
+
+def test_every_recipe_has_a_model_here() -> None:
+    made = {name.split("-")[0] if name not in ARCHITECTURES and name != "gpt-oss-mxfp4" else name for name in MODELS}
+    assert set(RECIPES) <= made
+
+
+SPECS, STORED = read_specs(), np.load(DATA / "hf_all.npz")
+
+
+def test_stored_logits_are_of_every_model() -> None:
+    assert {*SPECS} == {*STORED.files} == set(MODELS) - set(LEFT_OUT)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_stored_logits_are_those_of_the_converted_folder(name: str, tmp_path: Path) -> None:
+    write_folder(SPECS[name], tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert model.notes == ()
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
+
+
+def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
+    """transformers fills in 8 heads of 256 with 4 for keys and values, and the rest; real files rely on it."""
+    spec = read_specs()["gemma3"]
+    left_out = (
+        "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps", "max_position_embeddings",
+        "rope_parameters", "sliding_window", "query_pre_attn_scalar", "hidden_activation",
+    )  # fmt: skip
+    spec["config"] = {key: value for key, value in spec["config"].items() if key not in left_out}
+    sizes = {"q_proj": [2048, 32], "k_proj": [1024, 32], "v_proj": [1024, 32], "o_proj": [32, 2048]}
+    sizes |= {"q_norm": [256], "k_norm": [256]}
+    spec["tensors"] = [[name, sizes.get(name.split(".")[-2], shape), base] for name, shape, base in spec["tensors"]]
+    write_folder(spec, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        keys = {key.removeprefix("gemma3."): value for key, value in model.metadata.items()}
+    expected = {
+        "attention.head_count": 8, "attention.head_count_kv": 4, "attention.key_length": 256,
+        "attention.layer_norm_rms_epsilon": 1e-6, "context_length": 131072, "attention.sliding_window": 4096,
+        "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
+    }  # fmt: skip
+    assert {key: keys[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="torch is not installed: the stored logits stand in")
+    pytest.importorskip("transformers", reason="transformers is not installed: the stored logits stand in")
+    theirs = make(name, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert model.notes == ()
+        assert nmse(logits_of(model, ids()), theirs).max() < 1e-9

@@ -1,0 +1,120 @@
+"""Safetensors files: rows come out as they were written, and a header that lies is refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.convert import ConvertError
+from localllm.convert.safetensors import Shard, open_shards
+from tests.localllm.convert.support import blob, save
+
+X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+
+
+def test_rows_are_the_bytes_of_the_file(tmp_path: Path) -> None:
+    save(tmp_path / "model.safetensors", {"pad": np.zeros(5, np.uint8), "x": X})
+    (shard,) = open_shards(tmp_path)
+    x = shard.tensors["x"]
+    assert (x.format, x.shape, x.rows, x.row_bytes, x.nbytes) == ("F32", (2, 3, 4), 6, 16, 96)
+    assert x.read(0, 6).tobytes() == X.tobytes()
+    np.testing.assert_array_equal(x.read(2, 4).view(np.float32), X.reshape(6, 4)[2:4])
+    assert x.read(3, 3).shape == (0, 16)
+    with pytest.raises(ConvertError, match="rows 5 to 7 asked for; it has 6"):
+        x.read(5, 7)
+    shard.close()
+    with pytest.raises(ConvertError, match="the file was closed"):
+        x.read(0, 1)
+
+
+def test_the_package_reads_what_this_does(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy", reason="the safetensors package is not installed")
+    numpy.save_file({"x": X, "y": X.astype(np.float16)}, tmp_path / "model.safetensors", {"format": "pt"})
+    (shard,) = open_shards(tmp_path)
+    assert set(shard.tensors) == {"x", "y"}
+    np.testing.assert_array_equal(shard.tensors["x"].read(0, 6).view(np.float32), X.reshape(6, 4))
+
+
+def test_shards_by_index_and_without(tmp_path: Path) -> None:
+    names = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    save(tmp_path / names[0], {"a": X})
+    save(tmp_path / names[1], {"b": X})
+    for shard in open_shards(tmp_path):
+        shard.close()
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[1]}}))
+    assert [sorted(shard.tensors) for shard in open_shards(tmp_path)] == [["a"], ["b"]]
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": names[0]}}))
+    with pytest.raises(ConvertError, match=r"00001-of-00002.safetensors: tensor 'b' is missing"):
+        open_shards(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "b": "../" + names[1]}}))
+    with pytest.raises(ConvertError, match="is not the name of a safetensors file"):
+        open_shards(tmp_path)
+    index.write_text(json.dumps({"weight_map": {"a": names[0], "c": "model-00003-of-00003.safetensors"}}))
+    with pytest.raises(ConvertError, match=r"model-00003-of-00003.safetensors is missing, but .* names it; download"):
+        open_shards(tmp_path)
+    index.write_text("[]")
+    with pytest.raises(ConvertError, match="is not a JSON object"):
+        open_shards(tmp_path)
+    index.unlink()
+    save(tmp_path / names[1], {"a": X})
+    with pytest.raises(ConvertError, match=r"tensor 'a' is in model-00001-of-00002.safetensors too"):
+        open_shards(tmp_path)
+
+
+def test_a_folder_without_safetensors(tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"holds no \*.safetensors file"):
+        open_shards(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ConvertError, match=r"pytorch_model.bin only, a pickle, which can run code; save"):
+        open_shards(tmp_path)
+    (tmp_path / "consolidated.safetensors").write_bytes(b"")
+    with pytest.raises(ConvertError, match=r"holds consolidated.safetensors but no model.safetensors"):
+        open_shards(tmp_path)
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+HOSTILE = {
+    "empty file": b"",
+    "length beyond the file": blob({}, length=1 << 60),
+    "no JSON": blob(b"{{"),
+    "no object": blob([]),
+    "nested": blob(b"[" * 100_000),
+    "a name twice": blob(b'{"x": {}, "x": {}}'),
+    "no entry": blob({"x": 1}),
+    "no dtype": blob({"x": {"shape": [2], "data_offsets": [0, 8]}}, bytes(8)),
+    "dtype": blob({"x": GOOD | {"dtype": "F3"}}, bytes(8)),
+    "dtype list": blob({"x": GOOD | {"dtype": []}}, bytes(8)),
+    "three offsets": blob({"x": GOOD | {"data_offsets": [0, 4, 8]}}, bytes(8)),
+    "negative": blob({"x": GOOD | {"shape": [-2]}}, bytes(8)),
+    "fraction": blob({"x": GOOD | {"shape": [2.0]}}, bytes(8)),
+    "truth": blob({"x": GOOD | {"shape": [True], "data_offsets": [0, 4]}}, bytes(8)),
+    "huge": blob({"x": GOOD | {"shape": [1 << 61, 8]}}, bytes(8)),
+    "size": blob({"x": GOOD | {"shape": [3]}}, bytes(12)),
+    "backwards": blob({"x": GOOD | {"data_offsets": [8, 0]}}, bytes(8)),
+    "after the end": blob({"x": GOOD | {"data_offsets": [4, 12]}}, bytes(8)),
+    "dimensions": blob({"x": GOOD | {"shape": [1] * 9 + [2]}}, bytes(8)),
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_header_is_one_line(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(ConvertError) as error:
+        Shard(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_header_that_is_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    save(path, {"x": X, "y": X})
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ConvertError):
+            Shard(path)

@@ -1,0 +1,81 @@
+"""A file that shrinks while it is in use: what was read at opening stays, what is read later is an error in one line,
+and nothing kills the process. In a process of its own, because a mapping would end it with SIGBUS.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.gguf import write_gguf
+from tests.localllm.support import REPOSITORY, write_model
+
+BEGIN = "import os, sys, numpy as np, localllm; from localllm.gguf import open_gguf; path = sys.argv[1]; "
+
+
+def _run(code: str, path: Path) -> str:
+    words = [sys.executable, "-c", BEGIN + code, str(path)]
+    done = subprocess.run(words, capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120)
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    return done.stdout
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    """Byte-level BPE whose merges lie several pages behind the beginning."""
+    letters = [chr(c) for c in range(33, 127)]
+    merges = [f"{a} {b}" for a in letters for b in letters]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
+    path = tmp_path / "v.gguf"
+    keys = {
+        "general.architecture": "llama",
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.ones(len(tokens), np.int32),
+        "tokenizer.ggml.merges": merges,
+    }
+    write_gguf(path, keys, [])
+    return path
+
+
+def test_metadata_and_the_tokenizer_need_the_file_no_more(vocabulary: Path) -> None:
+    code = (
+        "from localllm.tokenizer import Tokenizer; file = open_gguf(path); keys = file.metadata;"
+        "words = Tokenizer.from_metadata(keys); os.truncate(path, 100); merges = keys['tokenizer.ggml.merges'];"
+        "print(len(words.encode('hello')), merges[-1], len(merges.to_list()), len(keys['tokenizer.ggml.tokens']))"
+    )
+    assert _run(code, vocabulary) == "3 ~ ~ 8836 8930\n"
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Path) -> None:
+    """Backends copy all weights when a model is opened."""
+    path = write_model(tmp_path / "m.gguf")
+    code = (
+        f"model = localllm.load(path, backend='{backend}', ctx=64); session = model.session();"
+        "a = session.evaluate([5, 6, 7], logits=True).copy(); session.rewind(0); os.truncate(path, 100);"
+        "b = session.evaluate([5, 6, 7], logits=True); print(np.array_equal(a, b));"
+        "tensor = list(model.file.tensors.values())[-1]\n"
+        "try: tensor.read(0, 1)\n"
+        "except localllm.LocalLLMError as error: print(error)"
+    )
+    same, error = _run(code, path).splitlines()
+    assert same == "True"
+    assert error.startswith(f"{path}: tensor '")
+    assert "cannot be read: the file was cut at" in error
+
+
+def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) -> None:
+    """Between asking for the size and reading the head."""
+    code = (
+        "from pathlib import Path; from localllm.gguf.header import read_header; from localllm.gguf.file import _Part;"
+        "part = _Part(Path(path)); os.truncate(path, 5000)\n"
+        "try: read_header(part.path, part.size, part.read_into)\n"
+        "except localllm.LocalLLMError as error: print(error)"
+    )
+    assert _run(code, vocabulary) == f"{vocabulary}: magic: cannot be read: the file was cut at 5000 while in use\n"

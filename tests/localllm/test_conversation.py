@@ -1,0 +1,259 @@
+"""The conversation behind `chat`: what a turn evaluates, what it keeps, and what becomes of a full context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import localllm as api
+from localllm.conversation import Conversation, template_of
+from localllm.engine import ContextFull
+from localllm.errors import LocalLLMError
+from localllm.template import ChatTemplate
+from tests.localllm.support import write_model
+
+GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
+
+
+class Script:
+    """A sampler that says what it is told to, an answer after the other."""
+
+    looks_at = 0
+
+    def __init__(self, *answers: Sequence[int]) -> None:
+        self.tokens = [token for answer in answers for token in answer]
+
+    def sample(self, logits: np.ndarray) -> int:
+        return self.tokens.pop(0)
+
+    def accept(self, token: int) -> None: ...
+    def restore(self, snapshot: int) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[api.Model]:
+    with api.load("demo", threads=1) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[api.Model]:
+    """128 tokens of context; every letter is a token."""
+    with api.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf"), ctx=128, threads=1) as opened:
+        yield opened
+
+
+def talk(model: api.Model, template: ChatTemplate | None = None, **options: object) -> Conversation:
+    notes: list[str] = []
+    made = Conversation(model, template or template_of(model)[0], GREEDY, notes.append, **options)  # type: ignore[arg-type]
+    made.notes = notes  # type: ignore[attr-defined]
+    return made
+
+
+def scripted(conversation: Conversation, *answers: Sequence[int]) -> None:
+    conversation._sampler = Script(*answers)  # type: ignore[assignment]
+
+
+def finish(pieces: Iterator[api.Piece]) -> tuple[str, api.Statistics]:
+    all_ = list(pieces)
+    assert all_[-1].statistics is not None
+    return "".join(piece.text for piece in all_), all_[-1].statistics
+
+
+def by_bytes(model: api.Model, text: str) -> list[int]:
+    """The text in tokens of one byte each, as no tokenizer would write it; then the end of the turn."""
+    words = model.tokenizer
+    assert words is not None
+    single = {words.piece(token): token for token in range(words.vocab_size) if len(words.piece(token)) == 1}
+    end = words.id("<|im_end|>")
+    assert end is not None
+    return [single[bytes([byte])] for byte in text.encode()] + [end]
+
+
+# -- what a turn evaluates -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said", ["Hello there, how are you?", " It began with a space", "and ended with lines\n\n", "é€"]
+)
+def test_an_answer_stays_in_the_cache_in_the_tokens_it_was_written_in(demo: api.Model, said: str) -> None:
+    template, _ = template_of(demo)
+    plain = ChatTemplate(template.source.replace(" | trim", ""), template.bos, template.eos)
+    assert plain.source != template.source
+    conversation = talk(demo, plain)
+    first, second = by_bytes(demo, said), by_bytes(demo, "Good.")
+    scripted(conversation, first, second)
+    text, one = finish(conversation.say("Hi"))
+    assert text == said
+    held = conversation.session.tokens
+    _, two = finish(conversation.say("And?"))
+    assert held[-len(first) + 1 :] == first[:-1]
+    assert conversation.session.tokens[: len(held)] == held
+    assert two.reused_tokens == len(held) == one.prompt_tokens + len(first) - 1
+    conversation.close()
+
+
+def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_before_it(demo: api.Model) -> None:
+    """As templates do that leave thoughts out, or white space."""
+    template, _ = template_of(demo)
+    trimming = ChatTemplate(
+        template.source.replace("message['content']", "message['content'].split('|')[-1]"),
+        template.bos,
+        template.eos,
+    )
+    conversation = talk(demo, trimming)
+    assert trimming.source != template.source
+    scripted(conversation, by_bytes(demo, "thoughts| Hello"), by_bytes(demo, "x"))
+    _, one = finish(conversation.say("Hi"))
+    _, two = finish(conversation.say("And?"))
+    assert two.reused_tokens == one.prompt_tokens
+    assert demo.detokenize(conversation.session.tokens).count("thoughts") == 0
+    conversation.close()
+
+
+def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
+    conversation = talk(tiny, max_tokens=5)
+    first, one = finish(conversation.say("one"))
+    conversation._sampler = tiny.sampler(api.SamplerOptions(temperature=2.0, top_k=0, min_p=0.0, seed=3))
+    other, two = finish(conversation.again())
+    assert other != first
+    assert (two.prompt_tokens, two.reused_tokens) == (one.prompt_tokens, one.prompt_tokens - 1)
+    assert conversation.messages[-1]["content"] == other
+    assert len(conversation.messages) == 2
+    conversation.close()
+
+
+def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model) -> None:
+    conversation = talk(tiny, max_tokens=5, system="Be brief.")
+    finish(conversation.say("one"))
+    after_one = list(conversation.messages)
+    finish(conversation.say("two"))
+    assert conversation.undo() == "two"
+    assert conversation.messages == after_one
+    held = len(conversation.session.tokens)
+    _, again = finish(conversation.say("tww"))
+    assert again.prompt_tokens - again.reused_tokens < 5 + len("w<|im_end|>\n<|im_start|>assistant\n") < held
+    conversation.undo()
+    assert conversation.undo() == "one"
+    with pytest.raises(LocalLLMError, match="no turn to undo"):
+        conversation.undo()
+    with pytest.raises(LocalLLMError, match="nothing has been answered yet"):
+        conversation.again()
+    conversation.close()
+
+
+# -- a full context --------------------------------------------------------------------------------------------------
+
+
+def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
+    conversation = talk(tiny, ignore_end=True)
+    _, one = finish(conversation.say("one"))
+    assert one.reason == "context"
+    before = list(conversation.messages)
+    with pytest.raises(ContextFull, match="the context holds 128"):
+        finish(conversation.say("two"))
+    assert conversation.messages == before
+    assert conversation.shift() == 0  # there is one turn only
+    conversation.close()
+
+
+def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
+    conversation = talk(tiny, max_tokens=20, system="Be brief.", context_shift=True)
+    for turn in range(12):
+        finish(conversation.say(f"turn {turn}"))
+    notes = conversation.notes  # type: ignore[attr-defined]
+    assert len(notes) >= 2
+    assert all("tokens is full: the oldest" in note for note in notes)
+    assert "tokens left are evaluated again" in notes[0]
+    assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
+    assert conversation.messages[1]["role"] == "user"
+    assert conversation.messages[-2]["content"] == "turn 11"
+    fresh = talk(tiny, max_tokens=20, system="Be brief.")
+    fresh.messages = conversation.messages[:-2]
+    conversation.close()
+    assert finish(fresh.say("turn 11"))[0] == conversation.messages[-1]["content"]
+    fresh.close()
+
+
+def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
+    """Shifted in the middle of an answer: the same tokens as after a fresh prompt of what is left."""
+    conversation = talk(tiny, ignore_end=True, context_shift=True)
+    scripted(conversation, [*range(300, 330), 4], [*range(300, 350)] + [310] * 200)
+    conversation._ignore_end = False
+    finish(conversation.say("one"))
+    conversation._ignore_end = True
+    text, statistics = finish(conversation.say("two"))
+    assert [m["content"] for m in conversation.messages] == ["two", text]
+    assert statistics.reason == "context"  # nothing older is left to drop
+    assert tiny.tokenize("x" + text, add_special=False)[-len(text) :] == conversation._answered
+    assert statistics.answer_tokens == len(conversation._answered)
+    assert len(conversation.session.tokens) == 128
+    conversation.close()
+
+
+class Euros:
+    """Writes the three bytes of a character again and again, going by what it is told was written."""
+
+    looks_at = 0
+
+    def __init__(self, count: int) -> None:
+        self.history: list[int] = []
+        self.count = count
+
+    def sample(self, logits: np.ndarray) -> int:
+        first, second, third = (5 + byte for byte in "€".encode())
+        if self.history.count(third) == self.count:
+            return 4
+        return {first: second, second: third}.get(self.history[-1], first)
+
+    def accept(self, token: int) -> None:
+        self.history.append(token)
+
+    def restore(self, snapshot: int) -> None:
+        del self.history[snapshot:]
+
+
+@pytest.mark.parametrize("more", range(3))
+def test_half_a_character_is_not_lost_in_a_shift(tiny: api.Model, more: int) -> None:
+    """The context ends between the bytes of a character, which are then sampled anew."""
+    conversation = talk(tiny, context_shift=True)
+    scripted(conversation, [*range(300, 330), 4])
+    finish(conversation.say("one"))
+    conversation._sampler = Euros(24)  # type: ignore[assignment]
+    text, _ = finish(conversation.say("two" + "o" * more))
+    assert text == "€" * 24
+    assert [m["content"] for m in conversation.messages] == ["two" + "o" * more, text]
+    assert len(conversation.notes) == 1  # type: ignore[attr-defined]
+    conversation.close()
+
+
+def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
+    conversation = talk(tiny, max_tokens=20)
+    finish(conversation.say("one"))
+    conversation._max_tokens = None
+    conversation._ignore_end = True
+    start, statistics = finish(conversation.say("two"))
+    assert statistics.reason == "context"
+    assert conversation.shift() == 1
+    rest, _ = finish(conversation.go_on())
+    assert rest
+    assert conversation.messages == [{"role": "user", "content": "two"}, {"role": "assistant", "content": start + rest}]
+    conversation.close()
+
+
+def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
+    conversation = talk(tiny, max_tokens=3, system="Be brief.")
+    finish(conversation.say("one"))
+    conversation.clear("What was said so far: one")
+    assert conversation.messages == [{"role": "system", "content": "Be brief.\n\nWhat was said so far: one"}]
+    finish(conversation.say("two"))
+    conversation.clear()
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}]
+    conversation.close()
+
+
+def test_every_block_is_given_back(tiny: api.Model, tmp_path: Path) -> None:
+    assert tiny.pool.free_blocks == tiny.pool.blocks
