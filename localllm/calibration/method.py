@@ -1,6 +1,6 @@
-"""Ways to store tensors that look at what the model does with them: what `quantize --method` chooses from.
+"""Ways to store tensors that look at what the model does with them: what the option `method` of quantize chooses from.
 
-    with load(path, ctx=512, observe=True) as model:
+    with load(path, ctx_size=512, observe=True) as model:
         method = METHODS["gptq"](model, cut(model, text, 512), formats, progress)
         rows = method.store(name, values, formats[name])       # for every tensor, in the order of the file
 

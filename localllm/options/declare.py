@@ -156,5 +156,12 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
             raise OptionError(f"unknown option {name}; {hint}")
 
 
+def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The values that belong to each group. OptionError for names of none of them, and for those in `without`."""
+    names = [[name for name in group.names() if name not in without] for group in groups]
+    check_names(values, [name for known in names for name in known])
+    return [{name: values[name] for name in known if name in values} for known in names]
+
+
 def _fields(group: type[Options]) -> tuple[Field[Any], ...]:
     return fields(group)  # type: ignore[arg-type]

@@ -10,9 +10,9 @@ import pytest
 
 import localllm
 from localllm.conversation import Conversation, template_of
-from localllm.sampling.options import SamplerOptions
+from localllm.options import AnswerOptions, SamplingOptions
 
-GREEDY = SamplerOptions(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def test_help_shows_what_there_is() -> None:
 
 
 def test_chat_answers_as_a_conversation_does(model: localllm.Model) -> None:
-    talk = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, max_tokens=30)
+    talk = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, AnswerOptions(max_tokens=30))
     first = text(talk.say("Hello!"))
     second = text(talk.say("Tell me a story."))
     talk.close()
@@ -67,7 +67,7 @@ def test_no_tokens_are_no_tokens(model: localllm.Model) -> None:
         (lambda m: m.generate("x", max_tokens=1.5), "max_tokens is 1.5"),
         (lambda m: m.generate("x", stop=["END", ""]), r"stop is \['END', ''\]: it must be a text, or several"),
         (lambda m: m.generate("x", stop=[1]), r"stop is \[1\]"),
-        (lambda m: m.generate("x", top_p=3), "sampler option top_p is 3: it must be a number from 0 to 1"),
+        (lambda m: m.generate("x", top_p=3), "top_p is 3: it must be a number from 0 to 1"),
         (lambda m: m.chat([]), "chat answers messages such as"),
         (lambda m: m.chat(["Hello!"]), "chat answers messages such as"),
         (lambda m: m.chat([{"role": "boss", "content": "x"}]), "role 'boss' is unknown; supported: system"),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm import load
+from localllm.box import resolve
 from localllm.cli.options import Measuring, Perplexity
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
@@ -23,7 +24,7 @@ from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
 from localllm.gguf import open_gguf
-from localllm.model import Model, resolve
+from localllm.model import Model
 from localllm.outputs import check_target
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, LoadProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
-        ctx = stored.windows.ctx if stored is not None else opening.ctx_size
+        ctx = stored.windows.ctx_size if stored is not None else opening.ctx_size
         model = open_things.enter_context(_load(name, opening, ctx, progress))
         windows = _windows(model, ctx, own, stored)
         base: Source | None = stored
@@ -75,7 +76,7 @@ def model_files(name: str) -> tuple[Path, ...]:
 
 
 def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
-    model = load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
+    model = load(name, opening.options, progress=progress, ctx_size=ctx)
     tell(model)
     return model
 
@@ -115,7 +116,7 @@ def _as_json(
         "device": device,
         "text": own.file,
         "base": own.kld,
-        "ctx": windows.ctx,
+        "ctx": windows.ctx_size,
         "windows": len(windows.tokens),
         **asdict(result),
         "divergence": asdict(divergence) if divergence is not None else None,
@@ -128,7 +129,7 @@ def _lines(
     """(label, number) pairs with as many digits as llama.cpp prints."""
     lines = [
         ("model", f"{name} ({device})"),
-        ("text", f"{len(windows.tokens)} windows of {windows.ctx} tokens, {result.tokens} predictions"),
+        ("text", f"{len(windows.tokens)} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),
         ("perplexity", mean(result.perplexity, 4, 5)),
     ]
     if divergence is None:

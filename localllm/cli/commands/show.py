@@ -16,14 +16,16 @@ from localllm.backends import BackendError
 from localllm.backends.base import F16_CACHE, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
+from localllm.box import resolve
 from localllm.cache.types import choose, harm
+from localllm.cli.flags import typed
 from localllm.cli.options import Show
 from localllm.cli.terminal.text import columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
-from localllm.model import context_of, limits_of, resolve
 from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from localllm.opening import context_of, limits_of
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
@@ -80,7 +82,7 @@ def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return part()
     except (LocalLLMError, ModelError, BackendError) as error:
-        return {"problem": str(error)}
+        return {"problem": typed(error)}
 
 
 def _config(file: GGUFFile) -> Config:
@@ -153,7 +155,7 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     from localllm.backends.cpu.budget import plan_memory
 
     config = _config(file)
-    context = context_of(ctx or None, config)
+    context = context_of(ctx, config)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan.logits.width, plan.window)
     choice = choose(asked, plan, limits, summarize(plan).weight_bytes, force=True)

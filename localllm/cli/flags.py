@@ -1,0 +1,28 @@
+"""How the command line writes options: `--backend cpu` for what a message calls backend="cpu"."""
+
+from __future__ import annotations
+
+from localllm.cli import options
+from localllm.message import Message, Setting, said
+from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+
+GROUPS: tuple[type[Options], ...] = (
+    LoadOptions, AnswerOptions, SamplingOptions, options.Keeping, options.Chat, options.Run, options.Show,
+    options.Bench, options.Perplexity, options.Imatrix, options.Quantize,
+)  # fmt: skip
+
+
+def typed(text: str | BaseException) -> str:
+    """A text, or that of an error, with options as they are typed."""
+    text = said(text) if isinstance(text, BaseException) else text
+    return text.typed(_setting) if isinstance(text, Message) else text
+
+
+def flag_of(name: str) -> str:
+    """The flag that messages use for an option."""
+    return next(each.option.flag for group in GROUPS for each in declared(group) if each.name == name)
+
+
+def _setting(setting: Setting) -> str:
+    flag = flag_of(setting.name)
+    return flag if setting.value in (None, True) else f"{flag} {setting.value}"
