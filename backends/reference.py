@@ -27,6 +27,7 @@ from localllm.backends.checks import (
     not_finite,
 )
 from localllm.backends.reference_operations import OPERATIONS, State
+from localllm.message import Message, Setting
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
@@ -55,10 +56,9 @@ class ReferenceBackend:
         try:
             return ReferenceExecutable(plan, limits, cache, progress or (lambda what, done, total: None))
         except MemoryError:
-            raise BackendError(
-                "not enough memory: the reference backend keeps every weight as float32; use the cpu backend, or a "
-                "smaller model or context (-c)"
-            ) from None
+            problem = "not enough memory: the reference backend keeps every weight as float32"
+            advice = ("use the cpu backend, or a smaller model or context (", Setting("ctx_size"), ")")
+            raise BackendError(Message(problem, "; ", *advice)) from None
 
     def close(self) -> None: ...
 

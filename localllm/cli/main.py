@@ -19,7 +19,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
-from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
+from localllm.options import AnswerOptions, SamplingOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -91,7 +91,7 @@ def _one_model(given: options.ModelName, default: str = "") -> str:
     return names[0] if names else default
 
 
-_ANSWERING = (LoadOptions, AnswerOptions, options.Keeping, SamplingOptions)
+_ANSWERING = (options.Opening, AnswerOptions, options.Keeping, SamplingOptions)
 
 COMMANDS: dict[str, Command] = {
     "chat": Command(

@@ -29,6 +29,23 @@ class ModelName(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Opening(Options):
+    """How to load a model that answers."""
+
+    TITLE: ClassVar[str] = LoadOptions.TITLE
+    load: LoadOptions = group(LoadOptions, without=("force",))
+    force: bool = same(
+        LoadOptions,
+        "force",
+        help="allow a cache type that harms the model; with run, replace a saved --prompt-cache",
+    )
+
+    @property
+    def options(self) -> LoadOptions:
+        return self.load.changed({"force": self.force})
+
+
+@dataclass(frozen=True, slots=True)
 class Measuring(Options):
     """How to load a model to measure it on a text."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from localllm.message import Message, Setting
 from localllm.options.declare import Options, group, option
 from localllm.options.kinds import LAYERS, optional, whole
 from localllm.options.speculation import SpeculationOptions
@@ -47,9 +46,4 @@ class LoadOptions(Options):
         help="format of the values in the cache",
     )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)
-    force: bool = option(
-        False, "--force",
-        help=Message(
-            "allow a cache type that harms the model; with run, replace a saved ", Setting("prompt_cache")
-        ),
-    )  # fmt: skip
+    force: bool = option(False, "--force", help="allow a cache type that harms the model")

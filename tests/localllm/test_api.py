@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import pydoc
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 
 import localllm
 from localllm.conversation import Conversation, template_of
-from localllm.options import AnswerOptions, SamplingOptions
+from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+from tests.test_messages import flags_in
 
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -30,6 +32,66 @@ def test_help_shows_what_there_is() -> None:
     for shown in ("load(path", "chat(self, messages", "generate(self, prompt", "class Model(", "class LocalLLMError("):
         assert shown in page
     assert page.count("for piece in model.") >= 3
+
+
+@pytest.mark.parametrize(
+    ("function", "groups", "left_out"),
+    [
+        (localllm.load, (LoadOptions,), ()),
+        (localllm.Model.chat, (AnswerOptions, SamplingOptions), ()),
+        (localllm.Model.generate, (AnswerOptions, SamplingOptions), ("system_prompt", "parse_special_in_content")),
+    ],
+)
+def test_help_shows_every_option_with_type_default_and_what_it_does(
+    function: Callable[..., Any], groups: tuple[type[Options], ...], left_out: tuple[str, ...]
+) -> None:
+    page = pydoc.plain(pydoc.render_doc(function))
+    parameters = inspect.signature(function).parameters
+    options = [each for group in groups for each in declared(group)]
+    assert [each.name for each in options if each.name not in parameters] == list(left_out)
+    for each in options:
+        if each.name not in left_out:
+            assert f"\n        {each.name}: {each.type} = {each.default!r}" in page
+            assert f"\n            {each.option.help}" in page
+            assert parameters[each.name].default == each.default
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    assert flags_in(page) == set()
+
+
+def test_an_unknown_option_is_an_error_that_names_the_nearest(model: localllm.Model) -> None:
+    with pytest.raises(localllm.LocalLLMError, match=r"unknown option ctx; did you mean ctx_size\?"):
+        localllm.load("demo", ctx=5)  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match=r"unknown option temp; did you mean temperature\?"):
+        model.generate("x", temp=0.5)  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match="unknown option system_prompt"):
+        model.generate("x", system_prompt="Be brief.")  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match="generate takes no system_prompt"):
+        model.generate("x", AnswerOptions(system_prompt="Be brief."))
+
+
+def test_options_come_as_a_value_by_keyword_or_both() -> None:
+    options = LoadOptions(ctx_size=100, threads=1)
+    with localllm.load("demo", options, ctx_size=50) as small, localllm.load("demo", options) as large:
+        assert (small.context, large.context) == (50, 100)
+
+
+def test_options_of_a_chat_reach_it(model: localllm.Model) -> None:
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+    expected = text(model.chat(told, max_tokens=12, temperature=0))
+    assert text(model.chat("Hello!", max_tokens=12, temperature=0, system_prompt="Be brief.")) == expected
+    words = model.tokenizer
+    assert words is not None
+    end = max(words.eog)
+    bias = {end: 1e6}
+    assert text(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias)) == ""
+    pieces = list(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias, ignore_eos=True))
+    assert [piece.token for piece in pieces[:-1]] == [end] * 4
+    lengths = []
+    for read in (False, True):
+        last = list(model.chat(words.text(end), max_tokens=1, parse_special_in_content=read))[-1]
+        assert last.statistics is not None
+        lengths.append(last.statistics.prompt_tokens)
+    assert lengths[0] > lengths[1]
 
 
 def test_chat_answers_as_a_conversation_does(model: localllm.Model) -> None:

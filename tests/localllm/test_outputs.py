@@ -34,7 +34,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_exists_is_replaced_only_when_told(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"old")
-    with pytest.raises(OutputError, match="a: exists; give another name, or --force"), new_file(path):
+    with pytest.raises(OutputError, match="a: exists; give another name, or force=True"), new_file(path):
         pytest.fail("nothing is to be written")
     assert path.read_bytes() == b"old"
     with new_file(path, force=True) as file:
@@ -170,7 +170,7 @@ def test_every_command_overwrites_with_force_alone(
     target = tmp_path / ("out.dat" if name.endswith(".dat") else "out")
     target.write_text("mine")
     assert main(words) == 1
-    assert capsys.readouterr().err == f"error: {target}: exists; give another name, or --force\n"
+    assert capsys.readouterr().err == f"error: {target}: exists; give another name, or force=True\n"
     assert target.read_text() == "mine"
     assert main([*words, "--force"]) == 0
     assert target.read_bytes() != b"mine"

@@ -13,7 +13,7 @@ from localllm import load
 from localllm.backends.base import Memory
 from localllm.cache.prompt_cache import check_replaceable
 from localllm.cli.flags import typed
-from localllm.cli.options import Chat, Keeping
+from localllm.cli.options import Chat, Keeping, Opening
 from localllm.cli.terminal.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.terminal.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, put_down, take_up
@@ -24,7 +24,7 @@ from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.model import Model
-from localllm.options import AnswerOptions, LoadOptions
+from localllm.options import AnswerOptions
 from localllm.template import renderer
 
 FORCE = "--force "  # precedes a file name: the file may be replaced
@@ -35,13 +35,13 @@ CHOICES = (
 
 
 def chat(
-    own: Chat, name: str, loading: LoadOptions, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
+    own: Chat, name: str, opening: Opening, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
 ) -> None:
     """Chat until the user leaves."""
     with renderer() as confined:
         confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
-            model = load(name, loading, progress=progress)
+            model = load(name, opening.options, progress=progress)
         with model:
             _talk(own, model, confined, answering, keeping, sampling)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
-from localllm.cli.options import Keeping, Run
+from localllm.cli.options import Keeping, Opening, Run
 from localllm.cli.terminal.answer import (
     Roof,
     converse,
@@ -22,7 +22,7 @@ from localllm.cli.terminal.answer import (
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache
 from localllm.errors import LocalLLMError
-from localllm.options import AnswerOptions, LoadOptions
+from localllm.options import AnswerOptions
 
 if TYPE_CHECKING:
     from localllm.confined import Confined
@@ -47,7 +47,7 @@ def run(
     own: Run,
     name: str,
     prompt: str,
-    loading: LoadOptions,
+    opening: Opening,
     answering: AnswerOptions,
     keeping: Keeping,
     sampling: Mapping[str, Any],
@@ -59,9 +59,9 @@ def run(
         if not own.raw:
             confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
-            model = load(name, loading, progress=progress)
+            model = load(name, opening.options, progress=progress)
         with model:
-            _answer(own, model, prompt, confined, loading.force, answering, keeping, sampling)
+            _answer(own, model, prompt, confined, opening.force, answering, keeping, sampling)
 
 
 def _answer(

@@ -21,8 +21,8 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def run(*words: str) -> tuple[Run, LoadOptions, AnswerOptions, SamplingOptions]:
-    own, loading, answering, *_, sampling = parse("run", words)
-    return own, loading, answering, SamplingOptions(**sampling)
+    own, opening, answering, *_, sampling = parse("run", words)
+    return own, opening.options, answering, SamplingOptions(**sampling)
 
 
 def test_every_sampler_option_but_one_has_a_flag() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
-from collections.abc import Mapping, Sequence
 from dataclasses import FrozenInstanceError, dataclass
 from typing import Any, get_type_hints
 
@@ -25,7 +23,7 @@ from localllm.options import (
 )
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.kinds import whole
-from localllm.options.signature import takes
+from localllm.options.signature import takes, types_of
 
 GROUPS = (LoadOptions, AnswerOptions, SamplingOptions)
 
@@ -112,20 +110,10 @@ def test_an_option_is_called_by_its_long_flag() -> None:
 
 
 def test_type_checkers_see_what_is_declared() -> None:
-    chat = {each.name: each.type for group_ in (AnswerOptions, SamplingOptions) for each in declared(group_)}
-    generate = {name: written for name, written in chat.items() if name not in CHAT_ONLY}
-    load = {each.name: each.type for each in declared(LoadOptions)}
-    for keywords, expected in ((LoadKeywords, load), (GenerateKeywords, generate), (ChatKeywords, chat)):
-        names = {name: _written(kind) for name, kind in get_type_hints(keywords).items()}
-        assert names == {name: _written(_type(kind)) for name, kind in expected.items()}
-
-
-def _type(written: str) -> Any:
-    return eval(written, {"os": os, "Mapping": Mapping, "Sequence": Sequence})
-
-
-def _written(kind: Any) -> str:
-    return kind.__name__ if isinstance(kind, type) and not hasattr(kind, "__args__") else str(kind)
+    chat = types_of(AnswerOptions) | types_of(SamplingOptions)
+    assert get_type_hints(LoadKeywords) == types_of(LoadOptions)
+    assert get_type_hints(ChatKeywords) == chat
+    assert get_type_hints(GenerateKeywords) == {name: kind for name, kind in chat.items() if name not in CHAT_ONLY}
 
 
 def test_help_of_a_function_shows_its_options() -> None:
