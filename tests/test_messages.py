@@ -20,22 +20,18 @@ LATER = ("backends/cpu/", "backends/gpu/", "backends/cuda/", "backends/opencl/",
 BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/", *LATER))]
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
-# What only looks like a flag of ours: those of Python and of llama.cpp.
-FOREIGN = {("localllm/confined/process.py", "-c")}
+FOREIGN = {  # what only looks like a flag of ours
+    ("localllm/__main__.py", "-m"),  # Python's
+    ("localllm/confined/process.py", "-c"),  # Python's
+    ("localllm/message.py", "--backend"),  # an example
+    ("quant/formats/q1_q2.py", "-d"),  # minus d
+}
 
 
 def texts(path: Path) -> Iterator[str]:
-    """The string literals of a file, without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    documents = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        and node.body
-        and isinstance(node.body[0], ast.Expr)
-    }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documents:
+    """The string literals of a file, docstrings included."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
 
 
@@ -59,9 +55,9 @@ def test_below_the_command_line_no_text_names_a_flag(path: Path) -> None:
 
 def test_flags_are_found_in_texts(tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text(
-        '"""Not -t."""\ndef f():\n    """Nor -c."""\n    return f"use --backend {1} or -ngl N"'
+        '"""As -t."""\ndef f():\n    """And -c."""\n    return f"use --backend {1} or -ngl N"'
     )
-    assert {flag for text in texts(tmp_path / "m.py") for flag in flags_in(text)} == {"--backend", "-ngl"}
+    assert {flag for text in texts(tmp_path / "m.py") for flag in flags_in(text)} == {"--backend", "-ngl", "-c", "-t"}
     assert flags_in("a first-token, the -inf, top-k") == set()
 
 

@@ -170,7 +170,7 @@ def test_every_command_overwrites_with_force_alone(
     target = tmp_path / ("out.dat" if name.endswith(".dat") else "out")
     target.write_text("mine")
     assert main(words) == 1
-    assert capsys.readouterr().err == f"error: {target}: exists; give another name, or force=True\n"
+    assert capsys.readouterr().err == f"error: {target}: exists; give another name, or --force\n"
     assert target.read_text() == "mine"
     assert main([*words, "--force"]) == 0
     assert target.read_bytes() != b"mine"

@@ -38,12 +38,12 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, LoadProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
-        ctx = stored.windows.ctx_size if stored is not None else opening.ctx_size
-        model = open_things.enter_context(_load(name, opening, ctx, progress))
-        windows = _windows(model, ctx, own, stored)
+        ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
+        model = open_things.enter_context(_load(name, opening, ctx_size, progress))
+        windows = _windows(model, ctx_size, own, stored)
         base: Source | None = stored
         if own.kld and stored is None:
-            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx, progress)), windows)
+            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx_size, progress)), windows)
         source = ModelSource(model, windows)
         saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
         with saving as keep:
@@ -75,8 +75,8 @@ def model_files(name: str) -> tuple[Path, ...]:
         return file.paths
 
 
-def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
-    model = load(name, opening.options, progress=progress, ctx_size=ctx)
+def _load(name: str, opening: Measuring, ctx_size: int, progress: Progress) -> Model:
+    model = load(name, opening.options, progress=progress, ctx_size=ctx_size)
     tell(model)
     return model
 
@@ -95,14 +95,14 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
         file.close()
 
 
-def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
+def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
     """The windows to evaluate. A base file provides its own; a text given as well must match them."""
     limit = own.chunks or None
     if stored is None:
-        return cut(model, read_text(own.file), ctx, limit)
+        return cut(model, read_text(own.file), ctx_size, limit)
     windows = Windows(stored.windows.tokens[:limit])
     if own.file and not np.array_equal(
-        cut(model, read_text(own.file), ctx, len(windows.tokens)).tokens, windows.tokens
+        cut(model, read_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens
     ):
         raise LocalLLMError(f"{own.kld}: made from another text or vocabulary; omit -f to use the text in it")
     return windows

@@ -48,7 +48,7 @@ def show(own: Show, name: str) -> None:
 
 def describe(
     file: GGUFFile,
-    ctx: int,
+    ctx_size: int,
     every_tensor: bool,
     cache: CacheTypes = F16_CACHE,
     confined: Confined | None = None,
@@ -65,7 +65,7 @@ def describe(
         "model": _told(lambda: _model(file)),
         "tokenizer": _told(lambda: _tokenizer(file)),
         "sampling": _sampling(file),
-        "memory": _told(lambda: _memory(file, ctx, cache)),
+        "memory": _told(lambda: _memory(file, ctx_size, cache)),
         "formats": _by_format(file),
         "chat_template": _told(lambda: _template(file, confined)),  # last: its process starts meanwhile
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
@@ -147,7 +147,7 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
-def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
+def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     """Memory plan in bytes, for a context on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
@@ -155,7 +155,7 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     from localllm.backends.cpu.budget import plan_memory
 
     config = _config(file)
-    context = context_of(ctx, config)
+    context = context_of(ctx_size, config)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan.logits.width, plan.window)
     choice = choose(asked, plan, limits, summarize(plan).weight_bytes, force=True)

@@ -179,7 +179,7 @@ def test_a_failing_source_leaves_nothing_behind_and_keeps_what_was_there(
 def test_overwrites_only_when_asked(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     write_gguf(path, {"a": 1}, [])
-    with pytest.raises(OutputError, match=r"m\.gguf: exists; give another name, or --force"):
+    with pytest.raises(OutputError, match=r"m\.gguf: exists; give another name, or force=True"):
         write_gguf(path, {"a": 2}, [])
 
     def meanwhile() -> bytes:
