@@ -225,7 +225,7 @@ class Model(Closing):
         if not isinstance(prompt, str) and not all(isinstance(token, Integral) for token in prompt):
             raise LocalLLMError("generate continues a text or token ids; to answer messages, use model.chat(messages)")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions, without=CHAT_ONLY)
-        answer, sampler = (options or AnswerOptions()).changed(asked), self._sampler(sampling, given)
+        answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
         if answer.system_prompt:
             raise LocalLLMError("generate takes no system_prompt; put the text into the prompt, or use model.chat")
         ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
@@ -260,7 +260,7 @@ class Model(Closing):
             example = '[{"role": "user", "content": "Hello!"}]'
             raise LocalLLMError(f"chat answers messages such as {example}; to continue a text, use generate")
         asked, given = divided(keywords, AnswerOptions, SamplingOptions)
-        answer, sampler = (options or AnswerOptions()).changed(asked), self._sampler(sampling, given)
+        answer, sampler = AnswerOptions.given(options, asked), self._sampler(sampling, given)
         if answer.system_prompt:
             messages = [{"role": "system", "content": answer.system_prompt}, *messages]
         template, note = self.template
@@ -284,7 +284,7 @@ class Model(Closing):
 
     def _sampler(self, sampling: SamplingOptions | None, given: Mapping[str, Any]) -> Sampler:
         if sampling is not None:
-            return self.sampler(sampling.changed(given))
+            return self.sampler(SamplingOptions.given(sampling, given))
         return self.sampler(self.sampling_defaults.options(given))
 
     def _stream(
@@ -332,7 +332,7 @@ def load(
     `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
     SpeculationError, each with one line that says what is wrong.
     """
-    chosen = (options or LoadOptions()).changed(keywords)
+    chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file)

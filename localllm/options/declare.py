@@ -120,6 +120,13 @@ class Options:
                 own[each.name] = values[each.name]
         return cls(**own)
 
+    @classmethod
+    def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
+        """`options`, or the defaults, with other values for some names: what a function has of value and keywords."""
+        if options is not None and not isinstance(options, cls):
+            raise OptionError(f"{options!r} is no {cls.__name__}; give single options by keyword")
+        return cls.of(values) if options is None else options.changed(values)
+
     def values(self) -> dict[str, Any]:
         """Every option by name."""
         found: dict[str, Any] = {}

@@ -58,7 +58,7 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     found = []
     for backend in ("cpu", "reference"):
-        with load(path, backend, ctx_size=32, observe=True) as model:
+        with load(path, backend=backend, ctx_size=32, observe=True) as model:
             found.append(measure(model, windows, output=True))
             assert model.plan is not None
             mixtures = [op for op in model.plan.operations if isinstance(op, Experts)]
