@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
-from localllm.message import Message, Setting, said
+from localllm.notice import Notice, Setting, said
 from localllm.plan import Plan, Value
 
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
@@ -100,7 +100,7 @@ def _with_device(threads: int | None, device: str) -> Backend:
             return opened(threads, device)
         except BackendError as error:
             reasons += ["; ", said(error)]
-    raise BackendError(Message(*reasons[1:]))
+    raise BackendError(Notice(*reasons[1:]))
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
@@ -112,7 +112,7 @@ def open_backend(name: str, threads: int | None = None, device: str = "") -> Bac
         raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
     if device and name not in ("auto", "cuda", "opencl"):
         problem = f": the {name} backend has no devices to choose from; leave one out"
-        raise BackendError(Message(Setting("device", device), problem))
+        raise BackendError(Notice(Setting("device", device), problem))
     if name == "auto":
         return _with_device(threads, device) if device else _auto(threads)
     return BACKENDS[name](threads, device)

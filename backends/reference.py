@@ -27,7 +27,7 @@ from localllm.backends.checks import (
     not_finite,
 )
 from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
@@ -58,7 +58,7 @@ class ReferenceBackend:
         except MemoryError:
             problem = "not enough memory: the reference backend keeps every weight as float32"
             advice = ("use the cpu backend, or a smaller model or context (", Setting("ctx_size"), ")")
-            raise BackendError(Message(problem, "; ", *advice)) from None
+            raise BackendError(Notice(problem, "; ", *advice)) from None
 
     def close(self) -> None: ...
 

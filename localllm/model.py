@@ -21,8 +21,8 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.message import Message, Setting
 from localllm.models import Config
+from localllm.notice import Notice, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
@@ -166,7 +166,7 @@ class Model(Closing):
         most = self.context * self._words().longest
         if self.context and len(text) > most:
             counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
-            raise ContextFull(Message(counts, "; shorten it or raise ", Setting("ctx_size")))
+            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids; bytes that are not UTF-8 become U+FFFD."""

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from localllm.errors import LocalLLMError
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 from localllm.quant.atomic import NewFile, hidden_path, sweep
 
-_EXISTS = Message("exists; give another name, or ", Setting("force", True))
+_EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
 class OutputError(LocalLLMError):
@@ -55,7 +55,7 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file to write")
     if not force:
-        raise OutputError(Message(f"{path}: ", _EXISTS))
+        raise OutputError(Notice(f"{path}: ", _EXISTS))
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
         raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
 
@@ -77,7 +77,7 @@ def new_file(path: Path, force: bool = False) -> Iterator[Output]:
             try:
                 new.commit(replace=force)
             except FileExistsError:
-                raise OutputError(Message(f"{path}: ", _EXISTS)) from None
+                raise OutputError(Notice(f"{path}: ", _EXISTS)) from None
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Piece, StopReason
 from localllm.generation.steps import PlainSteps, Speculates, Steps
 from localllm.generation.text import AnswerText
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
 
@@ -173,4 +173,4 @@ def _check_prompt(prompt: Sequence[int], context: int) -> None:
         raise LocalLLMError("the prompt has no tokens; give some text")
     if len(prompt) > context:
         counts = f"the prompt has {len(prompt)} tokens, the context holds {context}"
-        raise ContextFull(Message(counts, "; shorten it or raise ", Setting("ctx_size")))
+        raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))

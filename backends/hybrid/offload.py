@@ -14,7 +14,7 @@ from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Exec
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
-from localllm.message import Message, Setting, Settings
+from localllm.notice import Notice, Setting, Settings
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
@@ -45,7 +45,7 @@ class Offload:
     def check(self, backend: str) -> None:
         """BackendError if the named backend has no GPUs."""
         if self.asked and backend in ("cpu", "reference"):
-            raise BackendError(Message(self.asked, f": the {backend} backend has no GPU; omit one of the two"))
+            raise BackendError(Notice(self.asked, f": the {backend} backend has no GPU; omit one of the two"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Planner:
     def most_that_fit(self, host_experts: int) -> int:
         return _largest(0, most_layers(self.plan), lambda layers: self.fits(Placement(layers, host_experts)))
 
-    def _refusal(self, wanted: Placement) -> Message:
+    def _refusal(self, wanted: Placement) -> Notice:
         needed = self.needs(wanted)
         assert needed is not None, "nothing always fits"
         counts = (
@@ -99,9 +99,9 @@ class Planner:
         )
         proposals = list(self._proposals(wanted))
         if not proposals:
-            return Message(counts, "nothing of it fits: use ", Setting("backend", "cpu"))
+            return Notice(counts, "nothing of it fits: use ", Setting("backend", "cpu"))
         others = (part for proposal in proposals[1:] for part in (", or ", proposal))
-        return Message(counts, "what fits is ", proposals[0], *others)
+        return Notice(counts, "what fits is ", proposals[0], *others)
 
     def _proposals(self, wanted: Placement) -> Iterator[Settings]:
         """Changes that make the request fit, each by itself."""
@@ -170,7 +170,7 @@ def arrange(
     """
     if not isinstance(opened, Card):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"
-        return Arrangement(opened, note=Message(offload.asked, f": {why}") if offload.asked else "")
+        return Arrangement(opened, note=Notice(offload.asked, f": {why}") if offload.asked else "")
     try:
         plan = planner(opened, opened.describe())
         placement = plan.place(offload)
@@ -188,6 +188,6 @@ def arrange(
     if "card" in where:
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
     none_fits = f"no layer fits into the {_size(max(plan.room, 0))} to be used"
-    why = Message(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
+    why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
     opened.close()
-    return Arrangement(host, note=Message(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))
+    return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))

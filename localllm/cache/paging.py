@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 
 Int32s = NDArray[np.int32]
 
@@ -30,7 +30,7 @@ class CacheFull(LocalLLMError):
     def __init__(self, wanted: int, fit: int, blocks: int, block_size: int) -> None:
         counts = f"{wanted} more tokens do not fit, {fit} do (the cache holds {blocks * block_size})"
         advice = "shorten or end a conversation, or start with a larger context"
-        super().__init__(Message(f"the context is full: {counts}; {advice} (", Setting("ctx_size"), ")"))
+        super().__init__(Notice(f"the context is full: {counts}; {advice} (", Setting("ctx_size"), ")"))
         self.fit = fit
 
 

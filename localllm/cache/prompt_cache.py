@@ -24,8 +24,8 @@ from localllm import __version__
 from localllm.backends.base import BackendError
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
-from localllm.message import Message, Setting, said
 from localllm.model import Model
+from localllm.notice import Notice, Setting, said
 from localllm.outputs import new_file
 from localllm.plan import BLOCK
 from localllm.session import Session
@@ -130,7 +130,7 @@ def restore(kept: Kept, model: Model, session: Session) -> None:
     except OSError as error:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
-        raise CacheFileError(Message(f"{kept.path}: ", said(error))) from None
+        raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
     if len(kept.tokens) % BLOCK:
         session.evaluate(kept.tokens[blocks * BLOCK :], logits=False)
 
@@ -160,7 +160,7 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
         raise CacheFileError(f"{path}: made with another model, or another version of it ({named}); give another file")
     if count > model.context:
         problem = f"{path}: holds {count} tokens, but the context is {model.context}"
-        raise CacheFileError(Message(problem, "; raise ", Setting("ctx_size")))
+        raise CacheFileError(Notice(problem, "; raise ", Setting("ctx_size")))
     digest.update(start)
     digest.update(text)
     raw = _exactly(path, file, 4 * count)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES, QUERY_BLOCK
 from localllm.errors import LocalLLMError
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, Plan
 
 AUTO = "auto"
@@ -55,7 +55,7 @@ def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, for
         reason = harm(name, plan)
         if reason and not force:
             advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
-            raise LocalLLMError(Message(Setting(option, name), f": {reason}", *advice))
+            raise LocalLLMError(Notice(Setting(option, name), f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):
         return Choice(asked, "")
     share = cache_bytes(plan, limits, CacheTypes()) / max(weight_bytes, 1)

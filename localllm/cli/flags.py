@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.cli import options
-from localllm.message import Message, Setting, said
+from localllm.notice import Notice, Setting, said
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
 
 GROUPS: tuple[type[Options], ...] = (
@@ -15,7 +15,7 @@ GROUPS: tuple[type[Options], ...] = (
 def typed(text: str | BaseException) -> str:
     """A text, or that of an error, with options as they are typed."""
     text = said(text) if isinstance(text, BaseException) else text
-    return text.typed(_setting) if isinstance(text, Message) else text
+    return text.typed(_setting) if isinstance(text, Notice) else text
 
 
 def flag_of(name: str) -> str:

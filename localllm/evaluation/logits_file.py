@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32
 from localllm.evaluation.windows import Windows
-from localllm.message import Message, Setting
+from localllm.notice import Notice, Setting
 from localllm.outputs import new_file
 
 MAGIC = b"_logits_"
@@ -53,7 +53,7 @@ class LogitsFile:
     def _head(self) -> tuple[Windows, int]:
         head = self._file.read(HEAD)
         if len(head) < HEAD or head[: len(MAGIC)] != MAGIC:
-            raise LocalLLMError(Message(f"{self._path}: not a base-logits file; make one with ", Setting("save_base")))
+            raise LocalLLMError(Notice(f"{self._path}: not a base-logits file; make one with ", Setting("save_base")))
         ctx, vocabulary, count = np.frombuffer(head, "<i4", 3, len(MAGIC)).tolist()
         if not (4 <= ctx <= LIMIT and 1 <= vocabulary <= LIMIT and 1 <= count <= LIMIT):
             raise LocalLLMError(

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, score
-from localllm.message import Message, Setting
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 
 PIECE_BYTES = 16 << 20  # of log-probabilities at a time; several arrays of this size exist together
 
@@ -64,12 +64,12 @@ def cut(model: Model, text: str, ctx_size: int, limit: int | None = None) -> Win
     """The windows of a text, at most `limit`; TextTooShort if there are fewer than two."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
-        raise LocalLLMError(Message(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
+        raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
     tokens = np.array(model.tokenize(text.removesuffix("\n")), np.int32)
     count = len(tokens) // ctx_size
     if count < 2:
         counts = f"the text has {len(tokens)} tokens and {2 * ctx_size} are needed for windows of {ctx_size}"
-        raise TextTooShort(Message(counts, "; give more text, or a smaller window", *named))
+        raise TextTooShort(Notice(counts, "; give more text, or a smaller window", *named))
     count = min(count, limit) if limit else count
     return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))
 
@@ -81,7 +81,7 @@ class ModelSource:
         assert model.config is not None
         if model.context < windows.ctx_size:
             counts = f"windows of {windows.ctx_size} tokens do not fit the context of {model.context}"
-            raise LocalLLMError(Message(counts, " (", Setting("ctx_size"), ")"))
+            raise LocalLLMError(Notice(counts, " (", Setting("ctx_size"), ")"))
         highest = int(windows.tokens.max())
         if highest >= model.config.vocabulary:
             raise LocalLLMError(

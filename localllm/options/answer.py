@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from localllm.message import Message, Written
+from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, checked, whole
 
@@ -42,12 +42,12 @@ class AnswerOptions(Options):
     TITLE: ClassVar[str] = "the answer"
     max_tokens: int | None = option(
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
-        shown=Message(Written("no limit", "-1")), help=Message("maximum answer length", Written("", " (-1: no limit)")),
+        shown=Notice(Written("no limit", "-1")), help=Notice("maximum answer length", Written("", " (-1: no limit)")),
     )  # fmt: skip
     system_prompt: str = option("", "-sys", "--system-prompt", help="instructions before the conversation")
     stop: str | Sequence[str] = option(
         (), "-r", "--reverse-prompt", kind=STOP, repeat=True,
-        help=Message("stop the answer before this text (", Written("or the first of several", "repeatable"), ")"),
+        help=Notice("stop the answer before this text (", Written("or the first of several", "repeatable"), ")"),
     )  # fmt: skip
     ignore_eos: bool = option(False, "--ignore-eos", help="continue past the end-of-text token")
     parse_special_in_content: bool = option(

@@ -22,13 +22,13 @@ class Option(NamedTuple):
     """What a field declares besides its name, type and default."""
 
     flags: tuple[str, ...]  # none: not on the command line, or an argument
-    help: str  # a `Message` if it names other options
+    help: str  # a `Notice` if it names other options
     kind: Kind
     metavar: str
     unit: str = ""
     repeat: bool = False  # the flag may be repeated; each use adds a value
     finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated flag into the field
-    shown: str = ""  # the default as help shows it; a `Message` if it names other options
+    shown: str = ""  # the default as help shows it; a `Notice` if it names other options
     offers: str = ""  # what a shell completes: models, files, types, backends, cache_types
     key: str = ""  # name of the default that a model file may hold
     flag: str = ""  # the flag that messages use

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar
 
-from localllm.message import Message, Written
+from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
@@ -142,7 +142,7 @@ class SamplingOptions(Options):
     dry_sequence_breaker: Sequence[str] = option(
         ("\n", ":", '"', "*"), "--dry-sequence-breaker", kind=BREAKER, repeat=True, finish=_all_but_none,
         shown=r"""\n : " *""",
-        help=Message("text that ends a phrase (", Written("several; (): no text", "repeatable; none: no text"), ")"),
+        help=Notice("text that ends a phrase (", Written("several; (): no text", "repeatable; none: no text"), ")"),
     )  # fmt: skip
     dynatemp_range: float = option(
         0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, with entropy (0: off)"
@@ -150,7 +150,7 @@ class SamplingOptions(Options):
     dynatemp_exp: float = option(1.0, "--dynatemp-exp", kind=AMOUNT, help="exponent of the entropy in that range")
     logit_bias: Mapping[int, float] = option(
         {}, "-l", "--logit-bias", kind=BIAS, repeat=True, finish=dict,
-        help=Message(
+        help=Notice(
             "change a token's logit: ", Written("{15043: 1.0} or {2: -math.inf}", "15043+1 or 2-inf (repeatable)")
         ),
     )  # fmt: skip

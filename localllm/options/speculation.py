@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import ClassVar
 
-from localllm.message import FILE, Message, Setting
+from localllm.notice import FILE, Notice, Setting
 from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, one_of, whole
 
@@ -25,10 +25,10 @@ class SpeculationOptions(Options):
     )  # fmt: skip
     spec: str | None = option(
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
-        help=Message(
+        help=Notice(
             "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), or auto (whichever pays)"
         ),
-        shown=Message("off; auto with ", Setting("model_draft")),
+        shown=Notice("off; auto with ", Setting("model_draft")),
     )  # fmt: skip
     draft_max: int = option(
         MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
@@ -41,7 +41,7 @@ class SpeculationOptions(Options):
             raise OptionError(f"{self.draft_max} drafted tokens: give 1 to {MOST_DRAFTED}")
         if self.spec == "draft" and not self.model_draft:
             raise OptionError(
-                Message(
+                Notice(
                     "speculation with a draft model requires one: give it (", Setting("model_draft", FILE),
                     "), or use ngram",
                 )

@@ -13,7 +13,7 @@ from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor, file_size
 from localllm.gguf.header import Stored
 from localllm.gguf.layout import shape_problem, tensor_bytes
-from localllm.message import FILE, Message, Setting
+from localllm.notice import FILE, Notice, Setting
 from localllm.quant import FORMATS
 from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
 from localllm.quantize.source import Source, geometry_of
@@ -115,12 +115,12 @@ def check(steps: Sequence[Step], important: Collection[str], allow_requantize: b
         if step.before not in FLOATS and not allow_requantize:
             problem = f"{step.name}: already quantized ({step.before}), and quantizing twice loses more"
             advice = ("start from F16, BF16 or F32, or add ", Setting("allow_requantize", True))
-            raise QuantizeError(Message(problem, "; ", *advice))
+            raise QuantizeError(Notice(problem, "; ", *advice))
         if (step.needs_imatrix or step.after in IMPOSSIBLE_WITHOUT) and step.name not in important:
             lacks = "the one given does not have it" if important else "there is none"
             problem = f"{step.name}: {step.after} requires an importance matrix, and {lacks}"
             ways = (Setting("imatrix", FILE), ", or ", Setting("imatrix", "auto"), " to measure one")
-            raise QuantizeError(Message(problem, "; give ", *ways))
+            raise QuantizeError(Notice(problem, "; give ", *ways))
         if FORMATS[step.after].quantize is None:
             can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
             raise QuantizeError(f"{step.name}: {step.after} unsupported for writing; supported: {can}")

@@ -12,7 +12,7 @@ import pytest
 import localllm
 from localllm.conversation import Conversation, template_of
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
-from tests.test_messages import flags_in
+from tests.test_notices import flags_in
 
 GREEDY = SamplingOptions(temperature=0.0)
 

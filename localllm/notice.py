@@ -1,8 +1,8 @@
-"""Texts that name options: the Python API and the command line write the same option in two ways.
+"""Notices and errors that name options: the Python API and the command line write the same option in two ways.
 
-    raise LocalLLMError(Message("no card was found; use ", Setting("backend", "cpu")))
+    raise LocalLLMError(Notice("no card was found; use ", Setting("backend", "cpu")))
 
-As a string the message has Python's spelling, `backend="cpu"`. The command line writes `--backend cpu` instead. Every
+As a string the notice has Python's spelling, `backend="cpu"`. The command line writes `--backend cpu` instead. Every
 room may import this file.
 """
 
@@ -43,18 +43,18 @@ class Written(NamedTuple):
     typed: str
 
 
-Part = str | Setting | Settings | Written
+Span = str | Setting | Settings | Written
 
 
-class Message(str):
+class Notice(str):
     """A text made of strings, of options (`Setting`, `Settings`), of values (`Written`), and of other messages."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Span, ...]
 
-    def __new__(cls, *parts: Part) -> Message:
-        flat: list[Part] = []
+    def __new__(cls, *parts: Span) -> Notice:
+        flat: list[Span] = []
         for part in parts:
-            flat += part.parts if isinstance(part, Message) else [part]
+            flat += part.parts if isinstance(part, Notice) else [part]
         made = super().__new__(cls, _joined(flat, str, ", ", 0))
         made.parts = tuple(flat)
         return made
@@ -65,12 +65,12 @@ class Message(str):
 
 
 def said(error: BaseException) -> str:
-    """The text of an error, to be part of another message: still a `Message` if it names options."""
+    """The text of an error, to be part of another message: still a `Notice` if it names options."""
     first = error.args[0] if error.args else None
-    return first if isinstance(first, Message) else str(error)
+    return first if isinstance(first, Notice) else str(error)
 
 
-def _joined(parts: Iterable[Part], spell: Callable[[Setting], str], between: str, written: int) -> str:
+def _joined(parts: Iterable[Span], spell: Callable[[Setting], str], between: str, written: int) -> str:
     texts = []
     for part in parts:
         match part:

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from localllm.message import FILE, Message, N, Setting, Settings, Written, said
+from localllm.notice import FILE, N, Notice, Setting, Settings, Written, said
 
 
 def spell(setting: Setting) -> str:
@@ -26,27 +26,27 @@ def spell(setting: Setting) -> str:
     ],
 )
 def test_an_option_is_written_in_two_ways(setting: Setting, python: str, typed: str) -> None:
-    message = Message("use ", setting, "; or not")
+    message = Notice("use ", setting, "; or not")
     assert message == f"use {python}; or not"
     assert message.typed(spell) == f"use {typed}; or not"
 
 
 def test_options_to_give_together_and_values_written_differently() -> None:
     both = Settings((Setting("cache_type_k", "q8_0"), Setting("cache_type_v", "q8_0")))
-    message = Message(both, ": ", Written("None", "-1"))
+    message = Notice(both, ": ", Written("None", "-1"))
     assert message == 'cache_type_k="q8_0", cache_type_v="q8_0": None'
     assert message.typed(spell) == "--cache_type_k q8_0 --cache_type_v q8_0: -1"
 
 
 def test_a_message_in_a_message_and_in_an_error_keeps_its_options() -> None:
-    inner = Message("raise ", Setting("ctx_size"))
-    assert Message("file: ", inner).typed(spell) == "file: raise --ctx_size"
-    assert Message("file: ", said(ValueError(inner))).typed(spell) == "file: raise --ctx_size"
+    inner = Notice("raise ", Setting("ctx_size"))
+    assert Notice("file: ", inner).typed(spell) == "file: raise --ctx_size"
+    assert Notice("file: ", said(ValueError(inner))).typed(spell) == "file: raise --ctx_size"
     assert said(ValueError("plain")) == "plain"
     assert said(ValueError()) == ""
 
 
 def test_a_message_survives_pickling() -> None:
-    message = Message("use ", Setting("backend", "cpu"))
+    message = Notice("use ", Setting("backend", "cpu"))
     again = pickle.loads(pickle.dumps(message))
     assert (again, again.typed(spell)) == (message, "use --backend cpu")

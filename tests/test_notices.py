@@ -12,7 +12,7 @@ import pytest
 from localllm.cli.flags import GROUPS, flag_of, typed
 from localllm.cli.main import COMMANDS
 from localllm.errors import LocalLLMError
-from localllm.message import FILE, Message, N, Setting, Settings
+from localllm.notice import FILE, N, Notice, Setting, Settings
 from localllm.options import declared
 from tests.test_imports import FILES, name
 
@@ -23,7 +23,7 @@ FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
 FOREIGN = {  # what only looks like a flag of ours
     ("localllm/__main__.py", "-m"),  # Python's
     ("localllm/confined/process.py", "-c"),  # Python's
-    ("localllm/message.py", "--backend"),  # an example
+    ("localllm/notice.py", "--backend"),  # an example
     ("quant/formats/q1_q2.py", "-d"),  # minus d
 }
 
@@ -96,5 +96,5 @@ def test_every_group_of_a_command_is_known_to_messages() -> None:
     ],
 )
 def test_the_command_line_writes_flags(part: Setting | Settings, shown: str) -> None:
-    assert typed(LocalLLMError(Message("use ", part))) == f"use {shown}"
+    assert typed(LocalLLMError(Notice("use ", part))) == f"use {shown}"
     assert typed("plain -x") == "plain -x"
