@@ -186,9 +186,9 @@ def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     """Shifted in the middle of an answer: the same tokens as after a fresh prompt of what is left."""
     conversation = talk(tiny, ignore_eos=True, context_shift=True)
     scripted(conversation, [*range(300, 330), 4], [*range(300, 350)] + [310] * 200)
-    conversation._ignore_end = False
+    conversation._ignore_eos = False
     finish(conversation.say("one"))
-    conversation._ignore_end = True
+    conversation._ignore_eos = True
     text, statistics = finish(conversation.say("two"))
     assert [m["content"] for m in conversation.messages] == ["two", text]
     assert statistics.reason == "context"  # nothing older is left to drop
@@ -238,7 +238,7 @@ def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=20)
     finish(conversation.say("one"))
     conversation._max_tokens = None
-    conversation._ignore_end = True
+    conversation._ignore_eos = True
     start, statistics = finish(conversation.say("two"))
     assert statistics.reason == "context"
     assert conversation.shift() == 1
