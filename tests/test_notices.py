@@ -77,15 +77,12 @@ def test_an_option_of_several_commands_has_one_flag_in_messages() -> None:
                 assert each.option.flag == flag_of(each.name), each.name
 
 
-def test_every_group_of_a_command_is_known_to_messages() -> None:
-    assert {each.name for each in OPTIONS} <= {each.name for group in GROUPS for each in declared(group)}
-
-
 @pytest.mark.parametrize(
     ("part", "shown"),
     [
         (Setting("backend", "cpu"), "--backend cpu"),
         (Setting("gpu_layers", 40), "-ngl 40"),
+        (Setting("gpu_layers", 1), "-ngl 1"),
         (Setting("n_cpu_moe", N), "-ncmoe N"),
         (Setting("device", "cuda:1"), "--device cuda:1"),
         (Setting("ctx_size"), "-c"),

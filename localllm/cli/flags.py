@@ -6,10 +6,8 @@ from localllm.cli import options
 from localllm.notice import Notice, Setting, said
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
 
-GROUPS: tuple[type[Options], ...] = (
-    LoadOptions, AnswerOptions, SamplingOptions, options.Keeping, options.Chat, options.Run, options.Show,
-    options.Bench, options.Perplexity, options.Imatrix, options.Quantize,
-)  # fmt: skip
+_OWN = (each for each in vars(options).values() if isinstance(each, type) and issubclass(each, Options))
+GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, *(each for each in _OWN if each is not Options))
 
 
 def typed(text: str | BaseException) -> str:
@@ -25,4 +23,5 @@ def flag_of(name: str) -> str:
 
 def _setting(setting: Setting) -> str:
     flag = flag_of(setting.name)
-    return flag if setting.value in (None, True) else f"{flag} {setting.value}"
+    switch = setting.value is None or setting.value is True
+    return flag if switch else f"{flag} {setting.value}"

@@ -124,7 +124,7 @@ class Options:
     def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
         """`options`, or the defaults, with other values for some names: what a function has of value and keywords."""
         if options is not None and not isinstance(options, cls):
-            raise OptionError(f"{options!r} is no {cls.__name__}; give single options by keyword")
+            raise OptionError(f"expected {cls.__name__}, got {options!r}; give single options by keyword")
         return cls.of(values) if options is None else options.changed(values)
 
     def values(self) -> dict[str, Any]:

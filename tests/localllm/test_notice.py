@@ -11,7 +11,7 @@ from localllm.notice import FILE, N, Notice, Setting, Settings, Written, said
 
 def spell(setting: Setting) -> str:
     flag = f"--{setting.name}"
-    return flag if setting.value in (None, True) else f"{flag} {setting.value}"
+    return flag if setting.value is None or setting.value is True else f"{flag} {setting.value}"
 
 
 @pytest.mark.parametrize(
