@@ -1,4 +1,4 @@
-"""What a backend is: something that binds a plan to memory and replays it for every batch."""
+"""The interfaces of backends: a backend binds a plan to memory, an executable replays it for every batch."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
 from localllm.printable import printable
 
-Progress = Callable[[str, int, int], None]  # (what is being done, how far, of how much)
+Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
 
 
 class BackendError(Exception):
-    """The hardware, the driver or the plan does not allow what was asked; the message says what to do next."""
+    """The hardware, the driver or the plan does not allow the request; the message says what to do next."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)
@@ -24,9 +24,9 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is allocated at bind: rows of the largest batch, rows of logits in one batch, cache blocks, positions.
+    """What binding allocates: rows of the largest batch, rows of logits in one batch, cache blocks, positions.
 
-    With `window_blocks` the layers that have a window keep that many blocks of their own, and `blocks` are the others'.
+    With `window_blocks`, layers with a window have that many blocks of their own, and `blocks` counts the others'.
     """
 
     rows: int
@@ -35,14 +35,18 @@ class Limits:
     positions: int
     window_blocks: int = 0
 
+    def own_blocks(self, layer: CacheLayer) -> bool:
+        """Whether the layer is among those with a window that have blocks of their own."""
+        return bool(layer.window and self.window_blocks)
+
     def blocks_of(self, layer: CacheLayer) -> int:
         """Cache blocks of one layer."""
-        return self.window_blocks if layer.window and self.window_blocks else self.blocks
+        return self.window_blocks if self.own_blocks(layer) else self.blocks
 
 
 @dataclass(frozen=True, slots=True)
 class CacheTypes:
-    """Formats of the keys and of the values in the cache, by llama.cpp's names: f16, q8_0, ..."""
+    """Formats of keys and values in the cache, with llama.cpp's names: f16, q8_0, ..."""
 
     keys: str = "f16"
     values: str = "f16"
@@ -53,24 +57,24 @@ F16_CACHE = CacheTypes()
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes allocated, and the bytes a decode step reads from the weights."""
+    """Bytes allocated, and the bytes that a decode step reads."""
 
     weights: int
     cache: int
     scratch: int
     weights_per_token: int
-    cache_per_token: int  # in the layers that see everything
-    window_per_token: int = 0  # in those that see the last `window` tokens at most
+    cache_per_token: int  # in layers without a window
+    window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
 
     def read_after(self, tokens: float) -> float:
-        """Bytes that a decode step reads with so many tokens in the cache."""
+        """Bytes that a decode step reads with `tokens` tokens in the cache."""
         seen = min(tokens, self.window)
         return self.weights_per_token + self.cache_per_token * tokens + self.window_per_token * seen
 
 
 def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dict[str, int]:
-    """What `Memory` says of the cache a token reads, from the bytes of a block in every layer."""
+    """The cache fields of `Memory`, from the bytes of a block in every layer."""
     of_token = [(layer.window, size // BLOCK) for layer, size in zip(layers, block_bytes, strict=True)]
     return {
         "cache_per_token": sum(size for window, size in of_token if not window),
@@ -81,14 +85,14 @@ def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What the rows of a step did among experts; pair (t, i) is the i-th choice of row t."""
+    """The experts that the rows of a step chose; pair (t, i) is the i-th choice of row t."""
 
     choices: NDArray[np.int32]  # (T, used): numbers of experts
-    hidden: F32  # (T, used, ffn): what each gave to the down matrix of its expert
+    hidden: F32  # (T, used, ffn): the input of each expert's down matrix
 
 
 class Largest(NamedTuple):
-    """The largest logits of some rows, largest first: equal ones by id, a NaN before all."""
+    """The largest logits of some rows, largest first. Equal logits are in order of id, a NaN comes before all."""
 
     ids: NDArray[np.int32]  # (L, count)
     logits: F32  # (L, count)
@@ -96,66 +100,60 @@ class Largest(NamedTuple):
 
 @runtime_checkable
 class Picks(Protocol):
-    """What an executable has besides where it finds the largest logits quicker than it hands over all of them."""
+    """Optional for executables: top-k on the device."""
 
-    most_picked: int  # that can be asked for
+    most_picked: int  # maximum of `count`
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """As `step`, for the `count` largest logits of each row, or for all where there are not so many."""
+        """Like `Executable.step`, for the `count` largest logits of each row, or all if there are fewer."""
         ...
 
-
-@runtime_checkable
-class Parts(Protocol):
-    """What an executable has besides whose plan may be of several parts, between which something else computes."""
-
-    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Rows of the batch that it can take in at a time, in order."""
+    def result_largest(self, count: int) -> Largest:
+        """Like `Executable.result`, for the `count` largest logits of each row."""
         ...
-
-    def begin(self, batch: Batch) -> None:
-        """Take in the batch, one piece, that is run next."""
-        ...
-
-    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
-        """Run a part of the plan, all in turn, with the values that enter it (T or L, width).
-
-        What leaves it: views that the next part overwrites.
-        """
-        ...
-
-    def result(self) -> F32:
-        """Logits (L, vocabulary) after the last part, as of `Executable.step`."""
-        ...
-
-
-@runtime_checkable
-class PicksOfParts(Protocol):
-    """As `Picks`, after the last part."""
-
-    most_picked: int
-
-    def result_largest(self, count: int) -> Largest: ...
 
 
 class Executable(Protocol):
-    """A bound plan. Not for use by several threads at once."""
+    """A bound plan. Only one thread at a time may use it.
+
+    `step` runs a whole plan. The plan of one place of a split plan runs in stages: `begin`, then `run` once per stage
+    in turn with the other places, then `result` at the place that makes the logits.
+    """
 
     limits: Limits
     memory: Memory
-    cache_layout: str  # what the bytes of a cache block mean; blocks may move between executables of equal layouts
+    cache_layout: str  # the meaning of a cache block's bytes; executables of equal layouts may exchange blocks
     block_bytes: tuple[int, ...]  # of one cache block, by layer
 
     def step(self, batch: Batch) -> F32:
         """Logits (L, vocabulary) of the batch; a view that the next step overwrites."""
         ...
 
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        """The rows of the batch that `begin` accepts at a time, in order."""
+        ...
+
+    def begin(self, batch: Batch) -> None:
+        """Take in one piece of a batch."""
+        ...
+
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        """Run to the next boundary, given the values (T or L, width) that the other place sent.
+
+        Returns the values to send on; views that the next stage overwrites.
+        """
+        ...
+
+    def result(self) -> F32:
+        """Logits (L, vocabulary) after the last stage, as `step` returns them."""
+        ...
+
     def value(self, value: Value) -> F32:
-        """What the last step left in a value that was to be kept: (T or L, width), a view that the next overwrites."""
+        """Content (T or L, width) of a kept value after the last step; a view that the next step overwrites."""
         ...
 
     def routing(self, out: Value) -> Routing:
-        """How the last step came to `out`, the result of experts, which was to be kept; views as of `value`."""
+        """Routing of the last step for `out`, a kept result of experts; views as for `value`."""
         ...
 
     def replace(self, weight: Tensor) -> None:
@@ -165,20 +163,20 @@ class Executable(Protocol):
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         """Copy cache blocks source[i] -> target[i] (copy-on-write, int32 block numbers) in every layer.
 
-        Where layers with a window have blocks of their own: in these alone, or in the others.
+        If layers with a window have blocks of their own, copy only in these (`windowed`) or only in the others.
         """
         ...
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        """Content of cache blocks of a layer, keys and values, copied: uint8 (n, bytes of a block)."""
+        """A copy of some cache blocks of a layer, keys and values: uint8 (n, bytes of a block)."""
         ...
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        """Put back what `read_blocks` gave; BackendError, and nothing changed, where it is not finite numbers."""
+        """Write back what `read_blocks` returned. BackendError, and no change, if it is not finite numbers."""
         ...
 
     def read_bandwidth(self) -> float:
-        """Bytes a second at which this machine now reads the bound weights doing nothing else: the roof of decoding."""
+        """Bytes per second at which this machine now reads the bound weights: the roof of decoding."""
         ...
 
     def close(self) -> None: ...
@@ -201,7 +199,7 @@ class Backend(Protocol):
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """`keep` names values that can be read after a step; they take memory of their own."""
+        """Bind a plan to memory. The values in `keep` can be read after a step; they take memory of their own."""
         ...
 
     def close(self) -> None: ...
@@ -209,12 +207,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Card(Protocol):
-    """What a backend has besides whose device has memory of its own."""
+    """Optional for backends: a device with memory of its own."""
 
     def free_memory(self) -> int:
-        """Bytes that can be taken; all of the device's where the driver does not say what is taken already."""
+        """Free bytes, or the total if the driver does not say."""
         ...
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-        """What binding a plan takes, told without taking it; BackendError for what cannot be bound."""
+        """The memory that binding a plan would take, without taking it. BackendError if the plan cannot be bound."""
         ...

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +15,11 @@ from numpy.typing import NDArray
 from localllm import quant
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
 from localllm.backends.cache import CACHE_TYPES, EXACT, load
-from localllm.backends.checks import (
-    check_batch,
-    check_blocks,
-    check_cache,
-    check_content,
-    check_copy,
-    check_limits,
-    check_replacement,
-    not_finite,
-)
+from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS, State
+from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.plan import BLOCK, F32, Batch, Plan, Tensor, Value, flattened
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
@@ -49,7 +40,7 @@ class ReferenceBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> ReferenceExecutable:
-        """Dequantizes every weight and allocates the cache; BackendError for what cannot be bound.
+        """Dequantize every weight and allocate the cache. BackendError if the plan cannot be bound.
 
         Every value of a step is kept anyway, so `keep` changes nothing here.
         """
@@ -63,93 +54,66 @@ class ReferenceBackend:
     def close(self) -> None: ...
 
 
-class ReferenceExecutable:
-    """A plan with its weights (float32) and its paged cache: per layer, keys and values as they are stored, uint8
-    (slots, kv_heads, bytes of a head)."""
+class ReferenceExecutable(Shell):
+    """A plan with its weights (float32) and its paged cache."""
+
+    _cache: _Cache
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress) -> None:
-        check_limits(limits)
+        super().__init__(plan, limits)
         check_cache(cache, HELD)
-        self._types = HELD[cache.keys], HELD[cache.values]
-        self.limits = limits
-        self._plan = plan
         self._weights = _dequantize(plan, progress)
-        self._keys, self._values = (
-            [self._empty(layer, type_.head_bytes(layer.head_dim)) for layer in plan.layers] for type_ in self._types
-        )
-        self.cache_layout = f"reference {cache.keys} {cache.values}"
-        pairs = zip(self._keys, self._values, strict=True)
-        self.block_bytes = tuple(BLOCK * (k[0].nbytes + v[0].nbytes) for k, v in pairs)
+        self._set_cache(_Cache(plan, limits, cache))
         self.memory = self._memory()
-        self._windowed = frozenset(n for n, layer in enumerate(plan.layers) if layer.window and limits.window_blocks)
+        self._windowed = frozenset(number for number, layer in enumerate(plan.layers) if limits.own_blocks(layer))
         self._last: State | None = None
 
-    def _empty(self, layer: CacheLayer, head_bytes: int) -> NDArray[np.uint8]:
-        return np.zeros((self.limits.blocks_of(layer) * BLOCK, layer.kv_heads, head_bytes), np.uint8)
+    def _take_in(self, batch: Batch) -> None:
+        cache = self._cache
+        self._last = State(batch, {}, self._weights, cache.keys, cache.values, *cache.types, self._windowed)
 
-    def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary) of the batch."""
-        if not self._weights:
-            raise BackendError("this executable is closed; bind the plan again")
-        check_batch(batch, self.limits, self._plan.input_vocabulary, self._plan.window)
-        state = self._last = State(batch, {}, self._weights, self._keys, self._values, *self._types, self._windowed)
+    def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        state = self._state
+        state.crossing[:] = received
+        operations = [self._plan.operations[n] for n in self._plan.stages[number]]
         with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
-            for operation in self._plan.operations:
+            for operation in flattened(operations):
                 OPERATIONS[type(operation)](state, operation)
-        return state.values[self._plan.logits.index]
+        return list(state.crossing)
+
+    def result(self) -> F32:
+        return self._state.values[self._plan.logits.index]
+
+    @property
+    def _state(self) -> State:
+        self._must_be_open()
+        assert self._last is not None, "no step has been made"
+        return self._last
 
     def value(self, value: Value) -> F32:
-        assert self._last is not None, "no step has been made"
-        return self._last.values[value.index]
+        return self._state.values[value.index]
 
     def routing(self, out: Value) -> Routing:
-        assert self._last is not None, "no step has been made"
-        return self._last.routings[out.index]
+        return self._state.routings[out.index]
 
-    def replace(self, weight: Tensor) -> None:
-        check_replacement(weight, self._plan.weights)
+    def _fill(self, weight: Tensor) -> None:
         self._weights[weight.name] = _values(weight)
 
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
-        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
-        for part in (self._keys, self._values):
-            for number, layer in enumerate(part):
-                if (number in self._windowed) == windowed:
-                    blocks = _blocks(layer)
-                    blocks[target] = blocks[source]
-
-    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        both = [_blocks(part[layer])[numbers].reshape(len(numbers), -1) for part in (self._keys, self._values)]
-        return np.concatenate(both, axis=1)
-
-    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        check_content(content, len(numbers), self.block_bytes[layer])
-        keys, values = _blocks(self._keys[layer]), _blocks(self._values[layer])
-        size = keys[0].nbytes
-        new = [content[:, :size].reshape(-1, *keys.shape[1:]), content[:, size:].reshape(-1, *values.shape[1:])]
-        head_dim = self._plan.layers[layer].head_dim
-        if not all(
-            np.isfinite(load(part, head_dim, type_)).all() for part, type_ in zip(new, self._types, strict=True)
-        ):
-            raise not_finite()
-        keys[numbers], values[numbers] = new
-
     def read_bandwidth(self) -> float:
-        """Bytes a second of one NumPy pass over the weights."""
+        """Bytes per second of one NumPy pass over the weights."""
+        self._must_be_open()
         start = perf_counter()
         for weight in self._weights.values():
             weight.max()
         return sum(w.nbytes for w in self._weights.values()) / max(perf_counter() - start, 1e-9)
 
-    def close(self) -> None:
+    def _free(self) -> None:
         self._weights = {}
-        self._keys, self._values = [], []
+        self._cache.keys, self._cache.values = [], []
         self._last = None
 
     def _memory(self) -> Memory:
-        cache = sum(layer.nbytes for layer in (*self._keys, *self._values))
+        cache = sum(layer.nbytes for layer in (*self._cache.keys, *self._cache.values))
         rows = {"batch": self.limits.rows, "logits": self.limits.logit_rows}
         return Memory(
             weights=sum(w.nbytes for w in self._weights.values()),
@@ -160,14 +124,54 @@ class ReferenceExecutable:
         )
 
 
-def _blocks(layer: NDArray[Any]) -> NDArray[Any]:
-    """A cache (slots, kv_heads, bytes) by blocks: (blocks, BLOCK, kv_heads, bytes)."""
-    return layer.reshape(-1, BLOCK, *layer.shape[1:])
+class _Cache:
+    """Keys and values of every layer as they are stored: uint8 (slots, kv_heads, bytes of a head)."""
+
+    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
+        self.types = HELD[cache.keys], HELD[cache.values]
+        self._layers = plan.layers
+        self.keys, self.values = (
+            [
+                np.zeros((limits.blocks_of(own) * BLOCK, own.kv_heads, type_.head_bytes(own.head_dim)), np.uint8)
+                for own in plan.layers
+            ]
+            for type_ in self.types
+        )
+        self.layout = f"reference {cache.keys} {cache.values}"
+        pairs = zip(self.keys, self.values, strict=True)
+        self.block_bytes = tuple(BLOCK * (k[0].nbytes + v[0].nbytes) for k, v in pairs)
+
+    def copy(self, layer: int, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        for blocks in self._blocks(layer):
+            blocks[target] = blocks[source]
+
+    def read(self, layer: int, numbers: NDArray[np.int32]) -> NDArray[np.uint8]:
+        both = [blocks[numbers].reshape(len(numbers), -1) for blocks in self._blocks(layer)]
+        return np.concatenate(both, axis=1)
+
+    def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
+        for blocks, new in zip(self._blocks(layer), self._parts(layer, content), strict=True):
+            blocks[numbers] = new
+
+    def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
+        head_dim, parts = self._layers[layer].head_dim, self._parts(layer, content)
+        with np.errstate(invalid="ignore"):  # a NaN
+            return all(np.isfinite(load(p, head_dim, type_)).all() for p, type_ in zip(parts, self.types, strict=True))
+
+    def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
+        """Keys and values by blocks: (blocks, BLOCK, kv_heads, bytes)."""
+        return [part[layer].reshape(-1, BLOCK, *part[layer].shape[1:]) for part in (self.keys, self.values)]
+
+    def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+        """The keys and the values in the content (n, bytes) of blocks."""
+        keys, values = self._blocks(layer)
+        size = keys[0].nbytes
+        return [content[:, :size].reshape(-1, *keys.shape[1:]), content[:, size:].reshape(-1, *values.shape[1:])]
 
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
     """float32 values of every weight by name."""
-    for operation in plan.operations:
+    for operation in flattened(plan.operations):
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")
     found = plan.weights

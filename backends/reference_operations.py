@@ -29,9 +29,11 @@ from localllm.plan import (
     Glu,
     Linear,
     Norm,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Stack,
     Value,
@@ -54,7 +56,8 @@ class State:
     key_type: cache.CacheType
     value_type: cache.CacheType
     windowed: frozenset[int]  # layers that have cache blocks of their own
-    routings: dict[int, Routing] = field(default_factory=dict)  # by index of what the experts make
+    routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
+    crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
 
     def read(self, value: Value) -> F64:
         return self.values[value.index].astype(np.float64)
@@ -247,6 +250,16 @@ def _select_rows(state: State, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
 
+def _receive(state: State, op: Receive) -> None:
+    for value, rows in zip(op.values, state.crossing, strict=True):
+        state.write(value, rows)
+    state.crossing.clear()
+
+
+def _send(state: State, op: Send) -> None:
+    state.crossing[:] = [state.values[value.index] for value in op.values]
+
+
 OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Embed: _embed,
     Norm: _norm,
@@ -261,4 +274,6 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Add: _add,
     Scale: _scale,
     SelectRows: _select_rows,
+    Receive: _receive,
+    Send: _send,
 }

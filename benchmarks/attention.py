@@ -1,10 +1,10 @@
-"""Time the attention of decoding alone, for types of the cache in turn: F16 against q8_0 and the others at a depth.
+"""Times the attention of a decode step alone, at one depth, with each cache type in turn.
 
     python benchmarks/attention.py [--types f16,q8_0] [--depth 16384] [-t 2] [--rounds 3] [--heads 32,8,64]
 
-A plan of nothing but attention over as many layers as no processor's cache holds, bound once per type; every round
-times one step of each. GB/s are of keys and values read, beside what a loop that only reads gets in the same round.
-One JSON line per type goes to benchmarks/results/.
+The plan holds only attention, over more layers than a processor's cache can hold. It is bound once per type; every
+round times one step of each. GB/s count the keys and values read, beside the rate of a loop that only reads in the same
+round. One JSON line per type goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
 from localllm.plan import BLOCK, Batch, Recorder
 
 TOKENS = 512
-LEAST_BYTES = 256 << 20  # of an F16 cache, over all layers
-ROOF_ROWS = 1 << 17  # of a matrix that only the roof is read from
+LEAST_BYTES = 256 << 20  # bytes of an F16 cache, over all layers
+ROOF_ROWS = 1 << 17  # rows of the matrix read to measure the roof
 
 
 class Table:
-    """Random rows to embed tokens as."""
+    """Random rows that serve as token embeddings."""
 
     format = "F32"
 
@@ -50,7 +50,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Query heads, key-value heads, values of a head."""
+    """Number of query heads, of key-value heads, and the head size."""
 
     query: int
     kv: int
@@ -58,7 +58,7 @@ class Heads:
 
 
 def bind(backend: CpuBackend, heads: Heads, layers: int, depth: int, type_name: str) -> CpuExecutable:
-    """Layers of attention, each over a cache that is full up to `depth` of copies of one random block."""
+    """Layers of attention, each over a cache of `depth` tokens, filled with copies of one random block."""
     recorder = Recorder()
     q, k, v = (
         recorder.embed(Table(name, n * heads.dim)) for name, n in (("q", heads.query), ("k", heads.kv), ("v", heads.kv))

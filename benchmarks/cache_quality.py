@@ -1,12 +1,12 @@
-"""What a cache of each type costs in quality: perplexity, and KL divergence from the same model with an f16 cache.
+"""Measures the quality of each cache type: perplexity, and KL divergence from the same model with an f16 cache.
 
     python benchmarks/cache_quality.py [MODEL.gguf=TEXT.txt ...] [--windows 4]
     python benchmarks/cache_quality.py --table
 
-Windows are as long as the model's trained context; the second half of each counts, as in llama.cpp's perplexity. A
-model without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line
-per model and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/cache/types.py`
-follow from them.
+A window is as long as the model's trained context; its second half counts, as in llama.cpp's perplexity. A model
+without a tokenizer (random weights, but every feature of its architecture) reads random tokens. One JSON line per model
+and pair of types goes to benchmarks/results/cache_quality.jsonl; the rules of `localllm/cache/types.py` follow from
+them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=DEFAULT, metavar="MODEL=TEXT")
     parser.add_argument("--windows", type=int, default=4)
-    parser.add_argument("--table", action="store_true", help="print what is stored")
+    parser.add_argument("--table", action="store_true", help="print the stored results")
     parser.add_argument("--out", type=Path, default=RESULTS / "cache_quality.jsonl")
     arguments = parser.parse_args()
     print(HEADER)

@@ -1,16 +1,16 @@
-"""Time localllm and llama.cpp in turn on the same files, threads and tests; keep every sample, print the ratios.
+"""Times localllm and llama.cpp in turn on the same files, threads and tests; keeps every sample, prints the ratios.
 
     python benchmarks/compare.py --table
     python benchmarks/compare.py --summary
     python benchmarks/compare.py MODEL.gguf ... [--llama-bench PATH] [-t 2] [--rounds 3] [--tests pp512,tg128]
 
-Without a llama-bench the peer is llama.cpp as the package llama-cpp-python brings it (llama_cpp_bench.py).
+Without a llama-bench, the peer is the llama.cpp in the package llama-cpp-python (llama_cpp_bench.py).
 
-Machines are shared and their bandwidth doubles and halves within minutes, so only alternating runs can be compared: a
-round is ours, then the peer as it comes (weights repacked), then in prompt tests the peer with --repack 0 (decoding is
-as fast or slower with it); a ratio is the median over rounds of ours / the better of the peer's ways. One JSON line per
-model and test goes to benchmarks/results/. With --cache-type the caches of both hold that, and the peer's ways are its
-attention and its flash attention, which alone reads other types than F16.
+Machines are shared, and their bandwidth doubles and halves within minutes, so only alternating runs can be compared. A
+round is ours, then the peer with its defaults (weights repacked), then in prompt tests the peer with --repack 0 (which
+never speeds up decoding). A ratio is the median over rounds of ours / the peer's best. One JSON line per model and test
+goes to benchmarks/results/. With --cache-type both use that cache type, and the peer runs with plain and with flash
+attention; only flash attention reads types other than F16.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 LLAMA_CPP_BENCH = ROOT / "benchmarks" / "llama_cpp_bench.py"
-SUMMARY_DEVICE = "cpu: znver4, avx512-vnni, 2 threads"  # what the README shows
+SUMMARY_DEVICE = "cpu: znver4, avx512-vnni, 2 threads"  # the device shown in the README
 SUMMARY_MODELS = ("1b-Q4_0", "1b-Q4_K_M", "1b-Q8_0", "8b-Q4_K_M")
 
 
@@ -69,7 +69,7 @@ class Row:
     peer_repacked: list[float] = field(default_factory=list)
     peer_plain: list[float] = field(default_factory=list)
     peer_flash: list[float] = field(default_factory=list)
-    cache: str = ""  # type of keys and values, where it was asked for
+    cache: str = ""  # type of keys and values, if one was given
     bytes_per_token: int = 0
     roof_gb_per_s: list[float] = field(default_factory=list)
     our_peak_bytes: int = 0
@@ -115,7 +115,7 @@ def measure(
     model: Path, tests: Sequence[Test], bench: Sequence[str], threads: int, rounds: int, plain: bool,
     caches: Sequence[str],
 ) -> list[Row]:  # fmt: skip
-    """Rows of one model; `bench`: the peer's program, to be called as llama-bench is."""
+    """Rows of one model; `bench` is the peer's program, called like llama-bench."""
     rows = [Row(model.name, test.name, threads, model.stat().st_size, cache=c) for test in tests for c in caches]
     every = {test.name: test for test in tests}
     ours = [sys.executable, "-m", "localllm", "bench", str(model), "-t", str(threads)]
@@ -158,7 +158,7 @@ def machine() -> dict[str, Any]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Markdown, what docs/speed.md shows: a table per device, a line per model."""
+    """The Markdown of docs/speed.md: a table per device, a line per model."""
     parts = []
     for device in dict.fromkeys(row.device for row in rows):
         here = [row for row in rows if row.device == device]
@@ -177,7 +177,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Markdown, what the README shows: a few models on one device."""
+    """The Markdown of the README: a few models on one device."""
     columns = {"pp512": "prompt of 512", "tg128": "decoding 128", "tg32@4096": "decoding after 4096"}
     lines = [f"| model | {' | '.join(columns.values())} |", f"|---|{'---:|' * len(columns)}"]
     for model in SUMMARY_MODELS:
@@ -192,7 +192,7 @@ def _columns(test: str) -> list[str]:
 
 
 def _cells(test: str, row: Row | None) -> list[str]:
-    """Ours : the better of the peer's ways, their ratio, and in decoding our share of the bandwidth."""
+    """Ours and the peer's best, their ratio, and for decoding our share of the bandwidth."""
     if row is None:
         return [""] * len(_columns(test))
     peer = max(median(rates) for rates in row.peers)
@@ -214,13 +214,13 @@ def stored(path: Path) -> list[Row]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="*")
-    parser.add_argument("--llama-bench", type=Path, help="the peer; llama-cpp-python where none is given")
-    parser.add_argument("--table", action="store_true", help="print what is stored: the table of docs/speed.md")
-    parser.add_argument("--summary", action="store_true", help="print the README's table of what is stored")
+    parser.add_argument("--llama-bench", type=Path, help="the peer [llama-cpp-python]")
+    parser.add_argument("--table", action="store_true", help="print the stored results: the table of docs/speed.md")
+    parser.add_argument("--summary", action="store_true", help="print the stored results: the table of the README")
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", default="pp512,tg128")
-    parser.add_argument("--cache-type", default="", help="types of the cache in turn, as f16,q8_0")
+    parser.add_argument("--cache-type", default="", help="cache types to measure in turn, such as f16,q8_0")
     parser.add_argument("--no-plain", action="store_true", help="leave out the peer's run with --repack 0")
     parser.add_argument("--out", type=Path, default=RESULTS / "compare.jsonl", help="JSON lines are appended here")
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""Conversion against transformers and llama.cpp: every model of tests/localllm/convert/hf_models.py, made on the spot.
+"""Compares conversion with transformers and llama.cpp, for every model of tests/localllm/convert/hf_models.py.
 
     python -m benchmarks.convert --llama LLAMA_CPP     # a tree with build/bin; needs torch, transformers and g++
 
-Each is saved as a folder, converted and written with all numbers as F32. Stored are the largest normalized mean squared
-errors over positions against transformers' logits, of our reference backend and of llama.cpp, and in how many of the
-texts llama.cpp's ids differ from those of the folder's own tokenizer.
+Each model is made, saved as a folder, converted, and written with all numbers as F32. The table holds the largest
+normalized mean squared error over positions against transformers' logits, for our reference backend and for llama.cpp.
+It also counts the texts whose ids in llama.cpp differ from the folder's own tokenizer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def texts() -> list[str]:
 
 
 def one(name: str, peer: Path, work: Path) -> dict[str, object]:
-    """A line of the table."""
+    """The table row of one model."""
     import tokenizers
 
     folder, gguf, out = work / "model", work / "model.gguf", work / "out"  # no name: llama.cpp looks for phi-3 in it

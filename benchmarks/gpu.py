@@ -1,11 +1,12 @@
-"""A graphics card in eight minutes: first checked, then timed. What fails or finds no time is a row that says why.
+"""Checks a graphics card, then times it, in eight minutes. A stage that fails or finds no time is a row with its
+reason.
 
     python benchmarks/gpu.py [--backend cuda] [--minutes 8] [--llama-bench PATH | --llama-source FOLDER]
     python benchmarks/gpu.py --backend opencl --quick        # the whole way on a tiny model, on PoCL: no number counts
 
 Checks: packages, a kernel compiled and loaded, the conformance table (pytest), the model in the box against the CPU.
-Timed: copy bandwidth, dense rates (by PyTorch where it is there), every format's kernels, then Llama geometries whose
-weights are made in memory: decoding, verifying and prompts. A JSON line per row goes to --out, a table to stdout.
+Times: copy bandwidth, dense rates (by PyTorch if installed), every format's kernels, then decoding, verifying and
+prompts of Llama geometries whose weights are made in memory. A JSON line per row goes to --out, a table to stdout.
 CONTRIBUTING.md has the commands.
 """
 
@@ -79,7 +80,7 @@ def golden(backend: str) -> Callable[[Report], None]:
 
 
 def built(report: Report, source: Path) -> Path:
-    """llama-bench from llama.cpp's source, for the card that is there; kept beside the source."""
+    """Build llama-bench from llama.cpp's source for this card, beside the source; returns its path."""
     if shutil.which("nvcc") is None or shutil.which("cmake") is None:
         raise Skipped("nvcc or cmake is not there to build llama.cpp with")
     folder = source / "build-cuda"
@@ -93,7 +94,7 @@ def built(report: Report, source: Path) -> Path:
 
 
 def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callable[[Report], None]:
-    """The same files and tests in both programs, in turn, twice."""
+    """Run the same files and tests in both programs, in turn, twice."""
 
     def work(report: Report) -> None:
         if bench is None and source is None:
@@ -127,9 +128,11 @@ def side_by_side(bench: Path | None, source: Path | None, size: Size) -> Callabl
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--backend", choices=("cuda", "opencl"), default="cuda")
-    parser.add_argument("--minutes", type=float, default=8.0, help="after these nothing is begun any more")
-    parser.add_argument("--quick", action="store_true", help="a tiny model, to see that all of it runs")
-    parser.add_argument("--only", default="", help="stages by name, with commas: check,speed,kernels,models,llama")
+    parser.add_argument("--minutes", type=float, default=8.0, help="start nothing after this many minutes")
+    parser.add_argument("--quick", action="store_true", help="use a tiny model, to check that everything runs")
+    parser.add_argument(
+        "--only", default="", help="stages to run, separated by commas: check,speed,kernels,models,llama"
+    )
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's, built for this card")
     parser.add_argument("--llama-source", type=Path, help="llama.cpp's source, to build it here")
     parser.add_argument("--out", type=Path, help="[benchmarks/results/gpu.jsonl; with --quick nowhere]")

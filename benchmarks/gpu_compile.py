@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 
-Kernels are those of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows, soft
-caps and sinks. One line a kernel and compute type; exits with 1 where one does not compile or spills beyond BUDGET.
+Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
+soft caps and sinks. Writes a line per kernel and compute type. Exits with 1 if one does not compile or spills more than
+BUDGET.
 """
 
 from __future__ import annotations
@@ -17,136 +18,174 @@ from typing import Any
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
-from localllm.backends.gpu import cachetypes, formats, kernels, products
-from localllm.backends.gpu.kernels import Kernel
+from localllm.backends.gpu import cachetypes, formats
+from localllm.backends.gpu.kernels import attention, experts, largest, products, rowwise
+from localllm.backends.gpu.kernels.kernel import Kernel
+from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
+ROWS = LIMITS.rows
 GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)")
 ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", *GATES, "(a) + (b)")
 BLOCKS = products.block_words(2048)
-# What becomes of a row that a kernel makes: floats, activation blocks, both.
+# The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
-    "floats": kernels.delivered(True, 0), "blocks": kernels.delivered(False, BLOCKS),
-    "both": kernels.delivered(True, BLOCKS),
+    "floats": rowwise.delivered(True, 0), "blocks": rowwise.delivered(False, BLOCKS),
+    "both": rowwise.delivered(True, BLOCKS),
 }  # fmt: skip
+Labelled = tuple[str, Kernel[Any]]
 
 
-def every_kernel(architecture: str) -> list[tuple[str, Kernel]]:
-    """(what it is, kernel): all that a plan may ask for, in the shapes of a 1B model."""
-    found: list[tuple[str, Kernel]] = []
+def every_kernel(architecture: str) -> list[Labelled]:
+    """(label, kernel): all kernels that a plan may need, in the shapes of a 1B model."""
+    found: list[Labelled] = []
     for name in formats.FORMATS:
-        width = BLOCKS if name in formats.QUANTIZED else 2048
-        shape = {
-            "K": 2048, "N": 2048, "X_STRIDE": width, "Y_STRIDE": 2048, "RESIDUAL_STRIDE": 2048, "COUNT_AT": 0,
-            "FACTOR": 1.0, "HAS_BIAS": True, "HAS_RESIDUAL": True,
-        }  # fmt: skip
-        experts = {**shape, "EXPERTS": 32, "PER_ROW": 4, "HAS_SCALES": True}
-        found += [
-            (f"matvec {name} x 1", kernels.matvec(name, 1, shape)),
-            (f"matvec {name} x {kernels.COLUMNS}", kernels.matvec(name, kernels.COLUMNS, shape)),
-            *_together(name, shape),
-            (f"matvec {name}, experts", kernels.matvec(name, 1, experts)),
-            (f"matmul {name}", kernels.matmul(name, shape)),
-            (f"matmul {name}, experts", kernels.matmul(name, {**experts, "PAIRS": 2048})),
-            (f"embed {name}", kernels.embed(name, LIMITS, {"K": 2048, "N": 32000, "Y_STRIDE": 2048})),
-        ]
-        if (terms := products.terms(name, 2048, architecture)) is None:
-            continue
-        if terms:
-            stride = {"X_STRIDE": terms * 1024 + 4}
-            shape, experts = {**shape, **stride}, {**experts, **stride}
-            found.append(
-                (f"split {name}", kernels.split(name, terms, {"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": width}))
-            )
-        found += [
-            (f"tensor {name}, {tile.x} x {tile.w}", kernels.tensor(name, tile, terms, shape))
-            for tile in products.tiles_of(name)
-        ]
-        experts["PAIRS"] = 2048
-        found.append((f"tensor {name}, experts", kernels.tensor(name, products.EXPERTS_TILE, terms, experts)))
+        found += _products(name, architecture)
     for head, group, window, cap, sinks in (
         (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
     ):  # fmt: skip
         found += _attention(head, group, CacheTypes(), window, cap, sinks)
     for name in cachetypes.CACHE:
-        if name != "f16":
-            shape = {**_cache(CacheTypes(name, name), 64), "HEADS": 32, "Q_STRIDE": 2048}
-            found.append((f"prepare_queries {name}", kernels.prepare_queries(shape)))
-            found += _attention(64, 4, CacheTypes(name, name)) + _attention(128, 8, CacheTypes(name, name))
-    row: dict[str, Any] = {"WIDTH": 2048, "STRIDE": 2048}
-    floats = {**row, **DELIVERIES["floats"]}
+        found += _cache(name)
+    return [*found, *_rowwise(), *_experts()]
+
+
+def _product(x_stride: int) -> products.Product:
+    return products.Product(
+        K=2048, N=2048, X_STRIDE=x_stride, Y_STRIDE=2048, RESIDUAL_STRIDE=2048, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=True,
+        HAS_RESIDUAL=True,
+    )  # fmt: skip
+
+
+def _expert_product(x_stride: int) -> products.ExpertProduct:
+    return products.ExpertProduct(
+        K=2048, N=2048, X_STRIDE=x_stride, Y_STRIDE=2048, EXPERTS=32, PER_ROW=4, HAS_SCALES=True, HAS_BIAS=True,
+        COUNT_AT=0, PAIRS=2048,
+    )  # fmt: skip
+
+
+def _products(name: str, architecture: str) -> list[Labelled]:
+    """Every product with a matrix of a format."""
+    width = BLOCKS if name in formats.QUANTIZED else 2048
+    own, experts = _product(width), _expert_product(width)
+    found: list[Labelled] = [
+        *((f"matvec {name} x {n}", products.Matvec(format=name, COLUMNS=n, product=own)) for n in (1, COLUMNS)),
+        *_together(name, width),
+        (f"matvec {name}, experts", products.Matvec(format=name, COLUMNS=1, product=experts)),
+        (f"matmul {name}", products.Matmul(format=name, product=own)),
+        (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
+        (f"embed {name}", rowwise.Embed(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
+    ]
+    if (terms := products.terms(name, 2048, architecture)) is None:
+        return found
+    if terms:
+        stride = terms * 1024 + 4
+        own, experts = _product(stride), _expert_product(stride)
+        split = rowwise.Split(format=name, TERMS=terms, K=2048, X_STRIDE=2048, Y_STRIDE=stride)
+        found.append((f"split {name}", split))
     found += [
-        *(
-            (f"elements {a}, {what}", kernels.elements(a, {**row, **told}))
-            for a in ELEMENTS
-            for what, told in DELIVERIES.items()
-        ),
-        ("elements cap", kernels.elements("FACTOR * hyperbolic_tangent((a) / FACTOR)", {**floats, "FACTOR": 30.0})),
-        ("elements gate", kernels.elements("sigmoid(a) * (b)", {**floats, "GATE_STRIDE": 1})),
-        *((f"select_rows, {what}", kernels.select_rows(LIMITS, {**row, **told})) for what, told in DELIVERIES.items()),
-        *((f"largest, pass {n + 1}", kernels.largest(n, {"STRIDE": 128256})) for n in range(2)),
-        ("combine", kernels.combine({**row, "USED": 4})),
-        ("group_pairs", kernels.group_pairs(128, {"USED": 8, "PAIRS": 4096, "TILE": 32, "COUNT_AT": 0})),
+        (f"tensor {name}, {tile.x} x {tile.w}", products.tensor(name, tile, terms, own))
+        for tile in products.tiles_of(name)
     ]
-    for name in cachetypes.CACHE:
-        shape = {**_cache(CacheTypes(name, name), 64), "STRIDE": 512, "SLOTS_AT": 2}
-        turned = {**shape, "ROTATED": True, "NORMED": True, "EPS": 1e-5, "Q_STRIDE": 2048, "N_ROT": 64, "NEOX": True}
-        found.append((f"append {name}", kernels.append(LIMITS, {**shape, "ROTATED": False})))
-        found.append((f"append {name}, rotated", kernels.append(LIMITS, turned)))
-    for style in (False, True):
-        found.append((f"rotate {style}", kernels.rotate(LIMITS, {**row, "HEAD": 64, "N_ROT": 64, "NEOX": style})))
-        shape = {"K": 2048, "X_STRIDE": 2048, "Y_STRIDE": 2048, "LAYER": style, "EPS": 1e-5, "HAS_BIAS": style}
-        for what, told in DELIVERIES.items():
-            found.append((f"norm {style}, {what}", kernels.norm({**shape, "GROUP_STRIDE": 0, **told})))
-        shape |= {"K": 128, "GROUP_STRIDE": 0, **DELIVERIES["floats"]}
-        found.append((f"norm {style} of heads", kernels.norm(shape)))
-    for gating in range(3):
-        shape = {"STRIDE": 128, "GATING": gating, "NORMALIZE": True, "FACTOR": 1.0, "HAS_BIAS": True}
-        found.append((f"route {gating}", kernels.route(128, 8, shape)))
-    return found
+    return [*found, (f"tensor {name}, experts", products.tensor(name, products.EXPERTS_TILE, terms, experts))]
 
 
-def _together(name: str, shape: dict[str, Any]) -> list[tuple[str, Kernel]]:
+def _together(name: str, x_stride: int) -> list[Labelled]:
     """Several matrices of a format in one launch."""
-    own = {key: value for key, value in shape.items() if key not in ("Y_STRIDE", "HAS_RESIDUAL")}
-    third, gates = {**own, "N1": 512, "N2": 512, "FACTOR1": 1.0, "FACTOR2": 1.0}, GATES if name == "Q4_K" else GATES[:1]
-    gated = {**own, "FACTOR1": 1.0, **DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]}
-    return [
-        line
-        for columns in (1, kernels.COLUMNS)
-        for line in (
-            (f"matvec_together {name} x {columns}", kernels.together(name, columns, third)),
-            *((f"matvec_gated {name} x {columns}, {g}", kernels.gated(name, columns, g, gated)) for g in gates),
-        )
-    ]
-
-
-def _cache(cache: CacheTypes, head: int) -> dict[str, Any]:
-    return cachetypes.constants(cache, CacheLayer(8, head))
+    to = DELIVERIES["blocks" if name in formats.QUANTIZED else "floats"]
+    shape: dict[str, Any] = {
+        "format": name, "K": 2048, "N": 2048, "X_STRIDE": x_stride, "RESIDUAL_STRIDE": 2048, "FACTOR": 1.0,
+        "COUNT_AT": 0, "HAS_BIAS": True, "FACTOR1": 1.0,
+    }  # fmt: skip
+    found: list[Labelled] = []
+    for n in (1, COLUMNS):
+        own = products.Together(COLUMNS=n, N1=512, N2=512, FACTOR2=1.0, **shape)
+        found.append((f"matvec_together {name} x {n}", own))
+        for gate in GATES if name == "Q4_K" else GATES[:1]:
+            gated = products.Gated(COLUMNS=n, SIZE=products.gated_size(n), OPERATION=gate, delivered=to, **shape)
+            found.append((f"matvec_gated {name} x {n}, {gate}", gated))
+    return found
 
 
 def _attention(
     head: int, group: int, cache: CacheTypes, window: int = 0, cap: bool = False, sinks: bool = False
-) -> list[tuple[str, Kernel]]:
-    shape = {
-        **_cache(cache, head), "HEADS": 8 * group, "Q_STRIDE": 8 * group * head, "FACTOR": head**-0.5,
-        "WINDOW": window, "HAS_SOFTCAP": cap, "SOFTCAP": 50.0, "HAS_SINKS": sinks, "TABLE_STRIDE_AT": 2,
-    }  # fmt: skip
+) -> list[Labelled]:
+    shape = attention.AttentionShape(
+        MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
+        cache=attention.cache_shape(cache, CacheLayer(8, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
+        FACTOR=head**-0.5, WINDOW=window, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks, TABLE_STRIDE_AT=2,
+    )  # fmt: skip
     label = f"{head} x {group} {cache.keys}"
     return [
-        (f"attend_partition {label}", kernels.attention("attend_partition", LIMITS, shape)),
+        (f"attend_partition {label}", attention.AttendPartition(shape=shape)),
         *(
-            (f"attend_combine {label}, {what}", kernels.attention("attend_combine", LIMITS, {**shape, **told}))
-            for what, told in DELIVERIES.items()
+            (f"attend_combine {label}, {what}", attention.AttendCombine(shape=shape, delivered=to))
+            for what, to in DELIVERIES.items()
         ),
-        (f"attend_tile {label}", kernels.attention("attend_tile", LIMITS, shape)),
+        (f"attend_tile {label}", attention.attend_tile(shape)),
     ]
 
 
-def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel) -> dict[str, Any]:
+def _cache(name: str) -> list[Labelled]:
+    """Keys and values of a type, and queries for them."""
+    cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64))
+    shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "STRIDE": 512, "SLOTS_AT": 2}
+    rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
+    found: list[Labelled] = [
+        (f"append {name}", attention.Append(**shape)), (f"append {name}, rotated", rotated)
+    ]  # fmt: skip
+    if name == "f16":
+        return found
+    queries = attention.PrepareQueries(
+        HEAD=64, HEADS=32, Q_STRIDE=2048, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE, ROTATION=cache.ROTATION
+    )
+    both = [kernel for head, group in ((64, 4), (128, 8)) for kernel in _attention(head, group, CacheTypes(name, name))]
+    return [*found, (f"prepare_queries {name}", queries), *both]
+
+
+def _rowwise() -> list[Labelled]:
+    floats, row = DELIVERIES["floats"], {"WIDTH": 2048, "STRIDE": 2048}
+    capped = rowwise.Elements(
+        OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
+    )
+    gate = rowwise.Elements(OPERATION="sigmoid(a) * (b)", delivered=floats, GATE_STRIDE=1, **row)
+    found: list[Labelled] = [
+        ("elements cap", capped), ("elements gate", gate),
+        *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),
+    ]  # fmt: skip
+    for what, to in DELIVERIES.items():
+        found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
+        found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
+        found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
+    for style in (False, True):
+        found.append((f"rotate {style}", rowwise.Rotate(MAX_ROWS=ROWS, HEAD=64, N_ROT=64, NEOX=style, **row)))
+        found.append((f"norm {style} of heads", _norm(128, style, floats)))
+    return found
+
+
+def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
+    return rowwise.Norm(
+        SIZE=rowwise.norm_size(width), K=width, X_STRIDE=2048, Y_STRIDE=2048, LAYER=layer, EPS=1e-5, HAS_BIAS=layer,
+        GROUP_STRIDE=0, delivered=to,
+    )  # fmt: skip
+
+
+def _experts() -> list[Labelled]:
+    routes = [
+        experts.Route(EXPERTS=128, USED=8, STRIDE=128, GATING=n, NORMALIZE=True, FACTOR=1.0, HAS_BIAS=True)
+        for n in range(3)
+    ]
+    return [
+        ("combine", experts.Combine(WIDTH=2048, STRIDE=2048, USED=4)),
+        ("group_pairs", experts.GroupPairs(EXPERTS=128, USED=8, PAIRS=4096, TILE=32, COUNT_AT=0)),
+        *((f"route {gating}", kernel) for gating, kernel in enumerate(routes)),
+    ]
+
+
+def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:
     """A line of the report; `error` holds the compiler's words where it refuses."""
     start = perf_counter()
     line = {"kernel": label, "architecture": architecture, "nvrtc": nvrtc.version, "local_bytes": kernel.local_bytes}

@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py says: rows as they come, each with its stage; what fails or is skipped with its reason."""
+"""The report of benchmarks/gpu.py: rows in order, each with its stage; failed and skipped stages with their reason."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 
 class Skipped(Exception):
-    """Why something is not measured."""
+    """The reason why something is not measured."""
 
 
 @dataclass
 class Report:
-    """Rows as they come; every stage ends in one that says what became of it."""
+    """Rows in order; every stage ends with a row that states its outcome."""
 
     minutes: float
     out: Path | None
@@ -29,7 +29,7 @@ class Report:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return 60 * self.minutes - (monotonic() - self.start)
 
     def row(self, stage: str, **numbers: Any) -> None:
@@ -41,7 +41,7 @@ class Report:
                 file.write(json.dumps({**self.common, **found}) + "\n")
 
     def stage(self, name: str, work: Callable[[Report], None], needs: float = 5.0, **of: Any) -> bool:
-        """Run it if there is time; whether it did what it should."""
+        """Run a stage if there is time; returns whether it succeeded."""
         before = monotonic()
         try:
             if self.left < needs:
@@ -60,7 +60,7 @@ class Report:
 
 
 def run(command: Sequence[object], seconds: float, **options: Any) -> str:
-    """What a program prints; an error where it fails, Skipped where it takes too long."""
+    """The output of a program; RuntimeError if it fails, Skipped if it takes too long."""
     try:
         done = subprocess.run(
             [str(word) for word in command], capture_output=True, encoding="utf-8", timeout=max(seconds, 1), **options
@@ -73,7 +73,7 @@ def run(command: Sequence[object], seconds: float, **options: Any) -> str:
 
 
 def table(report: Report) -> str:
-    """Markdown: of every kind of row that has numbers, a table."""
+    """Markdown: a table for every kind of row that has numbers."""
     lines = [f"**{report.common['card']}**, {report.common['driver']}, localllm {report.common['commit']}"]
     for stage in dict.fromkeys(row["stage"] for row in report.rows):
         rows = [row for row in report.rows if row["stage"] == stage and "status" not in row]

@@ -1,4 +1,4 @@
-"""What benchmarks/gpu.py times on a device: copies, dense rates, kernels, and steps of models made in memory."""
+"""The timed stages of benchmarks/gpu.py: copies, dense rates, kernels, and steps of models made in memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.plan import BLOCK, Batch, Linear, Plan, Recorder
 from localllm.quant import row_bytes
 
-KEPT = 40  # largest logits that sampling looks at
+KEPT = 40  # number of largest logits that sampling reads
 DENSE = """
 import json, torch
 def rate(make, multiply, n=8192):
@@ -41,19 +41,19 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much is measured."""
+    """The extent of the measurements."""
 
-    models: tuple[tuple[str, str], ...]  # geometry, type of its matrices: what matters most first
+    models: tuple[tuple[str, str], ...]  # geometry, type of its matrices; the most important first
     depths: tuple[int, ...]
     formats: tuple[str, ...]
-    shape: tuple[int, int]  # of the matrix that shows a format's kernels
+    shape: tuple[int, int]  # of the matrix that times a format's kernels
     verified: tuple[int, ...]  # rows
-    prompt: int  # rows of a prompt's piece
+    prompt: int  # rows of a prompt chunk
     steps: int
-    seconds: float  # that a model takes at most, or it is not begun
-    tests: tuple[str, ...]  # what pytest is asked for
-    peers: tuple[tuple[str, str], ...]  # models that llama.cpp runs too
-    bench: tuple[object, ...]  # and the tests, as `localllm bench` and llama-bench name them
+    seconds: float  # maximum for a model; with less time left it is skipped
+    tests: tuple[str, ...]  # arguments of pytest
+    peers: tuple[tuple[str, str], ...]  # models that llama.cpp also runs
+    bench: tuple[object, ...]  # and their tests, by the options of `localllm bench` and llama-bench
 
 
 TYPES = ("Q4_K_M", "Q4_0", "Q8_0", "F16")
@@ -88,20 +88,20 @@ def dense(report: Report) -> None:
 
 
 def batch(rows: int, depth: int, wanted: Iterable[int], blocks: int) -> Batch:
-    """Rows of one sequence that follow `depth` tokens; its blocks in order."""
+    """Rows of one sequence after `depth` tokens; its blocks are in order."""
     positions = np.arange(depth, depth + rows, dtype=np.int32)
     tables, logit_rows = np.arange(blocks, dtype=np.int32)[None], np.array(list(wanted), np.int32)
     return Batch(np.full(rows, 5, np.int32), positions, positions, np.zeros(rows, np.int32), tables, logit_rows)
 
 
 def device_seconds(device: Any, executable: GpuExecutable, times: int) -> float:
-    """Of the launches of the last step, without the host."""
+    """Device seconds of the launches of the last step, without the host's time."""
     executable.replay()
     return min(device.seconds(lambda: [executable.replay() for _ in range(times)]) / times for _ in range(3))  # type: ignore[arg-type, return-value]
 
 
 def kernel(backend: Any, weights: Weights, name: str, size: Size) -> Callable[[Report], None]:
-    """A row times a matrix, eight, and a prompt's piece."""
+    """Products of a matrix with one row, with eight rows, and with a prompt chunk."""
 
     def work(report: Report) -> None:
         (n, k), recorder = size.shape, Recorder()
@@ -129,7 +129,7 @@ def kernel(backend: Any, weights: Weights, name: str, size: Size) -> Callable[[R
 
 
 def model(backend: Any, weights: Weights, geometry: str, type_name: str, size: Size) -> Callable[[Report], None]:
-    """Decoding at every depth, verifying, and prompts."""
+    """Time decoding at every depth, verifying, and prompts."""
 
     def work(report: Report) -> None:
         blocks = -(-(max(size.depths) + size.prompt + size.steps) // BLOCK)
@@ -169,7 +169,7 @@ def decode(
 
 
 def verify(report: Report, device: Any, executable: GpuExecutable, size: Size, blocks: int, of: dict[str, Any]) -> None:
-    """A step of several rows against one of one row."""
+    """Compare a step of several rows with a step of one row."""
     seconds = {}
     for rows in size.verified:
         for _ in range(2):
@@ -189,7 +189,8 @@ def prefill(
     blocks: int,
     of: dict[str, Any],
 ) -> None:
-    """Rates of matrices alone, so that a share of the dense rate is never flattered; attention's time counts."""
+    """The operations count matrices alone, but the time includes attention, so the share of the dense rate is not
+    flattered."""
     walls = []
     for _ in range(4):
         start = perf_counter()

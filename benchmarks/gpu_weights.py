@@ -1,6 +1,6 @@
-"""Models of a real geometry whose weights are never on a disk: a few random rows stand for all rows of a matrix.
+"""Models of a real geometry whose weights exist in memory only: a few random rows stand for all rows of a matrix.
 
-Speed depends on sizes and types only, and making a file of 16 GB takes longer than measuring with it.
+Speed depends only on sizes and types, and writing a file of 16 GB takes longer than measuring with it.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from localllm.models import architecture_of, read_config, record
 from localllm.plan import Plan
 from localllm.quant import FORMATS, quantize, row_bytes
 
-SCALES = {  # where the halves of a block are that scale it: numbers that keep activations of a usual size
+SCALES = {  # bytes of a block that hold half-precision scales: set to SMALL, for activations of a usual size
     "Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,),
 }  # fmt: skip
 SMALL = np.array([0.0005], np.float16).view(np.uint8)
 
 
 class Repeated:
-    """A weight of as many rows as wanted, over and over the same."""
+    """A weight with any number of rows, which repeats a few."""
 
     def __init__(self, name: str, format: str, shape: tuple[int, ...], rows: NDArray[np.uint8]) -> None:
         self.name, self.format, self.shape, self._rows = name, format, shape, rows

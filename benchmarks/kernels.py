@@ -1,10 +1,10 @@
-"""Time the CPU's matrix kernels against their roofs: format x {1, 4, 512 rows}.
+"""Times the CPU's matrix kernels against their roofs: format x {1, 4, 512 rows}.
 
     python benchmarks/kernels.py [--formats Q4_0,Q4_K] [-t 2] [--rounds 3]
 
-One row is bound by memory: GB/s of packed weights against what a loop that only reads gets in the same round. 512 rows
-are bound by arithmetic: billions of operations a second (two per weight and row) against a loop that only multiplies
-bytes. Weights are random, more than any cache holds. One JSON line per format goes to benchmarks/results/.
+One row is bound by memory: GB/s of packed weights are compared with a loop that only reads, in the same round. 512 rows
+are bound by arithmetic: billions of operations a second (two per weight and row) are compared with a loop that only
+multiplies bytes. Weights are random and larger than any cache. One JSON line per format goes to benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ CHAINS, TURNS = 16, 1 << 16
 
 
 class Random:
-    """A weight of normal numbers, random bytes where its format cannot be written; the same rows again and again."""
+    """A weight of normal numbers, or of random bytes if its format cannot be written; a few rows repeat."""
 
     def __init__(self, name: str, format_name: str, rows: int) -> None:
         self.name, self.format, self.shape = name, format_name, (rows, COLUMNS)
@@ -68,7 +68,7 @@ def best(function: Callable[[], object], repeat: int = 3) -> float:
 
 
 def byte_peak(backend: CpuBackend) -> float:
-    """Operations a second of a loop that only multiplies bytes and adds, all threads."""
+    """Operations a second of a loop that only multiplies and adds bytes, on all threads."""
 
     def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
         sums = [f.var(f.zeros(i32x16)) for _ in range(CHAINS)]
@@ -97,7 +97,7 @@ def batch(rows: int) -> Batch:
 
 
 def product_seconds(executable: CpuExecutable, rows: int) -> float:
-    """Seconds of a step that embeds tokens, quantizes their rows and multiplies: nearly all of it is the product."""
+    """Seconds of a step that embeds tokens, quantizes their rows and multiplies; the product takes nearly all of it."""
     step = batch(rows)
     executable.step(step)
     return best(lambda: executable.step(step), 1 if rows > 4 else 3)

@@ -1,9 +1,9 @@
-"""One test of llama-bench through the package llama-cpp-python, for compare.py where there is no llama-bench.
+"""One test of llama-bench through the package llama-cpp-python, for compare.py without a llama-bench.
 
     python benchmarks/llama_cpp_bench.py -m MODEL.gguf [-t 2] -p 512 | -n 128 [-d 0] [--repack 0] [-fa 1]
 
-Options and the names in its JSON are llama-bench's, as is the way: batches of 2048 random tokens, the cache
-cleared and filled to its depth before each run, a run to warm up, one token at a time decoded and waited for.
+Options, JSON names and method are llama-bench's: batches of 2048 random tokens; the cache cleared and filled to its
+depth before each run; a warm-up run; tokens decoded and awaited one at a time.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ BATCH, PHYSICAL_BATCH = 2048, 512
 
 
 class Peer:
-    """A model and a context of llama.cpp; SystemExit with a line about what it cannot do."""
+    """A model and a context of llama.cpp; SystemExit with one line if llama.cpp cannot run it."""
 
     def __init__(self, api: Any, options: argparse.Namespace) -> None:
         self._api = api
-        # Kept, because llama.cpp calls it for as long as it runs.
+        # Kept alive, because llama.cpp may call it at any time.
         self._log = api.llama_log_callback(lambda level, text, data: None)
         api.llama_log_set(self._log, None)
         api.llama_backend_init()
@@ -51,7 +51,7 @@ class Peer:
         self._api.llama_memory_clear(self._api.llama_get_memory(self._context), False)
 
     def decode(self, tokens: Sequence[int]) -> None:
-        """Evaluate tokens behind those before, batch by batch, and wait for the last."""
+        """Append tokens to the context, batch by batch, and wait for the last."""
         for start in range(0, len(tokens), BATCH):
             piece = tokens[start : start + BATCH]
             array = (ctypes.c_int32 * len(piece))(*piece)

@@ -1,12 +1,12 @@
-"""A chat of many turns: what every turn evaluates, and how long its first token takes, with reuse and without.
+"""A chat of many turns: the tokens that every turn evaluates, and the time to its first token, with and without reuse.
 
     python benchmarks/long_chat.py [MODEL] [--turns 50] [-c 1024] [-n 16] [-t 2]
 
-Every turn is rendered whole by the model's template; `new` are the tokens of it that no earlier turn has seen (the
-question, and what the template writes around it), `evaluated` are those that were computed. They differ by one where an
-answer was cut by its length, for its last token was sampled and never computed. Where the context is full the oldest
-turns go, in the middle of an answer too, and all behind them is computed anew: that turn has two prompts. After each
-turn a second session evaluates the same prompt from nothing. One JSON line goes to benchmarks/results/long_chat.jsonl.
+The template renders the whole conversation every turn. `new` counts the tokens that no earlier turn had: the question
+and the template's text around it. `evaluated` counts the computed ones. They differ by one after an answer that was cut
+at its maximum length: its last token was sampled but not computed. When the context is full, the oldest turns are
+dropped, even in the middle of an answer, and the rest is evaluated again; that turn has two prompts. After each turn a
+second session evaluates the same prompt from scratch. One JSON line goes to benchmarks/results/long_chat.jsonl.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]
                 "shifted": shifted,
             }
         )
-        held = len(conversation.session.tokens) + (statistics.reason == "length")  # its last token was not computed
+        held = len(conversation.session.tokens) + (statistics.reason == "length")  # its last token is not computed
     conversation.close()
     return rows
 
 
 def cold(model: localllm.Model, prompt: list[int]) -> float:
-    """Seconds to evaluate a prompt of which nothing is held."""
+    """Seconds to evaluate a prompt with an empty cache."""
     session = model.session()
     start = perf_counter()
     for at in range(0, len(prompt), model.batch_rows):
@@ -93,7 +93,7 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--out", type=Path, default=RESULTS / "long_chat.jsonl")
     arguments = parser.parse_args()
-    # Twice the context for the second session; the conversation itself goes by its own.
+    # Twice the context, for the second session; the conversation keeps to `context`.
     with localllm.load(arguments.model, threads=arguments.threads, ctx_size=2 * arguments.context + 64) as model:
         model.context = arguments.context
         rows = chat(model, arguments.turns, arguments.answer)

@@ -1,11 +1,10 @@
-"""Write a model file of a real geometry with random weights, to time against any program that reads GGUF.
+"""Writes a model file of a real geometry with random weights, to time against any program that reads GGUF.
 
     python benchmarks/make_model.py llama-1b Q4_0 /tmp/llama-1b-q4_0.gguf [--vocab ggml-vocab-llama-bpe.gguf]
 
-Speed does not depend on what the weights are, only on their sizes and types: a thousand random rows are quantized and
-stand in random order, again and again. Q4_K_M is the mix of that name: Q6_K for the output and for half of the value
-and down matrices, Q4_K for the rest. `--vocab` takes the tokenizer of another GGUF file; without it the tokens are
-single bytes and fillers.
+Speed depends on the sizes and types of weights, not on their values: a thousand random rows are quantized and repeated
+in random order. Q4_K_M is the mix of that name: Q6_K for the output and for half of the value and down matrices, Q4_K
+for the rest. `--vocab` takes the tokenizer of another GGUF file; without it the tokens are single bytes and fillers.
 """
 
 from __future__ import annotations
@@ -45,15 +44,15 @@ class Geometry:
     rope_base: float = 500000.0
 
 
-MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}  # most matrices, and those that matter more
+MIXES = {"Q4_K_M": ("Q4_K", "Q6_K")}  # most matrices, and the more sensitive ones
 NEED_IMPORTANCE = ("IQ1_S", "IQ2_XXS", "IQ2_XS")
 
 GEOMETRIES = {
     "llama-1b": Geometry(16, 2048, 8192, 32, 8, 64, 128256, tied=True),
     "llama-8b": Geometry(32, 4096, 14336, 32, 8, 128, 128256, tied=False),
-    "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for what takes long
+    "llama-1b-layer": Geometry(1, 2048, 8192, 32, 8, 64, 512, tied=True),  # for slow measurements
     "llama-4l": Geometry(4, 2048, 8192, 32, 8, 64, 128256, tied=True),
-    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: every head its own keys
+    "mha-4l": Geometry(4, 2048, 8192, 16, 16, 128, 50304, tied=True),  # a quarter of OLMo 1B: own keys for every head
     "tiny": Geometry(2, 256, 512, 4, 2, 64, 512, tied=True, context=1024),
 }
 
@@ -166,7 +165,7 @@ def main() -> None:
     parser.add_argument("geometry", choices=GEOMETRIES)
     parser.add_argument("format", choices=[*(name for name, f in FORMATS.items() if f.quantize), *MIXES])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--vocab", type=Path, help="GGUF file whose tokenizer to take")
+    parser.add_argument("--vocab", type=Path, help="GGUF file to take the tokenizer from")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     g = GEOMETRIES[arguments.geometry]

@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/speed.md from the stored results: the roofline of the kernels, and speed against depth.
+"""Draws the pictures of docs/speed.md from the stored results: the roofline of the kernels, and speed against depth.
 
     pip install matplotlib
     python benchmarks/pictures.py
@@ -23,13 +23,13 @@ matplotlib.rcParams["svg.hashsalt"] = "localllm"  # the same figures give the sa
 
 
 def newest(path: Path) -> list[dict[str, Any]]:
-    """The last line of every format, of the device of the file's last line."""
+    """The last line of every format, for the device of the file's last line."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     return list({line["format"]: line for line in lines if line["device"] == lines[-1]["device"]}.values())
 
 
 def roofline(rows: list[dict[str, Any]], out: Path) -> None:
-    """Operations a second against operations per byte of weights: a point per format for 1 row and one for 512."""
+    """Operations a second against operations per byte of weights: per format, a point for 1 row and one for 512."""
     bandwidth = median(row["roof_gb_per_s"] for row in rows)
     peak = median(row["byte_peak_gop_per_s"] for row in rows)
     figure, axes = plt.subplots(figsize=(8, 5))

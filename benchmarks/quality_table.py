@@ -1,12 +1,12 @@
-"""What quantizing costs: type x {size, perplexity, KL divergence, same top token}, ours beside llama-quantize's file.
+"""The cost of quantizing: type x {size, perplexity, KL divergence, same top token}, ours beside llama-quantize's file.
 
     python benchmarks/quality_table.py --llama-quantize PATH [--texts ../shared/data/text] [--windows 40] [--only REGEX]
 
-The model in the box, its matrices as F32, is the source and the base. Calibrated (imatrix, awq, gptq, --fit) is on
-stories and dialogues, the first part of each; measured on wikitext-2 and on the end of another file of stories, which
-no calibration saw. Both programs get the same importance matrix. What calibration gains is told by the divergence of
-the plain file less that of the calibrated one, token by token, so its error is that of the difference. Every row goes
-to results/quality.jsonl when it is done; `--table` prints what is stored there, as Markdown.
+The model in the box, its matrices as F32, is the source and the base. Calibration (imatrix, awq, gptq, --fit) uses the
+first parts of stories and dialogues. Measurements use wikitext-2 and the end of another file of stories, which no
+calibration saw. Both programs get the same importance matrix. The gain of a calibration is the divergence of the plain
+file minus that of the calibrated one, token by token; its error is the error of that difference. Every row goes to
+results/quality.jsonl when it is done; `--table` prints the stored rows as Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compare import RESULTS, ROOT
 sys.path.insert(0, str(ROOT))
 
 from localllm import load
-from localllm.cli.terminal.text import markdown
+from localllm.cli.terminal.formatting import markdown
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base, statistics
 from localllm.evaluation.likelihood import mean_of
 
@@ -37,13 +37,13 @@ CONTEXT = 512
 PLAIN = ("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q5_0", "Q4_K_M", "Q4_K_S", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS")
 PLAIN += ("Q3_K_M", "Q3_K_S", "IQ3_M", "IQ3_S", "Q2_K")
 CALIBRATED = ("Q4_K_M", "Q4_K_S", "Q4_0", "IQ4_NL", "IQ4_XS", "Q3_K_M", "Q3_K_S", "IQ3_S", "Q2_K")
-NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # llama-quantize insists
-SIZES = ("2.8MB", "2.4MB", "2.0MB")  # of --fit; the type beside each is near in size
+NEED_IMATRIX = ("IQ3_XXS", "IQ2_M", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S")  # llama-quantize requires one
+SIZES = ("2.8MB", "2.4MB", "2.0MB")  # of --fit; each is near a type in size
 CALIBRATION_BYTES = 25_000  # of each text
 
 
 class Way(NamedTuple):
-    """A row: how a file is made. `peer` is what llama-quantize is told, where it can do the same."""
+    """A row: how a file is made. `peer` holds llama-quantize's arguments, if it can do the same."""
 
     name: str
     ours: list[str]
@@ -62,7 +62,7 @@ def ways(imatrix: str, text: str) -> Iterator[Way]:
 
 
 class Yardstick:
-    """The windows of one text, and what the base says about them."""
+    """The windows of one text, and the base's logits for them."""
 
     def __init__(self, name: str, text: str, base: Path, folder: Path, windows: int) -> None:
         self.name = name
@@ -151,7 +151,7 @@ def rows(arguments: argparse.Namespace, folder: Path) -> Iterator[dict[str, Any]
 
 
 def against(plain: list[np.ndarray], tokens: list[np.ndarray], sticks: list[Yardstick]) -> dict[str, dict[str, float]]:
-    """By text, how much smaller the divergence is than that of the plain file, and the error of that."""
+    """By text: the decrease of the divergence from the plain file's, and the error of the decrease."""
     means = [mean_of(before - after) for before, after in zip(plain, tokens, strict=True)]
     return {stick.name: {"kld": m.value, "kld_error": m.error} for stick, m in zip(sticks, means, strict=True)}
 
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--llama-quantize", type=Path)
     parser.add_argument("--texts", type=Path, default=ROOT.parent / "shared" / "data" / "text")
     parser.add_argument("--windows", type=int, default=40)
-    parser.add_argument("--only", default="", help="rows whose name this regular expression finds")
+    parser.add_argument("--only", default="", help="only rows whose name matches this regular expression")
     parser.add_argument("--out", type=Path, default=RESULTS / "quality.jsonl")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()

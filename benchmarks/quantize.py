@@ -1,10 +1,10 @@
-"""Time `localllm quantize` and `llama-quantize` in turn on the same file, with peak memory; are the files the same?
+"""Times `localllm quantize` and `llama-quantize` in turn on the same file, with peak memory, and compares the files.
 
     python benchmarks/quantize.py MODEL-F16.gguf --llama-quantize PATH [--types Q4_K_M,Q8_0] [-t 2] [--rounds 3]
                                  [--imatrix FILE]
 
-Whole processes: what a user waits for. Ours also hashes the file and waits until it is on the disk; the peer does
-neither, so that the folder of the results should be in memory (--folder, /dev/shm by default).
+Times whole processes, as a user does. Ours also hashes the file and waits until it is on the disk; the peer does
+neither. So the folder of the results should be in memory (--folder, default /dev/shm).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from localllm.gguf import open_gguf
 
-COMPARED = 1 << 24  # bytes of a tensor looked at together
+COMPARED = 1 << 24  # bytes of a tensor compared at a time
 
 
 def equal_tensors(one: Path, other: Path) -> tuple[int, int]:
-    """How many tensors have the same name, format, shape and bytes in both files, and how many there are."""
+    """The number of tensors with the same name, format, shape and bytes in both files, and the total."""
     with open_gguf(one) as a, open_gguf(other) as b:
         same = 0
         for name, tensor in a.tensors.items():

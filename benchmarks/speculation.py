@@ -6,9 +6,9 @@
     python benchmarks/speculation.py --table
 
 A round answers every prompt once in every mode; each answer starts with nothing learned. Rates are tokens a second from
-the first token of an answer to its last, all work included; ratios are medians over rounds of mode / plain of the same
-round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; lines about the same are
-further rounds.
+the first token of an answer to its last, all work included. Ratios are medians over rounds of mode / plain in the same
+round. One JSON line per prompt and temperature goes to benchmarks/results/speculation.jsonl; further lines with the
+same keys are further rounds.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from speculation_pair import PROMPTS  # isort: skip
 
 MODES = ("plain", "draft", "ngram", "auto")
 PEER = "llama.cpp"
-WARM, SMALL = 300, 50 << 20  # passes before an answer of a model with fewer bytes of weights
+WARM, SMALL = 300, 50 << 20  # warm-up passes before an answer, if the weights have fewer bytes
 SPEED = re.compile(r"decoded\s+\d+ tokens in\s+[\d.]+ seconds, speed:\s+([\d.]+)")
 ACCEPTED = re.compile(r"n_drafted\s*=\s*(\d+)\s+.*?n_accept\s*=\s*(\d+)", re.DOTALL)
 
@@ -53,15 +53,15 @@ class Row:
     threads: int
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
-    estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain that the statistics told
-    same_text: bool = True  # of all modes, where greedy
+    estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain, as estimated by the statistics
+    same_text: bool = True  # in all modes, if greedy
 
     def ratio(self, mode: str, to: str = "plain") -> float:
         return median(a / b for a, b in zip(self.rates[mode], self.rates[to], strict=True))
 
 
 def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) -> list[int | None]:
-    """One answer in one mode; the rate goes into the row."""
+    """Generate one answer in one mode; its rate goes into the row."""
     if mode == "plain":
         model.speculation = None
     else:
@@ -70,7 +70,7 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
             model.reader(), SpeculationOptions(name, mode), draft.reader() if name else None
         )
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
-    warm = model.session()  # what was loaded or timed before has left its traces in the processor's caches
+    warm = model.session()  # earlier loading and timing have changed the processor's caches
     for _ in range(WARM if model.executable.memory.weights < SMALL else 0):
         warm.rewind(0)
         warm.evaluate(ids[:1], logits=False)
@@ -115,7 +115,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for number in range(arguments.rounds):
             for row in rows:
                 said = []
-                for mode in MODES if number % 2 else MODES[::-1]:  # whoever comes first may find a rested machine
+                for mode in MODES if number % 2 else MODES[::-1]:  # the first mode may find a rested machine
                     said.append(answer(model, draft, row, mode, seed=number + 1))
                 row.same_text &= row.temperature > 0 or all(tokens == said[0] for tokens in said)
                 for most in arguments.peer_max if arguments.peer else ():
@@ -148,7 +148,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def stored(path: Path) -> list[Row]:
-    """A row for every model, prompt, temperature and number of threads, with the rounds of all lines about it."""
+    """A row for every model, prompt, temperature and number of threads, with the rounds of all its lines."""
     rows: dict[tuple[str, str, float, int], Row] = {}
     for line in path.read_text().splitlines():
         found = {key: value for key, value in json.loads(line).items() if key in Row.__dataclass_fields__}
@@ -167,14 +167,16 @@ def main() -> None:
     parser.add_argument("model", nargs="?")
     parser.add_argument("--draft")
     parser.add_argument("--peer", type=Path, help="llama-speculative-simple")
-    parser.add_argument("--peer-max", type=int, nargs="+", default=[3], help="tokens the peer drafts at most")
+    parser.add_argument(
+        "--peer-max", type=int, nargs="+", default=[3], help="maximum number of tokens that the peer drafts"
+    )
     parser.add_argument("--prompts", nargs="+", default=list(PROMPTS), choices=PROMPTS)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
     parser.add_argument("-n", "--tokens", type=int, default=96)
     parser.add_argument("-t", "--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS / "speculation.jsonl")
-    parser.add_argument("--table", action="store_true", help="print what is stored and measure nothing")
+    parser.add_argument("--table", action="store_true", help="print the stored results and measure nothing")
     arguments = parser.parse_args()
     if arguments.table:
         print(table(stored(arguments.out)))

@@ -1,10 +1,10 @@
-"""Write a 1B-class model and a small draft whose guesses are right as often as is wanted, to time speculation with.
+"""Writes a 1B-class model and a small draft model with chosen acceptance rates, to time speculation.
 
     python benchmarks/speculation_pair.py FOLDER --acceptance 60 80 95
 
-Both hold the model in the box, laid into wider layers with zeros around it, so that they write text. The target has
-twelve more layers of random weights; what these add to the stream is scaled until the draft's likeliest token is the
-target's in the wanted share of the positions of the target's own greedy answers. Q4_0, 0.54 GB and 24 MB.
+Both hold the model in the box, laid into wider layers and padded with zeros, so that they write text. The target has
+twelve more layers of random weights. What these add to the residual stream is scaled until the draft's top token equals
+the target's at the given share of positions of the target's greedy answers. Q4_0, 0.54 GB and 24 MB.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ PROMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the model in the box is laid into."""
+    """The geometry that the model in the box is laid into."""
 
     width: int
     ffn: int
@@ -71,7 +71,7 @@ def numbers(box: GGUFFile, name: str) -> Floats:
 
 
 def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = None) -> Floats:
-    """`values` in the corner of zeros, or with blocks of 64 rows where `row_at` says."""
+    """Zeros with `values` in the corner, or with its blocks of 64 rows at `row_at`."""
     result = np.zeros((rows, columns), np.float32)
     if row_at is None:
         result[: values.shape[0], : values.shape[1]] = values
@@ -82,7 +82,7 @@ def into(values: Floats, rows: int, columns: int, row_at: list[int] | None = Non
 
 
 def layer_tensors(box: GGUFFile, shape: Shape, layer: int) -> Iterator[tuple[str, Floats]]:
-    """A layer of the model in the box, widened; norms make up for the zeros that they average over."""
+    """A layer of the model in the box, widened; norms compensate for the zeros that they average over."""
 
     def read(name: str) -> Floats:
         return numbers(box, f"blk.{layer}.{name}.weight")
@@ -108,7 +108,7 @@ def widened(norm: Floats, width: int) -> Floats:
 
 
 def random_tensors(shape: Shape, rng: np.random.Generator) -> Iterator[tuple[str, Floats]]:
-    """A layer that adds something to the 256 dimensions in use."""
+    """A random layer that adds to the 256 dimensions in use."""
     kv = shape.kv_heads * HEAD
     for name, rows, columns in (
         ("attn_q", shape.width, shape.width), ("attn_k", kv, shape.width), ("attn_v", kv, shape.width),
@@ -159,7 +159,7 @@ def write(path: Path, shape: Shape) -> None:
 
 
 class Scales:
-    """The block scales of what the extra layers add; to be multiplied in the file."""
+    """The block scales of the extra layers' outputs, which are multiplied in the file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -184,7 +184,7 @@ class Scales:
 
 
 def agreement(target: Path, draft: Path, tokens: int) -> float:
-    """Share of the target's greedy answers that the draft, reading along, would have said too."""
+    """Share of tokens in the target's greedy answers that are also the draft's top token."""
     same = seen = 0
     with localllm.load(target, ctx_size=512) as model, localllm.load(draft, ctx_size=512) as small:
         for prompt in PROMPTS.values():
@@ -220,7 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--acceptance", type=int, nargs="+", default=[60, 80, 95], help="per cent")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer that is compared")
+    parser.add_argument("--tokens", type=int, default=96, help="tokens of each answer to compare")
     arguments = parser.parse_args()
     draft, base = arguments.folder / "draft.gguf", arguments.folder / "base.gguf"
     write(draft, DRAFT)

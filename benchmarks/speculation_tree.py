@@ -1,11 +1,11 @@
-"""Would several candidates per position, checked in one pass as a tree, pay? An upper bound from measured shares.
+"""An upper bound for the gain of tree speculation: several candidates per position, verified in one pass.
 
     python benchmarks/speculation_tree.py TARGET DRAFT
 
-Measured: which rank the target's own greedy tokens have among the draft's, the cost of passes of 1 to 16 rows, and of a
-draft's pass. Ranks count as independent of place, as if every node of a tree had the shares of the whole. A chain of k
-guesses costs k draft passes; a tree of the same depth as many, of more rows, whose extra cost is left out, as is that
-of attention with a mask and of moving the accepted branch in the cache: the tree's number is more than it could reach.
+Measures the rank of the target's greedy tokens among the draft's, and the cost of passes of 1 to 16 rows and of a draft
+pass. Every node of a tree is assumed to have the measured shares, wherever it is. A chain of k drafts costs k draft
+passes. A tree of the same depth costs as many, with more rows. The cost of these rows, of masked attention and of
+moving the accepted branch in the cache is left out, so the tree's number is an upper bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RANKS = 4
 
 
 def shares(target: Model, draft: Model, tokens: int) -> list[float]:
-    """How often the target's greedy token is the draft's likeliest, second, ... of RANKS."""
+    """How often the target's greedy token is the draft's top token, its second, ... up to RANKS."""
     counts, seen = np.zeros(RANKS), 0
     for prompt in PROMPTS.values():
         ids = target.tokenize(prompt, parse_special=True)
@@ -49,7 +49,7 @@ def shares(target: Model, draft: Model, tokens: int) -> list[float]:
 
 
 def grow(by_rank: list[float], nodes: int) -> tuple[float, int]:
-    """(expected tokens of a pass, depth) of the tree of so many nodes that stands best."""
+    """(expected tokens per pass, depth) of the best tree with this many nodes."""
     heap, expected, depth = [(-share, 1) for share in by_rank], 1.0, 0
     heapq.heapify(heap)
     for _ in range(nodes):

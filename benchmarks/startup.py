@@ -1,9 +1,9 @@
-"""Time whole processes in turn: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with their peak memory.
+"""Times whole processes in turn: `localllm run MODEL hi -n 1` and `llama-completion -n 1`, with their peak memory.
 
     python benchmarks/startup.py MODEL.gguf --llama-completion PATH [-t 2] [--rounds 5]
 
-What a user waits for before the first word: interpreter, imports, cached kernels, weights, tokenizer, prompt. The
-first start of all compiles kernels and is timed apart, with an empty cache.
+A user waits for all of this before the first word: interpreter, imports, cached kernels, weights, tokenizer, prompt.
+The very first start also compiles kernels; it is timed separately, with an empty cache.
 """
 
 from __future__ import annotations

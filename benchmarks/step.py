@@ -1,4 +1,4 @@
-"""Where the time of a decode step goes: kernels by kind, waiting at barriers, and what is outside the plan.
+"""Splits the time of a decode step: kernels by kind, waiting at barriers, and time outside the plan.
 
     python benchmarks/step.py MODEL.gguf ... [-t 2] [--depth 128]
 
@@ -31,7 +31,7 @@ STEPS = 64
 
 
 def kind(label: str) -> str:
-    """Matrices by role, whatever their layer; other operations by name."""
+    """Matrices by role in any layer; other operations by name."""
     return ".".join(part for part in label.split(".") if not part.isdigit())
 
 
@@ -55,7 +55,7 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
         for _ in range(STEPS):  # in turn: the bandwidth of a shared machine drifts between one loop and the next
             whole.append(clocked(lambda: session.evaluate([1], logits=False)))
             plan.append(clocked(executable.replay))
-        # The counter's rate is not known, so the plan's own share of the time is measured with nothing around it.
+        # The counter's rate is unknown, so the plan's share of the time is measured by replaying the plan alone.
         seconds, plan_seconds = mean(whole), mean(plan)
         outside = median(a - b for a, b in zip(whole, plan, strict=True))
         profile = executable.profile()

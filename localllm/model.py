@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes, Executable, Progress
 from localllm.box import resolve
-from localllm.cache import BlockPool, Choice
+from localllm.cache import BlockPool, CacheChoice
 from localllm.closing import Closing
 from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
@@ -66,7 +66,7 @@ class Model(Closing):
         self.plan: Plan | None = None
         self.device = ""
         self.placed = ""  # what runs where, where a card takes part or was asked for
-        self.cache = Choice(CacheTypes(), "")
+        self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self.draft: Model | None = None  # drafts tokens; closed with this model
         self._bound: Bound | None = None

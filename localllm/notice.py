@@ -32,7 +32,7 @@ class Setting(NamedTuple):
         return f'{self.name}="{self.value}"' if quoted else f"{self.name}={self.value}"
 
 
-class Settings(tuple[Setting, ...]):
+class Together(tuple[Setting, ...]):
     """Several options to give together."""
 
 
@@ -43,11 +43,11 @@ class Written(NamedTuple):
     typed: str
 
 
-Span = str | Setting | Settings | Written
+Span = str | Setting | Together | Written
 
 
 class Notice(str):
-    """A text made of strings, of options (`Setting`, `Settings`), of values (`Written`), and of other messages."""
+    """A text made of strings, of options (`Setting`, `Together`), of values (`Written`), and of other messages."""
 
     parts: tuple[Span, ...]
 
@@ -74,7 +74,7 @@ def _joined(parts: Iterable[Span], spell: Callable[[Setting], str], between: str
     texts = []
     for part in parts:
         match part:
-            case Settings():
+            case Together():
                 texts.append(between.join(spell(each) for each in part))
             case Setting():
                 texts.append(spell(part))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from localllm.backends import open_backend
 from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
-from localllm.cache import SLACK, BlockPool, Choice, choose
+from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
 from localllm.engine import Engine
 from localllm.gguf import GGUFFile
 from localllm.models import Config, architecture_of, read_config, record
@@ -28,7 +28,7 @@ class Bound:
     config: Config
     plan: Plan
     context: int  # tokens
-    cache: Choice
+    cache: CacheChoice
     engine: Engine
     device: str
     placed: str  # what runs where, where a card takes part or was asked for
@@ -60,7 +60,7 @@ def bind(
     limits = limits_at(context)
     held = sum(tensor.nbytes for tensor in file.tensors.values())
     asked = CacheTypes(options.cache_type_k, options.cache_type_v)
-    cache = choose(asked, plan, limits, held, options.force)
+    cache = choose_types(asked, plan, limits, held, options.force)
 
     def planner(card: Card, name: str) -> Planner:
         return Planner(card, name, plan, limits_at, context, cache.types)

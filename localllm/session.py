@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from localllm.backends.base import Largest
 from localllm.engine import ContextFull, Engine, Rows
 from localllm.errors import LocalLLMError
+from localllm.generation.decoding import Decoding, PlainDecoding, Speculates
 from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Piece, StopReason
-from localllm.generation.steps import PlainSteps, Speculates, Steps
 from localllm.generation.text import AnswerText
 from localllm.notice import Notice, Setting
 from localllm.sampling.sampler import Sampler
@@ -119,7 +119,7 @@ class Session:
         _check_prompt(prompt, context)
         meter = Meter(len(prompt))
         meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the last one's logits are needed
-        steps, text = self._steps(sampler, prompt), AnswerText(self._tokenizer, stop, resumed)
+        decoding, text = self._decoding(sampler, prompt), AnswerText(self._tokenizer, stop, resumed)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         logits = prefill(self, prompt[meter.reused_tokens :], self.batch_rows, cancelled)
         meter.prompt_read()
@@ -130,12 +130,12 @@ class Session:
         tail = ""
         try:
             if logits is not None:
-                steps.start(logits)
+                decoding.start(logits)
             while logits is not None and not cancelled():
                 if max_tokens is not None and meter.answer_tokens >= max_tokens:
                     reason = "length"
                     break
-                token = steps.sample()
+                token = decoding.sample()
                 meter.sampled()
                 if token in ends:
                     reason = "end"
@@ -147,24 +147,24 @@ class Session:
                     reason, tail = "stop", shown
                     break
                 yield Piece(shown, token)
-                if steps.held >= context:
+                if decoding.held >= context:
                     reason = "context"
                     break
                 if max_tokens is not None and meter.answer_tokens >= max_tokens:
                     reason = "length"
                     break
                 before = perf_counter()
-                steps.feed(token, context if max_tokens is None else max_tokens - meter.answer_tokens)
+                decoding.feed(token, context if max_tokens is None else max_tokens - meter.answer_tokens)
                 meter.decoded(before)
         finally:
-            steps.close()
+            decoding.close()
         read = int(self.engine.executable.memory.read_after(self.length))
-        yield Piece(tail + text.finish(), None, meter.finish(reason, read, steps.passes, steps.speculated()))
+        yield Piece(tail + text.finish(), None, meter.finish(reason, read, decoding.passes, decoding.speculated()))
 
-    def _steps(self, sampler: Sampler, prompt: Sequence[int]) -> Steps:
+    def _decoding(self, sampler: Sampler, prompt: Sequence[int]) -> Decoding:
         if self._speculator is None:
-            return PlainSteps(self, sampler)
-        return self._speculator.steps(self, sampler, prompt)
+            return PlainDecoding(self, sampler)
+        return self._speculator.decode(self, sampler, prompt)
 
 
 def _check_prompt(prompt: Sequence[int], context: int) -> None:

@@ -15,24 +15,24 @@ from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
-    """How the experts of a token are weighted; `plan.Experts` says what the gatings are."""
+class ExpertGating:
+    """How the experts of a token are weighted; `plan.Experts` defines the gatings."""
 
     gating: Gating
-    normalize: bool  # the chosen weights are divided by their sum
-    from_file: bool = False  # keys of the file go before the two above, and may scale the weights
-    scales: bool = False  # `.scale` tensors of the experts' matrices count
+    normalize: bool  # divide the chosen weights by their sum
+    from_file: bool = False  # keys of the file override the two above, and may scale the weights
+    scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
 
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Attention in a sliding window, of which every `period`-th layer is free."""
+    """Sliding-window attention in all layers but every `period`-th."""
 
-    period: int  # where the file does not say it: layers period - 1, 2 period - 1, ... see everything
-    window: int = 0  # where the file does not say it; 0: no layer slides
-    stretched: bool = True  # rope scaling holds in sliding layers too
-    rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
+    period: int  # default without a key: layers period - 1, 2 period - 1, ... see everything
+    window: int = 0  # default without a key; 0: no layer has a window
+    stretched: bool = True  # rope scaling applies to layers with a window too
+    rope_base: float = 0.0  # of layers with a window; default without a key; 0: as in the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +43,25 @@ class Architecture:
     rope_style: RopeStyle
     activation: Activation = "silu"
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
-    qk_norm: bool = False  # the file must hold q/k norms (they are applied wherever it does)
-    ffn_scales: bool = True  # `.scale` tensors of the feed-forward matrices count (llama.cpp reads them for some only)
-    ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: there is no gate
+    qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
+    ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
+    ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: no gate
     norm: NormKind = "rms"
-    attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
-    ffn_norm: str = "ffn_norm"  # and of the feed-forward
-    post_norms: bool = False  # what attention and feed-forward give is normed before it is added
-    root_width_embedding: bool = False  # embeddings are times sqrt(width)
-    wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
-    attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
+    attention_norm: str = "attn_norm"  # norm of attention's input; "": none
+    ffn_norm: str = "ffn_norm"  # norm of the feed-forward's input; "": none
+    post_norms: bool = False  # norm the outputs of attention and feed-forward before adding them
+    root_width_embedding: bool = False  # multiply embeddings by sqrt(width)
+    wide_scores: int = 0  # with this many layers, divide scores by sqrt(width / heads), not sqrt(head width)
+    attention_softcap: float | None = None  # default without a key; None: ignore the key
     logit_softcap: float | None = None  # as above
     multipliers: bool = False  # keys scale embeddings, scores, residual branches and logits, and may switch rope off
     sliding: Sliding | None = None
-    routing: Routing | None = None
+    routing: ExpertGating | None = None
 
 
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
-        "llama", "norm", routing=Routing("softmax", True, scales=True)
+        "llama", "norm", routing=ExpertGating("softmax", True, scales=True)
     ),
     Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
@@ -76,15 +76,15 @@ _ROWS = (
     Architecture("glm4", "norm", ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
-        routing=Routing("sigmoid", False, from_file=True),
+        routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
-        routing=Routing("softmax_of_chosen", False, activation="swiglu_oai"),
+        routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
     ),
     Architecture("granite", "norm", ffn_scales=False, multipliers=True),
     Architecture(
-        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=Routing("softmax", True)
+        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=ExpertGating("softmax", True)
     ),
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
@@ -92,9 +92,9 @@ _ROWS = (
     ),
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
     Architecture("qwen2", "neox", ffn_scales=False),
-    Architecture("qwen2moe", "neox", ffn_scales=False, routing=Routing("softmax", False)),
+    Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
     Architecture("qwen3", "neox", qk_norm=True),
-    Architecture("qwen3moe", "neox", qk_norm=True, routing=Routing("softmax", True, scales=True)),
+    Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),

@@ -1,7 +1,7 @@
-"""What a model file says about its shape: metadata keys in, one frozen and checked `Config` out.
+"""Reads a model's shape from its file: metadata keys in, one frozen and checked `Config` out.
 
-Every count is bounded here, so that a hostile file ends in a message and never in a huge loop or allocation. Zero means
-"not set" where llama.cpp treats it so.
+Every count is bounded here, so a hostile file causes an error message, never a huge loop or allocation. Zero means "not
+set" where llama.cpp treats it so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from localllm.models.architectures import ARCHITECTURES, Architecture, Routing
+from localllm.models.architectures import ARCHITECTURES, Architecture, ExpertGating
 from localllm.models.errors import ModelError
 from localllm.models.keys import Keys, found
 from localllm.plan import Gating, GluActivation
@@ -19,16 +19,16 @@ from localllm.plan import Gating, GluActivation
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 MAX_LAYERS = 1024
-_MAX_WIDTH = 1 << 20  # of a row of activations
+_MAX_WIDTH = 1 << 20  # values in a row of activations
 # Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
-# experts of which 32 are used.
+# experts, 32 of them used.
 _MAX_HEADS, _MAX_HEAD_DIM, _MAX_LAYOUTS = 1024, 1024, 16
 _MAX_EXPERTS, _MAX_USED = 4096, 256
 _REASON = " (kernels are compiled for this number, and no known model comes near)"
 _MAX_VOCABULARY = 1 << 24
 _MAX_CONTEXT = 1 << 30
-_MAX_FACTOR = 1e6  # of anything that stretches positions or scales values
-_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # as the files number them, from 1
+_MAX_FACTOR = 1e6  # of factors that stretch positions or scale values
+_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in GGUF's order, which counts from 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +38,20 @@ class RopeConfig:
     n_rot: int  # rotated dimensions of a head, even
     base: float
     scaling: RopeScaling
-    factor: float  # how much longer the context is than the one trained on
-    original_context: int  # the context trained on
+    factor: float  # context length divided by the trained one
+    original_context: int  # the trained context length
     attention_factor: float  # multiplies cosine and sine
     extrapolation: float  # yarn: 1 mixes interpolated and plain angles, 0 interpolates all
     beta_fast: float  # yarn: rotations over the original context above which an angle stays as it is
     beta_slow: float  # yarn: rotations below which an angle is interpolated fully
     log_multiplier: float  # yarn: mscale_all_dim of the model's own configuration
     temperature: float  # Ministral 3: growth of the queries per e-fold of original contexts
-    sections: bool  # the angles also know places in a picture; for text that means rotating the halves of a head
+    sections: bool  # angles also encode positions in a picture; for text, rotate the halves of a head
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertConfig:
-    """How the feed-forward of a token is chosen; `plan.Experts` says what the words mean."""
+    """How experts are chosen for a token; `plan.Experts` defines the terms."""
 
     count: int
     used: int
@@ -59,7 +59,7 @@ class ExpertConfig:
     normalize: bool
     scale: float
     activation: GluActivation
-    matrix_scales: bool  # `.scale` tensors count
+    matrix_scales: bool  # apply `.scale` tensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
-    layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last guess further tokens
+    layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last ones draft tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
     heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_HEADS, reason=_REASON)
@@ -145,7 +145,7 @@ def _check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...]
 
 
 def _rotated(keys: Keys, row: Architecture, layers: int) -> tuple[bool, ...]:
-    if row.multipliers and not keys.flag("rope.scaling.finetuned", True):  # Granite 4 without positions says it so
+    if row.multipliers and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
         return (False,) * layers
     every = row.no_rope_every
     return tuple(not every or (layer + 1) % every != 0 for layer in range(layers))
@@ -183,7 +183,7 @@ def _multiplier(keys: Keys, row: Architecture, key: str) -> float:
     return (keys.real(key, 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0) or 1.0
 
 
-def _experts(keys: Keys, routing: Routing | None) -> ExpertConfig | None:
+def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
     count = keys.integer("expert_count", 0, _MAX_EXPERTS, default=0, reason=_REASON)
     if not count:
         return None
@@ -214,7 +214,7 @@ def _head_dim(keys: Keys, width: int, heads: tuple[int, ...]) -> int:
 
 
 def _vocabulary(keys: Keys) -> int:
-    """Tokens in the tokenizer, which is what llama.cpp goes by; files without one must say `vocab_size`."""
+    """The number of tokens in the tokenizer, as in llama.cpp; a file without one must have `vocab_size`."""
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
         return keys.integer("vocab_size", 1, _MAX_VOCABULARY)

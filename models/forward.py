@@ -1,7 +1,7 @@
-"""The one forward pass: walks the layers of a transformer and records every operation; `models.block` is one layer.
+"""The one forward pass: walks the layers of a transformer and records every operation; `models.layers` does one layer.
 
-What the file holds (biases, q/k norms, experts, output matrix, frequency factors) decides what is recorded;
-`Architecture` says the rest.
+The tensors in the file (biases, q/k norms, experts, output matrix, frequency factors) decide what is recorded;
+`Architecture` decides the rest.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from localllm.models.architectures import Architecture
-from localllm.models.block import Block, Ropes
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
+from localllm.models.layers import LayerRecorder, Ropes
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor
@@ -34,17 +34,17 @@ def record(
     factors = _factors(config, checked, context or config.context_length)
     full = _ropes(config, architecture, config.rope, factors)
     sliding = _ropes(config, architecture, config.window_rope, factors)
-    block = Block(config, architecture, checked, recorder, full, sliding)
+    layers = LayerRecorder(config, architecture, checked, recorder, full, sliding)
     for layer in range(config.layers):
         recorder.begin_layer()
-        x = block.attention(x, layer)
-        x = block.feed_forward(x, layer)
+        x = layers.attention(x, layer)
+        x = layers.feed_forward(x, layer)
     recorder.begin_layer()
-    x = block.norm("output_norm", x)
+    x = layers.norm("output_norm", x)
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)
-        scale *= block.scale("output")
+        scale *= layers.scale("output")
     else:
         weight = table
     logits = recorder.linear(x, weight, checked.optional("output.bias", config.vocabulary), scale)

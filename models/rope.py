@@ -29,7 +29,7 @@ def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tu
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """What cosine and sine are multiplied by: YaRN's attention temperature and the file's own factor."""
+    """The factor of cosine and sine: YaRN's attention temperature times the file's own factor."""
     if rope.scaling != "yarn" or rope.extrapolation == 0.0:
         return rope.attention_factor
     scale = _mscale(rope.factor, 1.0)

@@ -15,7 +15,7 @@ from localllm import quant
 from localllm.models.errors import ModelError
 from localllm.plan import Tensor, Weight
 
-_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
+_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats that a file may hold but a weight may not have
 
 
 class Tensors:

@@ -1,4 +1,4 @@
-"""The plan: what a forward pass is, written down once as a flat list of operations over named values.
+"""The plan: a forward pass as a flat list of operations over named values.
 
 `models` walks an architecture and records it with a `Recorder`, which ends in a `Plan`. A backend binds the plan once
 and replays it for every `Batch`. Nothing here computes.
@@ -10,6 +10,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 from __future__ import annotations
 
 from localllm.plan.batch import BLOCK, Batch
+from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
@@ -25,13 +26,15 @@ from localllm.plan.operations import (
     Linear,
     Norm,
     NormKind,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Stack,
 )
-from localllm.plan.plan import CacheLayer, Part, Plan
+from localllm.plan.plan import CacheLayer, Plan
 from localllm.plan.recorder import Recorder
 from localllm.plan.summary import Summary, summarize
 from localllm.plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
@@ -49,16 +52,22 @@ __all__ = [
     "CacheLayer",
     "Embed",
     "Experts",
+    "Fused",
     "Gating",
     "Glu",
     "GluActivation",
+    "Heads",
+    "HeadsAppend",
     "Linear",
+    "LinearAdd",
+    "LinearGlu",
+    "LinearGroup",
     "Norm",
     "NormKind",
     "Operation",
-    "Part",
     "Plan",
     "Read",
+    "Receive",
     "Recorder",
     "Rope",
     "RopeStyle",
@@ -66,12 +75,14 @@ __all__ = [
     "Rows",
     "Scale",
     "SelectRows",
+    "Send",
     "Softcap",
     "Stack",
     "Summary",
     "Tensor",
     "Value",
     "Weight",
+    "flattened",
     "rope_table",
     "summarize",
 ]

@@ -254,6 +254,28 @@ class SelectRows(Unary):
     """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
 
 
+@dataclass(frozen=True, slots=True)
+class Receive(Operation):
+    """Values that another place made; a stage of a split plan begins with it."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        return self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Send(Operation):
+    """Values for the next stage, which is at another place; a stage of a split plan ends with it."""
+
+    values: tuple[Value, ...]
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.values
+
+
 def _given(*weights: Weight | None) -> tuple[Weight, ...]:
-    """Those that there are."""
+    """The weights that are not None."""
     return tuple([weight for weight in weights if weight is not None])

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Embed
+from localllm.plan.operations import Embed, Send
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
 
@@ -24,27 +25,16 @@ class CacheLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """Operations start..stop, which run without a break. Values enter it from outside, and leave it for outside."""
-
-    start: int
-    stop: int
-    enters: tuple[Value, ...] = ()
-    leaves: tuple[Value, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
 
-    What is recorded is one part; `backends.hybrid.cut` makes plans of several.
+    `rewrites.split` makes one plan per place from a whole plan; only one of them makes the logits.
     """
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
     layers: tuple[CacheLayer, ...]
     logits: Value
-    parts: tuple[Part, ...]
     starts: tuple[int, ...] = ()  # the operation that each layer begins with, and the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
 
@@ -70,11 +60,18 @@ class Plan:
 
     @property
     def uses(self) -> Counter[int]:
-        """How often each value is read, by index: by operations, outside a part that it leaves, and as logits."""
+        """How often each value is read, by index; the caller reads the logits once."""
         uses = Counter(value.index for op in self.operations for value in op.inputs)
         uses[self.logits.index] += 1
-        uses.update(value.index for part in self.parts for value in part.leaves)
         return uses
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """Numbers of the operations of each stage; a stage ends with a Send or with the plan."""
+        ends = [number + 1 for number, op in enumerate(self.operations) if isinstance(op, Send)]
+        if not ends or ends[-1] < len(self.operations):
+            ends.append(len(self.operations))
+        return tuple([range(start, end) for start, end in pairwise([0, *ends])])
 
     @property
     def input_vocabulary(self) -> int:

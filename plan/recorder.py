@@ -25,7 +25,7 @@ from localllm.plan.operations import (
     Softcap,
     Stack,
 )  # fmt: skip
-from localllm.plan.plan import CacheLayer, Part, Plan
+from localllm.plan.plan import CacheLayer, Plan
 from localllm.plan.values import Rope, Rows, Value
 from localllm.plan.weights import Tensor, Weight
 
@@ -130,11 +130,10 @@ class Recorder:
         return out
 
     def finish(self, logits: Value, tensors: Collection[str] = ()) -> Plan:
-        """The plan that ends in `logits`; `tensors` names what was read of the file."""
+        """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file."""
         layers = tuple(self._layers[i] for i in range(len(self._layers)))
         operations = tuple(self._operations)
-        whole = Part(0, len(operations))
-        return Plan(operations, tuple(self._values), layers, logits, (whole,), tuple(self._starts), frozenset(tensors))
+        return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors))
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

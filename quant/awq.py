@@ -23,17 +23,17 @@ ROWS = 256  # rows of a matrix to try: more take longer and choose the same
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Matrix:
     """A matrix (rows, columns) that reads the input, the sum of x x^T over its inputs, and how it will be stored."""
 
-    matrix: F32
+    values: F32
     hessian: F64  # (columns, columns)
     rounded: Callable[[F32, F32], F32]  # (matrix, mean squares of its inputs) to its values after storing
 
     def error(self, scale: F32) -> float:
         """Squared error of the outputs relative to their squares, if the columns are multiplied by `scale` while
         stored."""
-        tried = self.matrix[:: max(len(self.matrix) // ROWS, 1)]
+        tried = self.values[:: max(len(self.values) // ROWS, 1)]
         squares = np.diagonal(self.hessian).astype(np.float32)
         stored = self.rounded(tried * scale, squares / scale**2) / scale
         outputs = output_error(tried, np.zeros_like(tried), self.hessian)
@@ -49,12 +49,12 @@ def factors(mean_squares: F32, exponent: float) -> F32:
 
 
 def search(
-    parts: Sequence[Part], mean_squares: F32, spread: Callable[[F32], F32] = lambda scale: scale
+    matrices: Sequence[Matrix], mean_squares: F32, spread: Callable[[F32], F32] = lambda scale: scale
 ) -> tuple[F32, float, float]:
-    """The factors with the least total error over all parts, that error, and the error without factors.
+    """The factors with the least total error over all matrices, that error, and the error without factors.
 
     Factors and `mean_squares` belong to what makes the input; `spread` turns them into those of its columns.
     """
-    errors = [sum(part.error(spread(factors(mean_squares, e))) for part in parts) for e in EXPONENTS]
+    errors = [sum(matrix.error(spread(factors(mean_squares, e))) for matrix in matrices) for e in EXPONENTS]
     best = int(np.argmin(errors))
     return factors(mean_squares, EXPONENTS[best]), errors[best], errors[0]

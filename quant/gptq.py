@@ -2,9 +2,9 @@
 ordinary row.
 
 Columns are rounded one after the other. Later columns compensate the rounding error of each, as far as the inputs of
-the matrix are correlated. A block gets its scales from the format's ordinary quantizer when its turn comes; after that
-only codes are chosen. Formats without an entry in `quant.codes` feed back the error of whole blocks. Where that does
-not help, as with the coarsest formats, rows are rounded the ordinary way.
+the matrix are correlated. The format's ordinary quantizer sets the scales of a block when its turn comes; after that
+only codes are chosen. Formats without an entry in `quant.codes` feed back the error of whole blocks. If that does not
+help, as with the coarsest formats, rows are rounded the ordinary way.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The formats that llama-quantize's types give to every tensor of a model: the types as data, and one function that
-applies them.
+"""Chooses the format of every tensor as llama-quantize's types do: the types as data, and one function that applies
+them.
 
 `MIXES` has a row for every name. `choose` gives the same formats, tensor by tensor, as llama-quantize
 (src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
@@ -83,10 +83,10 @@ class Mix:
     file_type: int
     format: str
     rules: tuple[Rule, ...] = ()
-    output: str = "Q6_K"  # of the output matrix, and of token embeddings that serve as one
-    embedding: str = ""  # of other token embeddings; empty: `format`
-    low: bool = False  # of the family below three bits, where the rules for wide models differ
-    experts: str = ""  # of stacked matrices, all else being Q8_0
+    output: str = "Q6_K"  # format of the output matrix, also if token embeddings serve as one
+    embedding: str = ""  # format of other token embeddings; empty: `format`
+    low: bool = False  # a type below three bits, whose rules for wide models differ
+    experts: str = ""  # format of stacked matrices; everything else is Q8_0
 
 
 # -- the table -----------------------------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ _ROWS = (
 # fmt: on
 MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # of two with the same, the one llama-quantize knows
+_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, the one that llama-quantize knows
 
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -288,7 +288,7 @@ _CONDITIONS: dict[str, Callable[[_Place], bool]] = {
 class _State:
     """Progress of the walk over the tensors."""
 
-    values: int  # matrices of attn_v's role in the model
+    values: int  # number of matrices with attn_v's role
     tied: bool
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTED, 0))
 
@@ -351,7 +351,7 @@ def _wanted(
 
 
 def _output(mix: Mix, geometry: Geometry, columns: int, options: Options) -> str:
-    if options.output:  # of token embeddings that serve as the output matrix
+    if options.output:  # for token embeddings that serve as the output matrix
         return options.output
     fits = columns % FORMATS[mix.format].block_values == 0
     return mix.output if fits and geometry.architecture != "falcon" else "Q8_0"

@@ -1,4 +1,4 @@
-"""Shared helpers of the test suite: where the reference data is, and the skip when it is not there."""
+"""Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 
 def reference(*parts: str) -> Path:
-    """Path of a file or folder of the reference data; skips the calling test where there is none."""
+    """Path of a file or folder of the reference data; skips the calling test if it is missing."""
     path = SHARED_DATA.joinpath(*parts)
     if not path.exists():
         pytest.skip(f"reference data not present: {path}")
@@ -23,7 +23,7 @@ def reference(*parts: str) -> Path:
 
 @contextmanager
 def full_disk(room: int) -> Iterator[None]:
-    """A limit on the size of files stands for a full disk: a write beyond `room` bytes fails, in this process."""
+    """Simulates a full disk by a limit on file sizes: in this process, a write beyond `room` bytes fails."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
     try:

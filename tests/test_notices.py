@@ -12,7 +12,7 @@ import pytest
 from localllm.cli.flags import GROUPS, flag_of, typed
 from localllm.cli.main import COMMANDS
 from localllm.errors import LocalLLMError
-from localllm.notice import FILE, N, Notice, Setting, Settings
+from localllm.notice import FILE, N, Notice, Setting, Together
 from localllm.options import declared
 from tests.test_imports import FILES, name
 
@@ -89,9 +89,9 @@ def test_an_option_of_several_commands_has_one_flag_in_messages() -> None:
         (Setting("threads"), "-t"),
         (Setting("force", True), "--force"),
         (Setting("imatrix", FILE), "--imatrix FILE"),
-        (Settings((Setting("cache_type_k", "q8_0"), Setting("cache_type_v", "q8_0"))), "-ctk q8_0 -ctv q8_0"),
+        (Together((Setting("cache_type_k", "q8_0"), Setting("cache_type_v", "q8_0"))), "-ctk q8_0 -ctv q8_0"),
     ],
 )
-def test_the_command_line_writes_flags(part: Setting | Settings, shown: str) -> None:
+def test_the_command_line_writes_flags(part: Setting | Together, shown: str) -> None:
     assert typed(LocalLLMError(Notice("use ", part))) == f"use {shown}"
     assert typed("plain -x") == "plain -x"

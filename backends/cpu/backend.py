@@ -7,35 +7,28 @@ import weakref
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
-from localllm.backends.checks import (
-    check_blocks,
-    check_cache,
-    check_content,
-    check_copy,
-    check_limits,
-    check_replacement,
-    not_finite,
-)
+from localllm.backends.checks import check_cache
 from localllm.backends.cpu import bind, budget, rope, weights
 from localllm.backends.cpu.buffers import Buffer
-from localllm.backends.cpu.cache import CACHE, FOUR
+from localllm.backends.cpu.cache import CACHE
+from localllm.backends.cpu.cache_blocks import CacheBlocks
 from localllm.backends.cpu.inputs import Inputs
 from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import attention, bandwidth, matrix
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.kernels.executor import Entry
-from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.memory import Arena, address, int_block
 from localllm.backends.cpu.pool import Pool
 from localllm.backends.cpu.program import Program, Slot
 from localllm.backends.cpu.sharing import Sharing
-from localllm.backends.cpu.simd import LANES
+from localllm.backends.shell import RopeTables, Shell
 from localllm.plan import F32, Batch, Experts, Plan, Rope, Tensor, Value
 from localllm.quant.codecache import default_folder
 
@@ -81,8 +74,10 @@ class CpuBackend:
         self._stop()
 
 
-class CpuExecutable:
+class CpuExecutable(Shell):
     """A plan bound to memory. One step at a time."""
+
+    _cache: CacheBlocks
 
     def __init__(
         self,
@@ -93,10 +88,9 @@ class CpuExecutable:
         progress: Progress | None,
         keep: Collection[Value],
     ) -> None:
-        self.limits, self._plan, self._pool, self._library = limits, plan, backend.pool, backend.library
+        super().__init__(plan, limits)
+        self._pool, self._library = backend.pool, backend.library
         self._backend = backend  # keeps its threads alive
-        self._closed = False
-        check_limits(limits)
         matrices = plan.matrices.values()
         program = bind.program(plan, limits, backend.pool.threads, cache, keep)
         kernels = [*program.kernels.values(), *(matrix.repack(f) for f in {w.format for w in matrices})]
@@ -106,18 +100,13 @@ class CpuExecutable:
             matrices, backend.library, backend.pool.threads, lambda done, total: report("loading weights", done, total)
         )
         self._scratch = program.buffers.commit()
-        self._types = CACHE[cache.keys], CACHE[cache.values]
-        self._cache, cache_addresses = _cache(plan, limits, cache)
-        self.cache_layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
-        sizes = [part.shape[1] for part in self._cache]
-        self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
+        self._set_cache(CacheBlocks(plan, limits, cache))
         self._vectors: dict[str, NDArray[np.float32]] = {}
-        self._ropes: dict[Rope, tuple[Arena, int]] = {}
-        self._rope_filled = 0
+        self._rope_tables: dict[Rope, Arena] = {}
         uses = budget.attention_uses(plan, cache)
         self._sharing = {use: Sharing(*use, limits, backend.pool.threads) for use in uses}
         self._partials = Arena(max((s.partial_bytes for s in self._sharing.values()), default=0), "attention")
-        self._inputs = Inputs(limits, plan.window)
+        self._inputs = Inputs(limits)
         step = address(self._inputs.step)
         stride, unpacked = budget.attention_stride(uses), budget.tile_stride(panels, backend.pool.threads)
         self._attention_scratch = Arena(stride * backend.pool.threads, "attention")
@@ -133,7 +122,7 @@ class CpuExecutable:
             "scratch": self._attention_scratch.address,
             "scratch_stride": stride,
             "partials": self._partials.address,
-            **cache_addresses,
+            **self._cache.addresses,
         }
         for name, p in panels.items():
             names |= {
@@ -165,28 +154,21 @@ class CpuExecutable:
             self._blocks.append(block)
             self.entries[number] = (backend.library.address(call.kernel), address(block), call.barrier, 0, 0)
         self._panels = panels
-        self._logits = self._rows(program, program.logits, limits.logit_rows, plan.logits.width)
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
 
         def rows_of(value: Value, buffer: Buffer) -> F32:
             return self._rows(program, buffer, allocated[value.rows], value.width)
 
         self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
-        self._parts = [
-            _Part(
-                part.calls,
-                [rows_of(value, buffer) for value, buffer in part.enters],
-                [(value, rows_of(value, buffer)) for value, buffer in part.leaves],
-            )
-            for part in program.parts
-        ]
+        self._logits = rows_of(plan.logits, program.logits) if program.logits is not None else None
+        self._stages = [stage.located(rows_of) for stage in program.stages]
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in plan.operations
             if isinstance(op, Experts) and op.out.index in program.routings
         }
+        self._ropes = RopeTables(self._rope_tables, limits.positions, self._fill_rope)
         self.memory = budget.memory(plan, program, limits, backend.pool.threads, cache, backend.isa)
-        self._vocabulary_in = plan.input_vocabulary
 
     def _rows(self, program: Program, buffer: Buffer, rows: int, width: int) -> F32:
         """A buffer's float32 rows (rows, width)."""
@@ -218,99 +200,39 @@ class CpuExecutable:
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
-    def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
-        self.begin(batch)
-        self.replay()
-        return self.result()
+    def _take_in(self, batch: Batch) -> None:
+        self._inputs.fill(batch)
+        last = int(batch.positions.max())
+        for sharing in self._sharing.values():
+            sharing.fill(batch, last)
+
+    def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        stage = self._stages[number]
+        for (_, into), rows in zip(stage.received, received, strict=True):
+            into[: len(rows)] = rows
+        entries = self.entries[stage.work]
+        if len(entries):  # none if the stage only has additions, which earlier linears perform
+            self._pool.run(entries, self._counters[stage.work])
+        return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 
     def replay(self) -> None:
         """Run the plan on the last batch again: the cost of a step without the Python around it."""
         self._pool.run(self.entries, self._counters)
 
-    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        return [np.arange(len(batch.tokens))]
-
-    def begin(self, batch: Batch) -> None:
-        """Take in the next batch to run."""
-        self._must_be_open()
-        self._inputs.fill(batch, self._vocabulary_in)
-        last = int(batch.positions.max())
-        if last >= self._rope_filled:
-            self._grow_ropes(last + 1)
-        for sharing in self._sharing.values():
-            sharing.fill(batch, last)
-
-    def run(self, part: int, entering: Sequence[F32]) -> list[F32]:
-        own = self._parts[part]
-        for into, rows in zip(own.enters, entering, strict=True):
-            into[: len(rows)] = rows
-        entries = self.entries[own.calls]
-        if len(entries):  # None if only additions remained, which earlier linears perform
-            self._pool.run(entries, self._counters[own.calls])
-        return [rows[: self._count(value)] for value, rows in own.leaves]
-
     def result(self) -> F32:
-        return self._logits[: int(self._inputs.step[Step.LOGIT_ROWS])]
+        assert self._logits is not None, "another place makes the logits"
+        return self._logits[: self._counts["logits"]]
 
-    def value(self, value: Value) -> F32:
-        """The content of a kept value after the last step; a view that the next step overwrites."""
-        self._must_be_open()
-        return self._kept[value.index][: self._count(value)]
-
-    def routing(self, out: Value) -> Routing:
-        """The routing of the last step for a kept result of experts; views as for `value`."""
-        self._must_be_open()
-        all_rows, count = self._routings[out.index], self._count(out)
-        return Routing(all_rows.choices[:count], all_rows.hidden[:count])
-
-    def _count(self, value: Value) -> int:
-        return int(self._inputs.step[Step.ROWS if value.rows == "batch" else Step.LOGIT_ROWS])
-
-    def replace(self, weight: Tensor) -> None:
-        """Other numbers for a bound matrix of the same name, format and shape."""
-        self._must_be_open()
-        check_replacement(weight, self._plan.matrices)
+    def _fill(self, weight: Tensor) -> None:
         weights.fill([(weight, self._panels[weight.name])], self._library, self._pool.threads)
 
-    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
-        self._must_be_open()
-        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
-        for number, keys_or_values in enumerate(self._cache):
-            own = self._plan.layers[number // 2].window > 0 and self.limits.window_blocks > 0
-            if own == windowed:
-                keys_or_values[target] = keys_or_values[source]
-
-    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        self._must_be_open()
-        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        keys, values = self._cache[2 * layer : 2 * layer + 2]
-        return np.concatenate([keys[numbers], values[numbers]], axis=1)
-
-    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        self._must_be_open()
-        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
-        check_content(content, len(numbers), self.block_bytes[layer])
-        keys, values = self._cache[2 * layer : 2 * layer + 2]
-        new = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
-        # Infinity or NaN with weight zero would still spoil a sum.
-        if not (self._types[0].finite_keys(new[0]) and self._types[1].finite_values(new[1])):
-            raise not_finite()
-        keys[numbers], values[numbers] = new
-
-    def close(self) -> None:
-        """Free the memory. Returned logits stay readable."""
-        self._closed = True
-        self._cache = []
+    def _free(self) -> None:
+        self._cache.free()
         self._weights = self._scratch = self._attention_scratch = self._partials = self._tile_scratch = Arena(
             0, "nothing"
         )
-        self._ropes.clear()
-        self._kept, self._routings, self._parts = {}, {}, []
-
-    def _must_be_open(self) -> None:
-        if self._closed:
-            raise BackendError("this executable is closed; bind the plan again")
+        self._rope_tables.clear()
+        self._stages = []
 
     def read_bandwidth(self) -> float:
         """Bytes per second, best of three passes over the weights (at most 512 MiB of them)."""
@@ -349,39 +271,15 @@ class CpuExecutable:
     # -- rope tables -----------------------------------------------------------------------------------------------
 
     def _rope_table(self, rope_: Rope) -> Arena:
-        if rope_ not in self._ropes:
-            row = 8 * (rope_.n_rot // 2)
-            self._ropes[rope_] = (Arena(row * self.limits.positions, "the rope table"), row)
-        return self._ropes[rope_][0]
+        if rope_ not in self._rope_tables:
+            self._rope_tables[rope_] = Arena(_rope_row(rope_) * self.limits.positions, "the rope table")
+        return self._rope_tables[rope_]
 
-    def _grow_ropes(self, needed: int) -> None:
-        """Fill tables up to a position of the batch; most chats never need the full table of a long context."""
-        stop = min(-(-needed // ROPE_STEP) * ROPE_STEP, self.limits.positions)
-        for rope_, (arena, row) in self._ropes.items():
-            values = rope.table(rope_, self._rope_filled, stop)
-            at = arena.address + self._rope_filled * row
-            arena.view(at, values.nbytes)[:] = values.reshape(-1).view(np.uint8)
-        self._rope_filled = stop
+    def _fill_rope(self, rope_: Rope, start: int, stop: int) -> None:
+        values, arena = rope.table(rope_, start, stop), self._rope_tables[rope_]
+        arena.view(arena.address + start * _rope_row(rope_), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
 
 
-class _Part(NamedTuple):
-    """Entries of a part, and the rows of values that cross its edges."""
-
-    calls: slice
-    enters: list[F32]
-    leaves: list[tuple[Value, F32]]
-
-
-def _cache(plan: Plan, limits: Limits, cache: CacheTypes) -> tuple[list[NDArray[np.uint8]], dict[str, int]]:
-    """Per layer, keys then values: uint8 (blocks, bytes per block); and their addresses by name."""
-    parts = [
-        (f"{what}_cache:{number}", limits.blocks_of(layer), size)
-        for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
-        for what, size in zip("kv", sizes, strict=True)
-    ]
-    arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
-    arrays, addresses = [], {}
-    for name, blocks, size in parts:
-        addresses[name] = at = arena.take(blocks * size)
-        arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
-    return arrays, addresses
+def _rope_row(rope_: Rope) -> int:
+    """Bytes of a row of a rope table."""
+    return 8 * (rope_.n_rot // 2)

@@ -16,7 +16,6 @@ from localllm.backends.cpu.panels import Activations, panel_count
 from localllm.backends.cpu.program import (
     Call,
     Domain,
-    PartCalls,
     Program,
     Resource,
     Slot,
@@ -24,7 +23,7 @@ from localllm.backends.cpu.program import (
 )  # fmt: skip
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
-from localllm.backends.fusion import additions_into_linears
+from localllm.backends.stages import Stage
 from localllm.plan import (
     Activate,
     Add,
@@ -34,18 +33,23 @@ from localllm.plan import (
     Experts,
     Glu,
     Linear,
+    LinearAdd,
     Norm,
     Operation,
-    Part,
     Plan,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
+    Send,
     Softcap,
     Stack,
     Value,
     Weight,
 )  # fmt: skip
+from localllm.plan.rewrites.fusion import fuse, fuse_additions
+
+PASSES = (fuse_additions,)
 
 
 def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) -> dict[int, Slot]:
@@ -56,7 +60,8 @@ def activation_slots(first: int, kind: Activations, rows: Buffer, width: int) ->
 
 class _Binder:
     def __init__(self, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, keep: Collection[Value]) -> None:
-        self.plan, self.threads, self.cache = plan, threads, cache
+        self.plan = plan = fuse(plan, PASSES, keep)
+        self.threads, self.cache = threads, cache
         self.buffers = Buffers(limits)
         self.calls: list[Call] = []
         self.kernels: dict[str, Kernel] = {}
@@ -68,6 +73,8 @@ class _Binder:
         self.routings: dict[int, tuple[str, Buffer]] = {}
         self.lists: dict[str, int] = {}
         self.limits = limits
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage
+        self.sent: list[tuple[Value, Buffer]] = []
         self.wanted = {(x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products}
 
     # -- values ----------------------------------------------------------------------------------------------------
@@ -122,45 +129,40 @@ class _Binder:
     # -- operations ------------------------------------------------------------------------------------------------
 
     def run(self) -> Program:
-        fused = additions_into_linears(self.plan, self.uses)
-        parts = [self.part(part, fused) for part in self.plan.parts]
-        place_barriers(self.calls, parts)
+        stages = [self.stage(numbers) for numbers in self.plan.stages]
+        place_barriers(self.calls, stages)
         kept = {value.index: self.where[value.index] for value in self.keep}
-        logits = self.where[self.plan.logits.index]
-        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings, parts)
+        logits = self.where.get(self.plan.logits.index)
+        return Program(self.calls, self.buffers, self.kernels, logits, self.lists, kept, self.routings, stages)
 
-    def part(self, part: Part, fused: dict[int, int]) -> PartCalls:
-        enters = tuple([(value, self.take(value)) for value in part.enters])
-        first = len(self.calls)
-        self.emit(range(part.start, part.stop), fused)
-        leaves = tuple([(value, self.where[value.index]) for value in part.leaves])
-        self.used(*part.leaves)
-        return PartCalls(slice(first, len(self.calls)), enters, leaves)
+    def stage(self, numbers: range) -> Stage[Buffer]:
+        first, self.received, self.sent = len(self.calls), [], []
+        self.emit(numbers)
+        return Stage(slice(first, len(self.calls)), tuple(self.received), tuple(self.sent))
 
-    def emit(self, numbers: range, fused: dict[int, int]) -> None:
-        """Emit calls of operations with these numbers; `fused`: additions that linears perform."""
-        operations = self.plan.operations
+    def receive(self, op: Receive) -> None:
+        self.received += [(value, self.take(value)) for value in op.values]
+
+    def send(self, op: Send) -> None:
+        self.sent += [(value, self.where[value.index]) for value in op.values]
+        self.used(*op.values)
+
+    def emit(self, numbers: range) -> None:
+        """Emit the calls of the operations with these numbers."""
         emit: dict[type[Operation], Callable[..., None]] = {
             Embed: self.embed, Norm: self.norm, Rotate: self.rotate, Append: self.append, Attention: self.attention,
             Glu: self.glu, Add: self.add, Scale: self.scale, SelectRows: self.select,
-            Activate: self.activate, Softcap: self.softcap, Experts: self.experts,
+            Activate: self.activate, Softcap: self.softcap, Experts: self.experts, Linear: self.linear,
+            LinearAdd: self.linear_add, Receive: self.receive, Send: self.send,
         }  # fmt: skip
         for number in numbers:
-            op = operations[number]
-            if number in fused.values():
-                continue
-            if isinstance(op, Linear):
-                other = fused.get(number)
-                addition = operations[other] if other is not None else None
-                assert addition is None or isinstance(addition, Add)
-                self.linear(op, addition)
-            elif type(op) in emit:
-                emit[type(op)](op)
-            else:
+            op = self.plan.operations[number]
+            if type(op) not in emit:
                 raise BackendError(
                     f"the cpu backend has no kernels for {type(op).__name__.lower()} yet; "
                     "--backend reference runs it, slowly"
                 )
+            emit[type(op)](op)
 
     def embed(self, op: Embed) -> None:
         y = self.take(op.out)
@@ -184,18 +186,21 @@ class _Binder:
         self.call(rowwise.norm(op.kind), a.SIZE, slots, op.x.rows, "norm", {x.number}, {y.number, *q_writes})
         self.used(op.x)
 
-    def linear(self, op: Linear, addition: Add | None) -> None:
+    def linear_add(self, op: LinearAdd) -> None:
+        self.linear(op.linear, op)
+
+    def linear(self, op: Linear, fused: LinearAdd | None = None) -> None:
         a, name, x = linear.LinearArg, op.weight.name, self.input_of(op.x, op.weight)
         residual: dict[int, Slot] = {}
         reads: set[Resource] = {x.number}
         out = op.out
-        if addition is not None:
-            other = addition.b if addition.a is op.out else addition.a
-            r = self.where[other.index]
+        if fused is not None:
+            r = self.where[fused.other.index]
             residual = {a.RESIDUAL: r, a.RESIDUAL_STRIDE: r.stride}
             reads.add(r.number)
-            out = addition.out
-            self.used(other)  # the sum may replace it: the thread that writes an element also reads it
+            out = fused.add.out
+            if fused.other != op.x:
+                self.used(fused.other)  # the sum may replace it: the thread that writes an element also reads it
         y = self.take(out)
         slots: dict[int, Slot] = {
             a.WEIGHTS: f"weights:{name}", a.BLOCKS: f"blocks:{name}", a.PANELS: f"panels:{name}",

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
-from localllm.backends.checks import check_batch
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
 from localllm.plan import Batch
@@ -21,8 +20,7 @@ class Inputs:
     arrays are filled between two tokens, when weights have displaced the caches, so as much as possible is precomputed.
     """
 
-    def __init__(self, limits: Limits, window: int) -> None:
-        self._limits, self._window = limits, window
+    def __init__(self, limits: Limits) -> None:
         self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
         self._rows = np.zeros((5, limits.rows), np.int32)
         self._logit_rows = np.zeros(limits.logit_rows, np.int32)
@@ -32,8 +30,7 @@ class Inputs:
                 step[slot] = address(array)
             step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
 
-    def fill(self, batch: Batch, vocabulary: int) -> None:
-        check_batch(batch, self._limits, vocabulary, self._window)
+    def fill(self, batch: Batch) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)
         window_slots = batch.slots if batch.window_slots is None else batch.window_slots
         window_tables = batch.tables if batch.window_tables is None else batch.window_tables

@@ -8,7 +8,8 @@ from typing import Literal
 from localllm.backends.cpu.buffers import Buffer, Buffers
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.kernels.attention import Shape
-from localllm.plan import Rope, Value
+from localllm.backends.stages import Stage
+from localllm.plan import Rope
 
 Domain = Literal["batch", "logits", "tasks", "select"]
 # A number, an address name, an address name with an offset in bytes, a buffer, or a table made at the end.
@@ -30,15 +31,6 @@ class Call:
     barrier: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class PartCalls:
-    """The calls of a part, and the locations of values that cross its edges."""
-
-    calls: slice
-    enters: tuple[tuple[Value, Buffer], ...]
-    leaves: tuple[tuple[Value, Buffer], ...]
-
-
 @dataclass(slots=True)
 class Program:
     """Everything that binding decides before it allocates memory."""
@@ -46,15 +38,15 @@ class Program:
     calls: list[Call]
     buffers: Buffers
     kernels: dict[str, Kernel]
-    logits: Buffer
+    logits: Buffer | None  # None if another place of a split plan makes them
     lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
     kept: dict[int, Buffer]  # value -> rows that are used for nothing else
     routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
-    parts: list[PartCalls]
+    stages: list[Stage[Buffer]]
 
 
-def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
-    """Place a barrier before a call that touches what another thread may still read or write, and after a part."""
+def place_barriers(calls: list[Call], stages: list[Stage[Buffer]]) -> None:
+    """Place a barrier before a call that touches what another thread may still read or write, and after a stage."""
     since: list[Call] = []
     for number, call in enumerate(calls):
         for earlier in since:
@@ -65,6 +57,6 @@ def place_barriers(calls: list[Call], parts: list[PartCalls]) -> None:
                 since = []
                 break
         since.append(call)
-    for part in parts:
-        for call in calls[part.calls][-1:]:
+    for stage in stages:
+        for call in calls[stage.work][-1:]:
             call.barrier = True

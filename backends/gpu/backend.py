@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
 from localllm.backends.checks import check_cache
-from localllm.backends.gpu import bind
 from localllm.backends.gpu.budget import memory_of
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
+from localllm.backends.gpu.lower import lower
 from localllm.plan import Plan, Value
 
 
@@ -32,7 +32,7 @@ class GpuBackend:
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
         check_cache(cache, CACHE)
-        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
+        return memory_of(lower(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
 
     def bind(
         self,

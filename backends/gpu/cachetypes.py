@@ -1,4 +1,4 @@
-"""Where a cache block keeps keys and values on a device, and what kernels are told of it: a row for each type.
+"""The layout of cache blocks on a device: a row for each type.
 
 Keys stand with the position as lane, so that neighbouring work-items read neighbouring words; values as rows. Of one
 head and block (64 positions, W words of a position, G groups of 32 values):
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from localllm.backends.base import CacheTypes
-from localllm.backends.cache import CACHE_TYPES, CacheType, rotation
+from localllm.backends.cache import CACHE_TYPES, CacheType
 from localllm.plan import BLOCK, CacheLayer, Plan
 
 GROUP = 32  # values of a head that share a scale
@@ -25,12 +25,12 @@ GROUP = 32  # values of a head that share a scale
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """A type by the number that kernels know it by."""
+    """A type, and the number that stands for it in kernels."""
 
     type: CacheType
     number: int
     values: int  # of a unit, which kernels read at once
-    infinite: int = 0  # bits that only a half that is no finite number has all; 0: there is no such thing
+    infinite: int = 0  # bits that are all set only in halves that are not finite; 0: all are finite
 
     @property
     def scaled(self) -> bool:
@@ -47,23 +47,16 @@ class CacheRow:
         return -(-head_dim // unit) * unit
 
     def words(self, head_dim: int) -> int:
-        """Of a position, scales apart."""
+        """Words of a position, without scales that stand apart."""
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
     def bytes(self, head_dim: int) -> int:
-        """Of one head in a cache block."""
+        """Bytes of one head in a cache block."""
         return BLOCK * self.type.head_bytes(self.size(head_dim))
 
-    def constants(self, part: str, head_dim: int) -> dict[str, int]:
-        """What kernels are told: `part` is KEY or VALUE."""
-        return {
-            f"{part}_TYPE": self.number, f"{part}_SIZE": self.size(head_dim), f"{part}_WORDS": self.words(head_dim),
-            f"{part}_BYTES": self.bytes(head_dim),
-        }  # fmt: skip
-
     def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks means numbers only. What FP8 has instead is read as 480."""
+        """Whether the content uint8 (n, bytes) of blocks holds finite numbers only. FP8 reads its NaN as 480."""
         halves = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim)).view(np.uint16)
         words = 2 * BLOCK * self.words(head_dim)  # halves of them
         if self.scaled:
@@ -89,16 +82,6 @@ CACHE: dict[str, CacheRow] = {
 }
 
 
-def constants(cache: CacheTypes, layer: CacheLayer) -> dict[str, int | float]:
-    """What kernels are told of a layer's cache."""
-    head = layer.head_dim
-    return {
-        "HEAD": head, "KV_HEADS": layer.kv_heads, "BLOCK_TOKENS": BLOCK,
-        "ROTATION": float(np.float32(rotation(head) ** -0.5)),
-        **CACHE[cache.keys].constants("KEY", head), **CACHE[cache.values].constants("VALUE", head),
-    }  # fmt: skip
-
-
 def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
     """Bytes of the keys and of the values of one cache block."""
     keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
@@ -106,5 +89,5 @@ def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:
-    """Of one cache block by layer."""
+    """Bytes of one cache block, by layer."""
     return tuple(sum(part_bytes(layer, cache)) for layer in plan.layers)

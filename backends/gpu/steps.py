@@ -1,7 +1,7 @@
-"""How a batch goes through a program: in pieces, each of one row, few or many, and of tiles for attention.
+"""How a batch runs: in pieces of one row, few rows or many rows, the last with tiles for attention.
 
-Runs of more than FEW_ROWS rows of one sequence are prefill and go together through the tiles; all others go FEW_ROWS at
-a time through kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch.
+Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
+time in kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch.
 """
 
 from __future__ import annotations
@@ -12,19 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
-from localllm.backends.gpu.kernels import FEW_ROWS, HEADER, TILE_ROWS
-from localllm.backends.gpu.products import SOME_ROWS
-from localllm.backends.gpu.program import Dimension
+from localllm.backends.gpu.device import Grid as Groups
+from localllm.backends.gpu.kernels.attention import PARTITION, TILE_ROWS, partitions
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS, HEADER, Dimension, Grid
+from localllm.backends.gpu.kernels.products import SOME_ROWS
+from localllm.backends.gpu.replay import bucket
 from localllm.plan import Batch
 
-ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of: one, few, some, many
+ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of each class: one, few, some, many
 
 
 def row_class(count: int) -> int:
     return sum(count >= least for least in ROW_CLASSES) - 1
 
 
-def dimension(dimension: Dimension, counts: dict[str, int]) -> int:
+def groups(grid: Grid, counts: dict[str, int]) -> Groups:
+    """The work-groups of a launch."""
+    x, y, z = grid
+    return _dimension(x, counts), _dimension(y, counts), _dimension(z, counts)
+
+
+def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
     if isinstance(dimension, int):
         return dimension
     count, each, times, *more = dimension
@@ -32,12 +40,43 @@ def dimension(dimension: Dimension, counts: dict[str, int]) -> int:
 
 
 def step_words(limits: Limits) -> int:
-    """Header, four numbers a row, tiles (two each, at most one a row), slots of windows, and rows of logits."""
+    """Words of the step buffer: see `fill_step`."""
     return HEADER + 7 * limits.rows + limits.logit_rows
 
 
+def fill_step(
+    step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits
+) -> tuple[NDArray[np.intp], dict[str, int]]:
+    """Write some rows of a batch to the step buffer: a header, then per row tokens, positions, slots and sequences,
+    tiles (first row, rows), slots of windows, and rows of logits.
+
+    Returns the places of these rows among `logit_rows`, and the counts that grids need.
+    """
+    place = np.full(len(batch.tokens), -1, np.int32)
+    place[rows] = np.arange(len(rows))
+    wanted = np.flatnonzero(place[batch.logit_rows] >= 0)
+    limit = limits.rows
+    step[:3] = len(rows), len(wanted), batch.tables.shape[1]
+    if batch.window_slots is not None and batch.window_tables is not None:
+        step[3] = batch.window_tables.shape[1]
+        step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = batch.window_slots[rows]
+    for i, array in enumerate((batch.tokens, batch.positions, batch.slots, batch.sequence)):
+        step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
+    counts = {"batch": len(rows), "logits": len(wanted), "tiles": 0}
+    counts["partitions"] = int(batch.positions[rows].max()) // PARTITION + 1
+    if len(rows) <= FEW_ROWS:
+        counts["partitions"] = min(bucket(counts["partitions"]), partitions(limits))
+    else:
+        found = tiles(batch.sequence[rows])
+        counts["tiles"] = len(found)
+        step[HEADER + 4 * limit : HEADER + 4 * limit + found.size] = found.reshape(-1)
+    at = HEADER + 7 * limit
+    step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
+    return wanted, counts
+
+
 def pieces(batch: Batch) -> list[NDArray[np.intp]]:
-    """Rows of the batch by piece, in order: long runs of a sequence together, the others FEW_ROWS at a time."""
+    """The rows of each piece, in order: long runs of a sequence together, the others FEW_ROWS at a time."""
     count = len(batch.tokens)
     if count <= FEW_ROWS:
         return [np.arange(count)]
@@ -48,7 +87,7 @@ def pieces(batch: Batch) -> list[NDArray[np.intp]]:
 
 
 def tiles(sequence: NDArray[np.int32]) -> NDArray[np.int32]:
-    """(first row, rows) of tiles of one sequence each, at most TILE_ROWS rows."""
+    """Tiles of at most TILE_ROWS rows of one sequence: (first row, rows)."""
     starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
     found = [
         (at, min(TILE_ROWS, stop - at)) for start, stop in pairwise(starts) for at in range(start, stop, TILE_ROWS)

@@ -1,4 +1,4 @@
-"""The hybrid backend: a card and the host as one backend. It knows both by their interface alone."""
+"""The hybrid backend: a card and the host as one backend. It uses only the interface of backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import Plan, Value
 
 
 class HybridBackend:
-    """Binds plans as `placement` says; closes both."""
+    """Binds plans as `placement` says. Owns both backends."""
 
     def __init__(self, card: Backend, host: Backend, placement: Placement) -> None:
         self.card, self.host, self.placement = card, host, placement
@@ -28,22 +28,25 @@ class HybridBackend:
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """An executable of one side where all of the plan is there, else of both; BackendError as of either."""
-        parts = cut(plan, self.placement)
+        """Bind the whole plan to one side if the placement says so, else split it over both.
+
+        BackendError if a side cannot be bound, or if values are to be kept and the plan is split.
+        """
+        split = cut(plan, self.placement)
         backends: dict[Side, Backend] = {"host": self.host, "card": self.card}
-        if len(parts.plans) == 1:
-            return backends[parts.order[0]].bind(plan, limits, cache, progress, keep)
+        if len(split.plans) == 1:
+            return backends[split.order[0]].bind(plan, limits, cache, progress, keep)
         if keep:
             raise BackendError(ONE_PLACE)
         bound: dict[Side, Executable] = {}
         try:
-            for side, own in parts.plans.items():
+            for side, own in split.plans.items():
                 bound[side] = backends[side].bind(own, limits, cache, _told(progress, backends[side].name))
         except BaseException:
             for executable in bound.values():
                 executable.close()
             raise
-        return HybridExecutable(parts, bound, limits)
+        return HybridExecutable(split, bound, limits)
 
     def close(self) -> None:
         self.card.close()
@@ -51,7 +54,7 @@ class HybridBackend:
 
 
 def _told(progress: Progress | None, where: str) -> Progress | None:
-    """Progress that says where."""
+    """Progress that names the side."""
 
     def report(what: str, done: int, total: int) -> None:
         assert progress is not None

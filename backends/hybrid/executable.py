@@ -1,19 +1,19 @@
-"""A plan bound to two backends: parts in turn on the one and on the other, behind the interface of one executable."""
+"""A plan bound to two backends, whose stages run in turn, with the interface of one executable."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import BackendError, Executable, Largest, Limits, Memory, Parts, PicksOfParts
-from localllm.backends.hybrid.cut import Cut, Side
+from localllm.backends.base import BackendError, Executable, Largest, Limits, Memory, Picks
+from localllm.backends.hybrid.cut import Side
 from localllm.plan import F32, Batch, Tensor, Value
+from localllm.plan.rewrites.split import Split
 
 ONE_PLACE = (
     "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "
@@ -22,67 +22,68 @@ ONE_PLACE = (
 
 
 class HybridExecutable:
-    """Takes the executables of both sides over, and closes them. The pieces of a batch are those of the card."""
+    """Owns the executables of all sides; they compute the stages of a plan in turn."""
 
-    def __init__(self, cut: Cut, bound: Mapping[Side, Executable], limits: Limits) -> None:
-        self._cut, self._bound, self.limits = cut, dict(bound), limits
-        self._parts: dict[Side, Parts] = {}
-        for side, executable in bound.items():
-            assert isinstance(executable, Parts)
-            self._parts[side] = executable
-        self._last = self._parts[cut.order[-1]]
-        self._order = _numbered(cut.order)
+    def __init__(self, split: Split[Side], bound: Mapping[Side, Executable], limits: Limits) -> None:
+        self._split, self._bound, self.limits = split, dict(bound), limits
+        self._last = self._bound[split.order[-1]]
         self.sides = {side: executable.memory for side, executable in bound.items()}
         self.memory = sum_of(list(self.sides.values()))
-        self.block_bytes = tuple(bound[side].block_bytes[number] for side, number in cut.layers)
-        runs = [(side, len(list(group))) for side, group in groupby(side for side, _ in cut.layers)]
+        self.block_bytes = tuple(bound[side].block_bytes[number] for side, number in split.layers)
+        runs = [(side, len(list(group))) for side, group in groupby(side for side, _ in split.layers)]
         self.cache_layout = ", ".join(f"{count} of {bound[side].cache_layout}" for side, count in runs)
-        self.most_picked = self._last.most_picked if isinstance(self._last, PicksOfParts) else 0
+        self.most_picked = self._last.most_picked if isinstance(self._last, Picks) else 0
 
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
         """Logits float32 (L, vocabulary); a view that the next step overwrites."""
-        found: F32 | None = None
-        for wanted in self._pieces(batch):
-            logits = self._last.result()
-            if len(logits) == len(batch.logit_rows):
-                found = logits
-            elif len(wanted):
-                found = np.empty((len(batch.logit_rows), logits.shape[1]), np.float32) if found is None else found
-                found[wanted] = logits
-        assert found is not None, "a batch has rows"
-        return found
+        (logits,) = self._step(batch, lambda: [self.result()])
+        return logits
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
         """The `count` largest logits of each row."""
-        last, rows = self._last, len(batch.logit_rows)
-        assert isinstance(last, PicksOfParts), "most_picked says so"
-        found: Largest | None = None
-        for wanted in self._pieces(batch):
-            largest = last.result_largest(count)
-            if len(largest.ids) == rows:
-                found = largest
-            elif len(wanted):
-                if found is None:
-                    shape = rows, largest.ids.shape[1]
-                    found = Largest(np.empty(shape, np.int32), np.empty(shape, np.float32))
-                found.ids[wanted], found.logits[wanted] = largest
-        assert found is not None, "a batch has rows"
+        return Largest(*self._step(batch, lambda: self.result_largest(count)))
+
+    def _step(self, batch: Batch, result: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
+        """Run the batch piece by piece; the arrays of `result` (L, ...) for the whole batch."""
+        found: list[NDArray[Any]] = []
+        pieces = self.pieces(batch)
+        for rows in pieces:
+            piece, wanted = _piece(batch, rows)
+            self.begin(piece)
+            self.run()
+            own = result()
+            if len(pieces) == 1:
+                return own
+            found = found or [np.empty((len(batch.logit_rows), *array.shape[1:]), array.dtype) for array in own]
+            for into, array in zip(found, own, strict=True):
+                into[wanted] = array
         return found
 
-    def _pieces(self, batch: Batch) -> Iterator[NDArray[np.intp]]:
-        """Run the batch a piece at a time; where among `logit_rows` those of each stand, which are then there."""
-        for rows in self._parts["card"].pieces(batch):
-            piece, wanted = _piece(batch, rows)
-            for executable in self._parts.values():
-                executable.begin(piece)
-            crossing: list[F32] = []
-            for side, part in self._order:
-                crossing = self._parts[side].run(part, crossing)
-            yield wanted
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        """The pieces of the side that accepts the least at a time."""
+        return max((executable.pieces(batch) for executable in self._bound.values()), key=len)
 
-    # -- what else an executable does ---------------------------------------------------------------------------------
+    def begin(self, batch: Batch) -> None:
+        for executable in self._bound.values():
+            executable.begin(batch)
+
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        """Run all stages."""
+        crossing = list(received)
+        for side in self._split.order:
+            crossing = self._bound[side].run(crossing)
+        return crossing
+
+    def result(self) -> F32:
+        return self._last.result()
+
+    def result_largest(self, count: int) -> Largest:
+        assert isinstance(self._last, Picks), "most_picked says so"
+        return self._last.result_largest(count)
+
+    # -- the rest of the interface --------------------------------------------------------------------------------
 
     def value(self, value: Value) -> NoReturn:
         raise BackendError(ONE_PLACE)
@@ -98,15 +99,15 @@ class HybridExecutable:
             executable.copy_blocks(source, target, windowed)
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        side, number = self._cut.layers[layer]
+        side, number = self._split.layers[layer]
         return self._bound[side].read_blocks(number, numbers)
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        side, number = self._cut.layers[layer]
+        side, number = self._split.layers[layer]
         self._bound[side].write_blocks(number, numbers, content)
 
     def read_bandwidth(self) -> float:
-        """Bytes a second over both sides, each at its own pace, one after the other as decoding does."""
+        """Bytes per second over all sides, one after the other as in decoding."""
         pairs = [(bound.memory.weights_per_token, bound.read_bandwidth()) for bound in self._bound.values()]
         if not all(pace for _, pace in pairs):
             return 0.0
@@ -118,7 +119,7 @@ class HybridExecutable:
 
 
 def sum_of(memories: Sequence[Memory]) -> Memory:
-    """What both sides take together."""
+    """The memory of all sides together."""
     return Memory(
         weights=sum(m.weights for m in memories),
         cache=sum(m.cache for m in memories),
@@ -130,18 +131,8 @@ def sum_of(memories: Sequence[Memory]) -> Memory:
     )
 
 
-def _numbered(order: Sequence[Side]) -> list[tuple[Side, int]]:
-    """(side, number among its own) of every part."""
-    counts: Counter[Side] = Counter()
-    found = []
-    for side in order:
-        found.append((side, counts[side]))
-        counts[side] += 1
-    return found
-
-
 def _piece(batch: Batch, rows: NDArray[np.intp]) -> tuple[Batch, NDArray[np.intp]]:
-    """Some rows of a batch as one of its own, and which of `logit_rows` are of them."""
+    """Some rows of a batch as a batch of their own, and the places of their logits in `logit_rows`."""
     if len(rows) == len(batch.tokens):
         return batch, np.arange(len(batch.logit_rows))
     place = np.full(len(batch.tokens), -1, np.int32)

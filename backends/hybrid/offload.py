@@ -14,7 +14,7 @@ from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Exec
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
-from localllm.notice import Notice, Setting, Settings
+from localllm.notice import Notice, Setting, Together
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
@@ -37,10 +37,10 @@ class Offload:
     device: str = ""
 
     @property
-    def asked(self) -> Settings:
+    def asked(self) -> Together:
         """The options that require a GPU."""
         named = (Setting("gpu_layers", self.gpu_layers), Setting("n_cpu_moe", self.n_cpu_moe))
-        return Settings(setting for setting in named if setting.value not in ("auto", 0))
+        return Together(setting for setting in named if setting.value not in ("auto", 0))
 
     def check(self, backend: str) -> None:
         """BackendError if the named backend has no GPUs."""
@@ -103,21 +103,21 @@ class Planner:
         others = (part for proposal in proposals[1:] for part in (", or ", proposal))
         return Notice(counts, "what fits is ", proposals[0], *others)
 
-    def _proposals(self, wanted: Placement) -> Iterator[Settings]:
+    def _proposals(self, wanted: Placement) -> Iterator[Together]:
         """Changes that make the request fit, each by itself."""
         if layers := self.most_that_fit(wanted.host_experts):
-            yield Settings([Setting("gpu_layers", layers)])
+            yield Together([Setting("gpu_layers", layers)])
         count = most_layers(self.plan) - 1
         if self.fits(Placement(wanted.layers, count)):
             fewest = -_largest(-count, 0, lambda n: self.fits(Placement(wanted.layers, -n)))
-            yield Settings([Setting("n_cpu_moe", fewest)])
+            yield Together([Setting("n_cpu_moe", fewest)])
         steps = self.context // SMALLEST_CONTEXT
         context = SMALLEST_CONTEXT * _largest(0, steps, lambda n: not n or self.fits(wanted, n * SMALLEST_CONTEXT))
         if context:
-            yield Settings([Setting("ctx_size", context)])
+            yield Together([Setting("ctx_size", context)])
         try:
             if self.fits(wanted, cache=CacheTypes(SMALLER_TYPE, SMALLER_TYPE)):
-                yield Settings(Setting(name, SMALLER_TYPE) for name in ("cache_type_k", "cache_type_v"))
+                yield Together(Setting(name, SMALLER_TYPE) for name in ("cache_type_k", "cache_type_v"))
         except BackendError:  # the GPU does not support this cache type
             return
 

@@ -1,7 +1,7 @@
 """The demo model's training text: dialogues, stories and small talk as chats, and the tokenizer trained on them.
 
-Used only by train.py. A chat is a list of (role, text); its tokens are the begin token, then for every turn the
-role's token, the text and the end-of-turn token. What the assistant says weighs 1 in the loss, the rest USER_WEIGHT.
+Used only by train.py. A chat is a list of (role, text); its tokens are the begin token, then for every turn the role's
+token, the text and the end-of-turn token. The assistant's words weigh 1 in the loss, the rest USER_WEIGHT.
 """
 
 import random
@@ -18,7 +18,7 @@ Chat = list[Turn]
 
 BEGIN, END = "<|endoftext|>", "<|im_end|>"
 ROLES = ("system", "user", "assistant")
-SPECIAL = (BEGIN, END, *(f"<|im_start|>{role}<|im_sep|>" for role in ROLES))  # a whole turn's opening is one token
+SPECIAL = (BEGIN, END, *(f"<|im_start|>{role}<|im_sep|>" for role in ROLES))  # the opening of a turn is one token
 USER_WEIGHT = 0.25
 HELD_OUT_EVERY = 50
 
@@ -27,7 +27,7 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Reads like Phi-4's turns, so that programs that guess the format from a template guess it right.
+# Looks like Phi-4's turns, so that programs that guess the format from a template guess right.
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '<|im_sep|>' + message['content'] | trim + '<|im_end|>' }}"
@@ -104,8 +104,8 @@ def read_dialogues(path: Path) -> list[Chat]:
 def read_stories(path: Path) -> list[str]:
     """Return the stories of a TinyStories file, whole ones only, paragraphs joined by one line break.
 
-    One of the two files ends each story with `<|endoftext|>`; the other has blank lines between paragraphs only, so
-    that a line right after another begins a new story.
+    One of the two files ends each story with `<|endoftext|>`. In the other, a blank line separates paragraphs, and a
+    line right after another begins a new story.
     """
     text = path.read_text("utf-8").translate(PLAIN_QUOTES)
     if BEGIN in text:
@@ -118,7 +118,7 @@ def read_stories(path: Path) -> list[str]:
 
 
 def read_smalltalk(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Return (what the user may say, what the assistant may answer) of every entry: lines `? a | b`, `! c`."""
+    """Return (possible questions, possible answers) of every entry: lines `? a | b`, `! c`."""
     entries: list[tuple[list[str], list[str]]] = []
     for block in path.read_text("utf-8").split("\n\n"):
         lines = [line for line in block.splitlines() if line[:2] in ("? ", "! ")]
@@ -130,7 +130,7 @@ def read_smalltalk(path: Path) -> list[tuple[list[str], list[str]]]:
 
 
 def story_topic(story: str, rng: random.Random) -> str | None:
-    """Return what a story is about ("a dog", "a little girl named Lily"), or None where nothing stands out."""
+    """Return the topic of a story ("a dog", "a little girl named Lily"), or None if it has no clear one."""
     hero = HERO.search(story)
     if hero and rng.random() < 0.7:
         article, adjectives, noun, name = hero.groups()
@@ -152,7 +152,7 @@ def typed(text: str, rng: random.Random) -> str:
 
 
 class Corpus:
-    """All texts, split into training and held-out parts; every epoch mixes and phrases the training part anew."""
+    """All texts, split into training and held-out parts; every epoch shuffles and rephrases the training part."""
 
     def __init__(self, texts: Path, own: Path) -> None:
         dialogues = read_dialogues(texts / "dialog_sgd_train.txt") + read_dialogues(texts / "dialog_sgd_dev.txt")
@@ -237,7 +237,7 @@ def train_tokenizer(chats: Sequence[Chat], vocab: int) -> Tokenizer:
 
 def encode(tokenizer: Tokenizer, chats: Iterable[Chat]) -> tuple[np.ndarray, np.ndarray]:
     """Return all chats as one stream: tokens uint16 (N,) and each token's weight in the loss float32 (N,)."""
-    begin, end, *roles = range(len(SPECIAL))  # the trainer gives them the first ids
+    begin, end, *roles = range(len(SPECIAL))  # the trainer assigns them the first ids
     role_id = dict(zip(ROLES, roles, strict=True))
     flat = [(role if i else f"^{role}", text) for chat in chats for i, (role, text) in enumerate(chat)]
     tokens: list[int] = []

@@ -1,6 +1,6 @@
 """Write a trained demo model as a GGUF file: Q8_0 matrices, F32 norms, tokenizer and chat template inside.
 
-Used by train.py. The parameters already carry GGUF's names and layout, so that nothing is permuted.
+Used by train.py. The parameters already have GGUF's names and layout, so nothing is permuted.
 """
 
 import json
@@ -15,7 +15,7 @@ from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
 
 MATRIX_FORMAT = "Q8_0"
-FILE_TYPE_Q8_0 = 7  # general.file_type: what most matrices are stored as
+FILE_TYPE_Q8_0 = 7  # general.file_type: the format of most matrices
 QUANTIZATION_VERSION = 2
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 

@@ -1,7 +1,7 @@
 """The demo model in torch: a Llama of a few layers, written so that its parameters are a GGUF file's tensors.
 
-Parameters are a dict under GGUF's names, weights (output width, input width) as there, the token embedding is also
-the output matrix, and rope turns neighbouring pairs as GGUF's `llama` architecture does.
+Parameters are a dict by GGUF name, with weights (output width, input width) as in GGUF. The token embedding is also the
+output matrix, and rope rotates neighbouring pairs, as in GGUF's `llama` architecture.
 """
 
 from dataclasses import dataclass

@@ -4,9 +4,9 @@
     python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
     python benchmarks/demo/train.py export
 
-On a machine with other work set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast beside four busy processes).
-Needs torch (localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule
-follows the minutes it was active, so that a pause loses nothing, or, with --tokens, its tokens, which repeats a run.
+On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast beside four busy processes). Needs torch
+(localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule follows its
+active minutes, so a pause loses nothing. With --tokens it follows the tokens, which makes runs repeatable.
 """
 
 import argparse
@@ -31,10 +31,10 @@ class Schedule:
     """How to train: batch in tokens, peak learning rates, and the shares of the run that warm up and decay."""
 
     minutes: float
-    tokens: int | None = None  # when given, the length of the run instead of minutes
+    tokens: int | None = None  # the length of the run, instead of minutes
     batch_tokens: int = 4096
     row_tokens: int = 512
-    long_share: float = 0.8  # from here on rows are CONTEXT tokens long
+    long_share: float = 0.8  # after this share of the run, rows are CONTEXT tokens long
     warmup: float = 0.02
     decay: float = 0.7
     matrix_rate: float = 0.02
@@ -45,7 +45,7 @@ class Schedule:
         return tokens / self.tokens if self.tokens else active / (60 * self.minutes)
 
     def rate(self, done: float) -> float:
-        """Return the learning rates' factor when the share `done` of the run is over: up, flat, down to zero."""
+        """Return the factor of the learning rates after the share `done` of the run: up, flat, down to zero."""
         return max(0.0, min(1.0, (done + 1e-3) / self.warmup, (1.0 - done) / self.decay))
 
 
@@ -109,7 +109,8 @@ def _gradient(value: torch.Tensor) -> torch.Tensor:
 
 
 class Batches:
-    """Endless rows of training tokens: epoch after epoch, each mixed anew, cut into rows without regard to chats."""
+    """Endless rows of training tokens: epoch after epoch, each shuffled and cut into rows regardless of chat
+    boundaries."""
 
     def __init__(self, corpus: Corpus, tokenizer: Tokenizer, seed: int, position: tuple[int, int] = (0, 0)) -> None:
         self.corpus, self.tokenizer, self.seed = corpus, tokenizer, seed
@@ -120,7 +121,7 @@ class Batches:
         self.tokens, self.weights = encode(self.tokenizer, self.corpus.epoch(self.seed + self.epoch))
 
     def take(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return tokens (rows, length + 1), the last one only predicted, and weights of the predictions."""
+        """Return tokens (rows, length + 1), the last one as target only, and the weights of the predictions."""
         count = rows * length
         if self.offset + count + 1 > len(self.tokens):
             self.epoch, self.offset = self.epoch + 1, 0
@@ -145,7 +146,7 @@ def loss_of(
 
 
 def evaluate(params: Params, shape: Shape, tokenizer: Tokenizer, corpus: Corpus) -> dict[str, float]:
-    """Return nats per token of what the assistant says in held-out chats, by kind of chat."""
+    """Return nats per token of the assistant's words in held-out chats, by kind of chat."""
     result = {}
     for kind, chats in corpus.held_out().items():
         total, count = 0.0, 0.0
@@ -161,7 +162,7 @@ def evaluate(params: Params, shape: Shape, tokenizer: Tokenizer, corpus: Corpus)
 
 
 def load_tokenizer(work: Path, corpus: Corpus, seed: int) -> Tokenizer:
-    """Return the tokenizer both models share, trained on the first epoch's chats the first time."""
+    """Return the tokenizer that both models share; the first call trains it on the first epoch's chats."""
     path = work / "tokenizer.json"
     if not path.exists():
         train_tokenizer(corpus.epoch(seed), VOCAB).save(str(path))
@@ -174,7 +175,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) -> None:
-    """Train the target, or the draft on the target's predictions, until its minutes are over; resume if begun."""
+    """Train the target, or the draft on the target's predictions, until its time is over; resume from a checkpoint."""
     shape, path = SHAPES[role], work / f"{role}.pt"
     tokenizer = load_tokenizer(work, corpus, seed)
     params = initial(shape, seed)
@@ -182,7 +183,7 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
     if role == "draft":
         target = load_checkpoint(work / "target.pt")
         teacher = (target["params"], SHAPES["target"])
-        for name, value in params.items():  # begins as the target's first layer, cut to its own sizes
+        for name, value in params.items():  # starts as the target's first layer, cut to its own sizes
             value.copy_(target["params"][name][tuple(slice(size) for size in value.shape)])
     state: dict[str, Any] = {"active": 0.0, "tokens": 0, "loss": math.log(VOCAB), "position": (0, 0)}
     saved = load_checkpoint(path) if path.exists() else None
@@ -260,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Train and export localllm's demo model")
     parser.add_argument("what", choices=("target", "draft", "export"))
     parser.add_argument("--minutes", type=float, default=60.0, help="active training time")
-    parser.add_argument("--tokens", type=int, help="train for so many tokens instead")
+    parser.add_argument("--tokens", type=int, help="train for this many tokens instead")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=Path, default=HERE.parents[2] / "shared/data/text")

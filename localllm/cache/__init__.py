@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from localllm.cache.alignment import keep_held
 from localllm.cache.paging import SLACK, BlockPool, CacheFull, Sequence, how_many_fit
-from localllm.cache.types import Choice, choose
+from localllm.cache.types import CacheChoice, choose_types
 
-__all__ = ["SLACK", "BlockPool", "CacheFull", "Choice", "Sequence", "choose", "how_many_fit", "keep_held"]
+__all__ = ["SLACK", "BlockPool", "CacheChoice", "CacheFull", "Sequence", "choose_types", "how_many_fit", "keep_held"]

@@ -20,7 +20,7 @@ WORTH = 0.1  # smallest share of the weights that makes a smaller cache worthwhi
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CacheChoice:
     """The types, and a line that explains what `auto` chose; "" if both were given."""
 
     types: CacheTypes
@@ -49,7 +49,7 @@ def harm(name: str, plan: Plan) -> str:
     return ""
 
 
-def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> Choice:
+def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> CacheChoice:
     """The types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
     for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
         reason = harm(name, plan)
@@ -57,7 +57,7 @@ def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, for
             advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
             raise LocalLLMError(Notice(Setting(option, name), f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):
-        return Choice(asked, "")
+        return CacheChoice(asked, "")
     share = cache_bytes(plan, limits, CacheTypes()) / max(weight_bytes, 1)
     reason = harm(SMALL, plan)
     best = SMALL if share >= WORTH and not reason else "f16"
@@ -65,4 +65,4 @@ def choose(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, for
     why = (
         reason or f"in f16 it takes {share:.0%} of what the weights do, from {WORTH:.0%} on a smaller type is worth it"
     )
-    return Choice(types, f"cache: keys {types.keys}, values {types.values} ({why})")
+    return CacheChoice(types, f"cache: keys {types.keys}, values {types.values} ({why})")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.calibration.observe import steps
+from localllm.calibration.observe import matrix_inputs
 from localllm.evaluation import Windows
 from localllm.model import Model
 from localllm.plan import Tensor
@@ -25,7 +25,7 @@ def collect(
     `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
     """
     found: dict[str, F64] = {}
-    for inputs in steps(model, windows, progress):
+    for inputs in matrix_inputs(model, windows, progress):
         for each in inputs:
             wanted = [name for name in each.names if name in names]
             if not wanted:

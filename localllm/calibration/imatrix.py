@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.calibration.observe import Inputs, steps
+from localllm.calibration.observe import MatrixInputs, matrix_inputs
 from localllm.errors import LocalLLMError
 from localllm.evaluation import Windows
 from localllm.gguf import NewTensor, open_gguf, write_gguf
@@ -28,8 +28,8 @@ F64 = NDArray[np.float64]
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-_MOST = (1 << 31) - 1  # of a count: the older format stores int32
-_LIMIT = 1 << 28  # of numbers in a file of the older format: what says more is damaged
+_MOST = (1 << 31) - 1  # maximum of a count: the older format stores int32
+_LIMIT = 1 << 28  # maximum numbers in a file of the older format; a larger count means damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Collector:
     output: bool = False
     _found: dict[str, _Sums] = field(default_factory=dict)
 
-    def add(self, inputs: Iterable[Inputs], experts: Mapping[str, int]) -> None:
+    def add(self, inputs: Iterable[MatrixInputs], experts: Mapping[str, int]) -> None:
         """`experts`: number of matrices per tensor of experts, by name."""
         for each in inputs:
             names = [n for n in each.names if n.startswith("blk.") or (self.output and n == "output.weight")]
@@ -112,7 +112,7 @@ class Collector:
         return Imatrix(entries, len(windows.tokens), windows.ctx_size, (dataset,) if dataset else ())
 
 
-def _squares(inputs: Inputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
+def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
     """Sums of squares (experts, columns), and the number of rows per expert."""
     width = inputs.x.shape[-1]
     if inputs.choices is None:
@@ -134,7 +134,7 @@ def measure(
     """The importance matrix of a model loaded with `observe=True`, over windows of a text named `dataset`."""
     experts = {name: tensor.shape[0] for name, tensor in model.file.tensors.items() if len(tensor.shape) == 3}
     collector = Collector(output)
-    for inputs in steps(model, windows, progress):
+    for inputs in matrix_inputs(model, windows, progress):
         collector.add(inputs, experts)
     return collector.finish(windows, dataset)
 

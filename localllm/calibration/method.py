@@ -1,31 +1,31 @@
-"""Ways to store tensors that look at what the model does with them: what the option `method` of quantize chooses from.
+"""The methods of quantize (its option `method`): they store a tensor by what the model does with it.
 
     with load(path, ctx_size=512, observe=True) as model:
         method = METHODS["gptq"](model, cut(model, text, 512), formats, progress)
         rows = method.store(name, values, formats[name])       # for every tensor, in the order of the file
 
-`formats` says what every tensor will be stored as. The model must stay open until the last tensor is stored.
+`formats` holds the target format of every tensor. The model must stay open until the last tensor is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.calibration.awq import NOT_ROUNDED, scale_model
+from localllm.backends.base import Progress
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix, measure
+from localllm.calibration.scaling import NOT_ROUNDED, scale_model
 from localllm.evaluation import Windows
 from localllm.model import Model
 from localllm.plan import F32
 from localllm.quant import gptq
 
 U8 = NDArray[np.uint8]
-Progress = Callable[[str, int, int], None]
 
 
 class Method(Protocol):
@@ -49,7 +49,7 @@ class Awq:
         self._scalings = scale_model(model, windows, formats, progress, memory)
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
-        """Norms, biases and other vectors too, because factors may have been folded into them."""
+        """Changes norms, biases and other vectors too, because factors may be folded into them."""
         columns, scaling = values.shape[-1], self._scalings.get(name)
         matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
         squares = self._imatrix.importance(name, len(matrices), columns)

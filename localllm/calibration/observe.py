@@ -14,7 +14,7 @@ from localllm.plan import F32, Experts
 
 
 @dataclass(frozen=True, slots=True)
-class Inputs:
+class MatrixInputs:
     """Rows that entered matrices in one step; views that the next step overwrites."""
 
     names: tuple[str, ...]  # tensors of the file that read these rows
@@ -22,9 +22,9 @@ class Inputs:
     choices: NDArray[np.int32] | None = None  # (rows, used): the expert of each
 
 
-def steps(
+def matrix_inputs(
     model: Model, windows: Windows, progress: Callable[[str, int, int], None] | None = None
-) -> Iterator[list[Inputs]]:
+) -> Iterator[list[MatrixInputs]]:
     """Inputs of matrices for every step over the windows; each window starts with an empty cache, and with BOS if
     due."""
     words = model.tokenizer
@@ -44,7 +44,7 @@ def steps(
         session.close()
 
 
-def _inputs(model: Model) -> list[Inputs]:
+def _inputs(model: Model) -> list[MatrixInputs]:
     """Inputs of matrices in the last step, one entry for all that read the same rows."""
     assert model.plan is not None
     executable, found = model.executable, []
@@ -54,11 +54,11 @@ def _inputs(model: Model) -> list[Inputs]:
         if isinstance(op, Experts):
             routing = executable.routing(op.out)
             x = np.broadcast_to(executable.value(op.x)[:, None], (*routing.choices.shape, op.x.width))
-            found.append(Inputs((op.gate.weight.tensor, op.up.weight.tensor), x, routing.choices))
-            found.append(Inputs((op.down.weight.tensor,), routing.hidden, routing.choices))
+            found.append(MatrixInputs((op.gate.weight.tensor, op.up.weight.tensor), x, routing.choices))
+            found.append(MatrixInputs((op.down.weight.tensor,), routing.hidden, routing.choices))
             continue
         for value, weight in op.products:
             values[value.index] = value
             readers.setdefault(value.index, {})[weight.tensor] = None
-    found += [Inputs(tuple(names), executable.value(values[index])) for index, names in readers.items()]
+    found += [MatrixInputs(tuple(names), executable.value(values[index])) for index, names in readers.items()]
     return found

@@ -1,19 +1,19 @@
-"""What storing each tensor in each format does to the model's distributions, and the mix of formats that follows.
+"""Measures how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
 
     with Trial(path, text, ctx_size=512, windows=8, progress=...) as trial:
         effects = trial.effects({name: ("Q2_K", "Q4_K", "Q6_K", "Q8_0"), ...})   # measured, tensor by tensor
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
         kld = trial.kld(formats)                      # measured, all of them together
 
-`fit_kld` does the last two again and again until the measured divergence is inside the bound. The model runs with its
-matrices as half-precision floats, and a tensor under trial holds the values it would have after it was stored.
+`fit_kld` repeats the last two until the measured divergence is inside the bound. The model runs with its matrices as
+half-precision floats, and a tensor under trial holds the values it would have after it was stored.
 """
 
 from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.backends.base import Progress
 from localllm.box import resolve
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
@@ -36,7 +37,6 @@ from localllm.quant.gptq import output_error
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-Progress = Callable[[str, int, int], None]
 
 RUNS_AS = "F16"  # format of the matrices during trials: close to any of them, exact to 11 bits
 TRIES = 8  # attempts of `fit_kld` before it gives up

@@ -30,7 +30,7 @@ LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional 
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class TensorRows:
     """Rows start..stop of a file's tensor, or values of a vector; for experts, of every expert."""
 
     name: str
@@ -39,14 +39,14 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FoldGroup:
     """`readers` all multiply one value; dividing `makers` by factors divides that value by the same factors.
 
     If attention lies in between, each key-value head of `head_dim` rows is read by `heads_per_kv` heads.
     """
 
     readers: tuple[str, ...]
-    makers: tuple[Rows, ...]
+    makers: tuple[TensorRows, ...]
     experts: int = 0  # 0: not a stack of experts
     heads_per_kv: int = 1
     head_dim: int = 0
@@ -67,7 +67,7 @@ class Group:
         return means.reshape(-1)
 
 
-def groups(plan: Plan) -> list[Group]:
+def groups(plan: Plan) -> list[FoldGroup]:
     """Every place of a plan where factors can be folded exactly."""
     made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
@@ -87,7 +87,7 @@ def groups(plan: Plan) -> list[Group]:
             maker = made.get(maker.x.index)
         if isinstance(maker, Norm) and maker.groups == 1:
             vectors = [w for w in (maker.weight, maker.bias) if w is not None]
-            found.append(Group(read, tuple(_rows(w, maker.out.width) for w in vectors)))
+            found.append(FoldGroup(read, tuple(_rows(w, maker.out.width) for w in vectors)))
         elif isinstance(maker, Glu) and maker.activation in LINEAR_IN_UP and maker.gate.width == maker.up.width:
             found += _after(read, made.get(maker.up.index), readers[maker.up.index])
         elif isinstance(maker, Attention):
@@ -98,18 +98,18 @@ def groups(plan: Plan) -> list[Group]:
     for op in plan.operations:
         if isinstance(op, Experts) and op.activation in LINEAR_IN_UP:
             makers = [_rows(w, op.up.weight.shape[1]) for w in (op.up.weight, op.up.bias) if w is not None]
-            found.append(Group((op.down.weight.tensor,), tuple(makers), op.down.weight.shape[0]))
+            found.append(FoldGroup((op.down.weight.tensor,), tuple(makers), op.down.weight.shape[0]))
     return found
 
 
 def _after(
     read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
-) -> list[Group]:
+) -> list[FoldGroup]:
     """A group whose value is proportional to a matrix's output, if nothing else reads that output."""
     if not isinstance(maker, Linear) or len(beside) > 1:
         return []
     makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]
-    return [Group(read, tuple(makers), 0, heads_per_kv, head_dim)]
+    return [FoldGroup(read, tuple(makers), 0, heads_per_kv, head_dim)]
 
 
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
@@ -129,6 +129,6 @@ def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _rows(weight: Weight, made: int) -> Rows:
+def _rows(weight: Weight, made: int) -> TensorRows:
     """The rows or values of a weight that make `made` numbers, in every expert if it has experts."""
-    return Rows(weight.tensor, weight.first, weight.first + made)
+    return TensorRows(weight.tensor, weight.first, weight.first + made)

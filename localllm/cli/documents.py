@@ -12,7 +12,7 @@ from pathlib import Path
 
 from localllm.cli.commands.tables import architectures, formats
 from localllm.cli.flags import typed
-from localllm.cli.terminal.text import markdown
+from localllm.cli.terminal.formatting import markdown
 from localllm.options import Options, declared
 from localllm.outputs import new_file
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from localllm.confined.process import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, Limits
+from localllm.confined.process import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
 
-__all__ = ["Confined", "ConfinedCrash", "ConfinedError", "ConfinedLimit", "Limits"]
+__all__ = ["Confined", "ConfinedCrash", "ConfinedError", "ConfinedLimit", "ResourceLimits"]

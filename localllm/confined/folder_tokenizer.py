@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from localllm.confined.process import Limits
+from localllm.confined.process import ResourceLimits
 
 
-def limits(json: str) -> Limits:
+def limits(json: str) -> ResourceLimits:
     """Limits for reading such a file; 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
-    return Limits(seconds=60, wall=180, memory=(512 << 20) + 64 * len(json))
+    return ResourceLimits(seconds=60, wall=180, memory=(512 << 20) + 64 * len(json))
 
 
 def prepare() -> None:

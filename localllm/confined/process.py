@@ -39,7 +39,7 @@ class ConfinedCrash(ConfinedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ResourceLimits:
     """Limits of one call: `seconds` of processor time, `wall` seconds on the clock, `memory` and `answer` in bytes."""
 
     seconds: float = 5.0
@@ -54,9 +54,9 @@ class Confined:
     Threads may share it; their calls take turns. The child ends with `close`, and whenever this process ends.
     """
 
-    def __init__(self, task: str, limits: Limits | None = None) -> None:
+    def __init__(self, task: str, limits: ResourceLimits | None = None) -> None:
         """`task` is a module of localllm with the functions `prepare()` and `answer(request) -> answer`."""
-        self._task, self._limits = task, limits or Limits()
+        self._task, self._limits = task, limits or ResourceLimits()
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
 

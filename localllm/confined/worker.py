@@ -13,7 +13,7 @@ from io import FileIO
 from types import ModuleType
 from typing import Any, BinaryIO
 
-from localllm.confined.process import LENGTH, Limits
+from localllm.confined.process import LENGTH, ResourceLimits
 
 try:
     import resource as _resource
@@ -29,7 +29,7 @@ _PAGE = resource.getpagesize() if resource else 4096
 
 def main(start: Mapping[str, Any]) -> None:
     """Serve `start["task"]` over stdin and stdout."""
-    limits = Limits(**start["limits"])
+    limits = ResourceLimits(**start["limits"])
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # reserved for answers
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -52,7 +52,7 @@ def _read(stream: BinaryIO) -> dict[str, Any] | None:
     return request
 
 
-def _answered(answer: Answer, request: dict[str, Any], limits: Limits) -> bytes:
+def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -> bytes:
     try:
         data = json.dumps(answer(request)).encode()
         problem = f"it makes more than {limits.answer >> 20} MB" if len(data) > limits.answer else ""
@@ -64,7 +64,7 @@ def _answered(answer: Answer, request: dict[str, Any], limits: Limits) -> bytes:
 class _Fence:
     """Limits time and memory while entered. From the start: no new file, socket or process, no core dump."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: ResourceLimits) -> None:
         self._limits = limits
         self._sizes: FileIO | None = None
         with suppress(OSError):

@@ -1,11 +1,11 @@
 """From a Hugging Face folder to what a GGUF file holds, tensor by tensor.
 
 A converted folder looks like an opened GGUF file (`localllm.gguf.GGUFFile`), so that whatever reads one reads the
-other: `stored` and `metadata` (all keys but general.file_type and general.quantization_version, which say what the
-writer made of it), and `tensors`, a dict in file order of tensors with `name`, `format`, `shape`, `row_bytes`, `rows`,
-`nbytes` and `read(start, stop)` -> uint8 (stop - start, row_bytes). `format` is a key of `quant.FORMATS`: F32, F16 or
-BF16 as the folder stores it, MXFP4 for gpt-oss's experts; vectors, norms and routers, which llama.cpp wants in
-F32, are F32 already. Nothing is read before it is asked for. `notes` are lines for the user.
+other: `stored` and `metadata` (all keys but general.file_type and general.quantization_version, which the writer sets),
+and `tensors`, a dict in file order of tensors with `name`, `format`, `shape`, `row_bytes`, `rows`, `nbytes` and
+`read(start, stop)` -> uint8 (stop - start, row_bytes). `format` is a key of `quant.FORMATS`: F32, F16 or BF16 as the
+folder stores it, MXFP4 for gpt-oss's experts; vectors, norms and routers, which llama.cpp wants in F32, are F32
+already. Tensor data is read on demand. `notes` are lines for the user.
 
     with open_checkpoint(folder) as model:
         write_gguf(path, {**model.stored, "general.file_type": 0}, ...)
@@ -13,6 +13,6 @@ F32, are F32 already. Nothing is read before it is asked for. `notes` are lines 
 
 from localllm.convert.checkpoint import Checkpoint, open_checkpoint
 from localllm.convert.errors import ConvertError
-from localllm.convert.tensor import Tensor
+from localllm.convert.tensor import LazyTensor
 
-__all__ = ["Checkpoint", "ConvertError", "Tensor", "open_checkpoint"]
+__all__ = ["Checkpoint", "ConvertError", "LazyTensor", "open_checkpoint"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.config import Config
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
 
 _MAX_CARD = 1 << 16  # bytes of README.md to read; its head has a few hundred
@@ -41,7 +41,7 @@ def sampling_keys(folder: Path) -> dict[str, Any]:
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}
-    config = Config(path, read_json(path), {})
+    config = HfConfig(path, read_json(path), {})
     found = {f"general.sampling.{key}": config.real(name) for key, name in _SAMPLING.items()}
     keys: dict[str, Any] = {key: np.float32(value) for key, value in found.items() if value is not None}
     if (top_k := config.integer("top_k")) is not None:
@@ -88,7 +88,7 @@ def _card(path: Path) -> dict[str, str | list[str]]:
                 found[pair[1]] = _scalar(pair[2])
             else:
                 found[pair[1]] = items = []
-    return {}  # the head has no end
+    return {}  # the head is not closed
 
 
 def _scalar(text: str) -> str:

@@ -14,15 +14,15 @@ import numpy as np
 from localllm.closing import Closing
 from localllm.convert import tensor as t
 from localllm.convert.card import general_keys, sampling_keys
-from localllm.convert.config import Config, class_of, read_config
 from localllm.convert.errors import ConvertError
-from localllm.convert.keys import shape_keys, shape_notes
+from localllm.convert.hf_config import HfConfig, class_of, read_config
+from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.recipes import BY_CLASS, From, Recipe, Sizes
-from localllm.convert.rope import rope_of
+from localllm.convert.rope_scaling import rope_of
 from localllm.convert.safetensors import open_shards
 from localllm.convert.shelf import Shelf
-from localllm.convert.tensor import Tensor
-from localllm.convert.vocabulary import vocabulary_keys
+from localllm.convert.tensor import LazyTensor
+from localllm.convert.tokenizer_keys import tokenizer_keys
 from localllm.errors import LocalLLMError
 from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
@@ -44,7 +44,7 @@ class Checkpoint(Closing):
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
         recipe = _recipe(config)
-        config = Config(config.path, config.values, recipe.defaults)
+        config = HfConfig(config.path, config.values, recipe.defaults)
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
@@ -64,7 +64,7 @@ class Checkpoint(Closing):
             rows = self.tensors["token_embd.weight"].shape[0]
             keys = shape_keys(config, recipe, rope, rows)
             parameters = _verify(folder, keys, recipe, self.tensors)
-            vocabulary = vocabulary_keys(folder, config, rows)
+            vocabulary = tokenizer_keys(folder, config, rows)
             stored = {
                 "general.architecture": recipe.name,
                 **general_keys(folder, parameters),
@@ -103,7 +103,7 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(Path(folder))
 
 
-def _recipe(config: Config) -> Recipe:
+def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
     recipe = BY_CLASS.get(name)
     if recipe is None:
@@ -120,7 +120,7 @@ def _recipe(config: Config) -> Recipe:
     return recipe
 
 
-def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[Tensor, ...]) -> Iterator[Tensor]:
+def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
     """All tensors of the file: the embedding, computed ones, layer by layer, the output."""
     top = {key: list(_made(shelf, recipe, sizes, "", key, (source,))) for key, source in _TOP.items()}
     if not top["token_embd"]:
@@ -138,7 +138,7 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[Tensor, ..
 
 def _made(
     shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
-) -> Iterator[Tensor]:
+) -> Iterator[LazyTensor]:
     for suffix in ("",) if key.endswith(_SUFFIXES) else _SUFFIXES:
         for source in sources:
             parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
@@ -147,7 +147,7 @@ def _made(
                 break
 
 
-def _stored(tensor: Tensor, norm_offset: float) -> Tensor:
+def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
     """Choose the output format: F32 for vectors, norms and routers, which llama.cpp reads in no other."""
     if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
@@ -158,7 +158,7 @@ def _stored(tensor: Tensor, norm_offset: float) -> Tensor:
     return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
+def _alike(one: LazyTensor, other: LazyTensor) -> bool:
     """Whether the bytes are equal; stops at the first difference."""
     if (one.shape, one.format) != (other.shape, other.format):
         return False
@@ -169,7 +169,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     )
 
 
-def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, Tensor]) -> int:
+def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> int:
     """The number of parameters; ConvertError if the forward lacks a tensor, or finds one of another shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:

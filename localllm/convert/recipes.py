@@ -10,26 +10,26 @@ from typing import Any
 import numpy as np
 
 from localllm.convert import tensor as t
-from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
-from localllm.convert.tensor import Tensor
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes that changes of tensors need."""
+    """The sizes that changes of tensors depend on."""
 
     layers: int
     heads: int
     kv_heads: int
 
 
-Change = Callable[[list[Tensor], Sizes], Tensor]
-Check = Callable[[Config], str | None]  # why results would differ from transformers; None if they would not
+Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
+Check = Callable[[HfConfig], str | None]  # why results would differ from transformers; None if they would not
 
 
-def _only(parts: list[Tensor], sizes: Sizes) -> Tensor:
+def _only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return parts[0]
 
 
@@ -37,7 +37,7 @@ def _only(parts: list[Tensor], sizes: Sizes) -> Tensor:
 class From:
     """Names below `model.layers.N.`, and the change that makes one tensor of them; `{}` in a name counts from 0.
 
-    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`, one as the other.
+    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
     """
 
     names: tuple[str, ...]
@@ -51,7 +51,7 @@ def _from(name: str, change: Change = _only) -> tuple[From, ...]:
 def _permuted(heads: Callable[[Sizes], int]) -> Change:
     """Reorder the rows of a head from halves (i, i + n/2), as transformers rotates them, to neighbours (2i, 2i + 1)."""
 
-    def change(parts: list[Tensor], sizes: Sizes) -> Tensor:
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[0]
         if rows % (2 * heads(sizes)):
             name = printable(parts[0].name)
@@ -65,36 +65,36 @@ def _permuted(heads: Callable[[Sizes], int]) -> Change:
     return change
 
 
-def _stacked(parts: list[Tensor], sizes: Sizes) -> Tensor:
+def _stacked(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.stacked(parts)
 
 
-def _flat(parts: list[Tensor], sizes: Sizes) -> Tensor:
+def _flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.flattened(parts[0])
 
 
 def _half(which: int) -> Change:
     """The first or second half of the rows of every matrix."""
 
-    def change(parts: list[Tensor], sizes: Sizes) -> Tensor:
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 2
         return t.strided(parts[0], which * rows, (which + 1) * rows)
 
     return change
 
 
-def _packed(parts: list[Tensor], sizes: Sizes) -> Tensor:
+def _packed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.mxfp4(*parts)
 
 
-def _turned(parts: list[Tensor], sizes: Sizes) -> Tensor:
+def _turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.transposed(parts[0])
 
 
 def _every_second(first: int, change: Change) -> Change:
     """Rows first, first + 2, ... of the result of `change`."""
 
-    def then(parts: list[Tensor], sizes: Sizes) -> Tensor:
+    def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         whole = change(parts, sizes)
         return t.strided(whole, first, whole.shape[-2], 2)
 
@@ -108,7 +108,7 @@ def _every_second_value(first: int) -> Change:
 def _is(name: str, *allowed: Any) -> Check:
     """A key of config.json, if present, has one of these values."""
 
-    def check(config: Config) -> str | None:
+    def check(config: HfConfig) -> str | None:
         value = config.get(name)
         if value is None or value in allowed:
             return None
@@ -117,7 +117,7 @@ def _is(name: str, *allowed: Any) -> Check:
     return check
 
 
-def _every_fourth_without_rope(config: Config) -> str | None:
+def _every_fourth_without_rope(config: HfConfig) -> str | None:
     layers = config.needed("num_hidden_layers")
     rotated = config.get("no_rope_layers") or [int((i + 1) % (config.get("no_rope_layer_interval") or 4) != 0)
                                                for i in range(layers)]  # fmt: skip
@@ -127,9 +127,9 @@ def _every_fourth_without_rope(config: Config) -> str | None:
 
 
 def _score_scale(wide_layers: int) -> Check:
-    """Scores over the root of the head's width, or in a model of so many layers of width over heads."""
+    """Scores are divided by the root of the head width; with `wide_layers` layers, by the root of width over heads."""
 
-    def check(config: Config) -> str | None:
+    def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
         wide = config.needed("num_hidden_layers") == wide_layers
         fixed = width // heads if wide else config.integer("head_dim") or width // heads
@@ -147,9 +147,9 @@ class Recipe:
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # the first whose names exist counts
+    layer: Mapping[str, tuple[From, ...]]  # uses the first whose names exist
     norm_offset: float = 0.0  # added to the weights of norms
-    rope_tensors: bool = False  # frequency factors have a place in the file
+    rope_tensors: bool = False  # the file can store frequency factors
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, int | str] = field(default_factory=dict)  # further keys: a number, or its name in config.json

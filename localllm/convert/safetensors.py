@@ -18,7 +18,7 @@ import numpy as np
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import parse_json, read_json
-from localllm.convert.tensor import U8, Tensor
+from localllm.convert.tensor import U8, LazyTensor
 from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
@@ -48,7 +48,7 @@ class Shard:
             self.file.close()
             raise
 
-    def _tensors(self) -> dict[str, Tensor]:
+    def _tensors(self) -> dict[str, LazyTensor]:
         length = struct.unpack("<Q", self._read(0, 8))[0] if self.size >= 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
             raise self._error("the header's length does not fit the file; it is no safetensors file, or cut short")
@@ -58,7 +58,7 @@ class Shard:
         header.pop("__metadata__", None)
         return {name: self._tensor(name, entry, 8 + length) for name, entry in header.items()}
 
-    def _tensor(self, name: str, entry: Any, data: int) -> Tensor:
+    def _tensor(self, name: str, entry: Any, data: int) -> LazyTensor:
         shown = printable(name)
         try:
             dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
@@ -81,7 +81,7 @@ class Shard:
             raw = self._read(data + begin + start * width, (stop - start) * width)
             return np.frombuffer(raw, np.uint8).reshape(stop - start, width)
 
-        return Tensor(name, dtype, shape, width, read)
+        return LazyTensor(name, dtype, shape, width, read)
 
     def _read(self, offset: int, size: int) -> bytearray:
         out = bytearray(size)

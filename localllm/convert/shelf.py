@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
 from localllm.convert.safetensors import Shard
-from localllm.convert.tensor import Tensor
+from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
 # Multimodal models keep their text model under these names.
@@ -37,7 +37,7 @@ class Shelf:
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
         self._taken: set[str] = set()
 
-    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, Tensor]]:
+    def _named(self, shards: Iterable[Shard], layers: int) -> Iterable[tuple[str, LazyTensor]]:
         senses = beyond = 0
         for shard in shards:
             for stored, tensor in shard.tensors.items():
@@ -55,9 +55,9 @@ class Shelf:
                 elif not name.endswith(_COMPUTED):
                     yield name, tensor
         if senses:
-            self.notes.append(f"skipped {senses} tensors for images or audio: the file holds the text model")
+            self.notes.append(f"skipped {_tensors(senses)} for images or audio: the file holds the text model")
         if beyond:
-            self.notes.append(f"skipped {beyond} tensors of layers for multi-token prediction")
+            self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
 
     def _apply_fp8_scales(self) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
@@ -69,9 +69,9 @@ class Shelf:
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 
-    def take(self, prefix: str, names: tuple[str, ...]) -> list[Tensor] | None:
+    def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """The tensors with these names, `{}` counting as far as the folder does; None if the first is missing."""
-        found: list[Tensor] = []
+        found: list[LazyTensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)
             numbered = [name.format(i) for i in range(count)] if "{}" in name else [name]
@@ -87,3 +87,7 @@ class Shelf:
 
     def rest(self) -> list[str]:
         return [name for name in self._tensors if name not in self._taken]
+
+
+def _tensors(count: int) -> str:
+    return "1 tensor" if count == 1 else f"{count} tensors"

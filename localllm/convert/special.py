@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from localllm.convert.config import Config
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json, steps
 from localllm.tokenizer.vocab import read_vocab
 
@@ -17,7 +17,7 @@ _ROLES = {  # name in the folder: name in GGUF
 
 
 def special_keys(
-    folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: Config, keys: Mapping[str, Any]
+    folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: HfConfig, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Ids, and add_bos_token and add_eos_token; `keys` already hold the tokens."""
     tokens: list[str] = keys[_KEY + "tokens"]
@@ -87,7 +87,7 @@ def _flag(
 
 
 def _further_ends(generation: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens that end an answer by generation_config.json and would not by themselves; GGUF has keys for two."""
+    """Tokens that end an answer only because generation_config.json lists them; GGUF has keys for two."""
     known = read_vocab(keys).ends
     further = [i for i in _numbers(generation.get("eos_token_id"), len(keys[_KEY + "tokens"])) if i not in known]
     return {f"{_KEY}{name}_token_id": i for name, i in zip(("eot", "eom"), further, strict=False)}

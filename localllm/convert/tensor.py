@@ -19,12 +19,12 @@ from localllm.convert.errors import ConvertError
 U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
-MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights per block, of one byte of scale and 16 of codes
+MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
-    """`rows` rows of `row_bytes` bytes, all leading dimensions flattened, as in `localllm.gguf.Tensor`."""
+class LazyTensor:
+    """`rows` rows of `row_bytes` bytes, all leading dimensions flattened, as in `localllm.gguf.GGUFTensor`."""
 
     name: str
     format: str  # a key of quant.FORMATS; inside this package also F8_E4M3 and U8
@@ -49,22 +49,22 @@ class Tensor:
         return np.ascontiguousarray(self._read(start, stop))
 
 
-def plain(name: str, values: NDArray[np.float32]) -> Tensor:
+def plain(name: str, values: NDArray[np.float32]) -> LazyTensor:
     """A small float32 tensor in memory."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
-    return Tensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
+    return LazyTensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
 
 
-def renamed(tensor: Tensor, name: str) -> Tensor:
+def renamed(tensor: LazyTensor, name: str) -> LazyTensor:
     return replace(tensor, name=name)
 
 
-def flattened(tensor: Tensor) -> Tensor:
+def flattened(tensor: LazyTensor) -> LazyTensor:
     """(1, n) as (n,)."""
     return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
 
 
-def stacked(tensors: Sequence[Tensor]) -> Tensor:
+def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Tensors (rows, columns) as one (count, rows, columns), or (n,) as (count, n)."""
     first = tensors[0]
     for other in tensors:
@@ -83,7 +83,7 @@ def stacked(tensors: Sequence[Tensor]) -> Tensor:
     return replace(first, shape=(len(tensors), *first.shape), _read=read)
 
 
-def picked(tensor: Tensor, index: NDArray[np.int64], rows: int) -> Tensor:
+def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """The rows `index` of all (those of every matrix flattened), as matrices of `rows`; for a vector, its values."""
     if len(tensor.shape) == 1:
         size = ITEM_BYTES[tensor.format]
@@ -101,7 +101,7 @@ def picked(tensor: Tensor, index: NDArray[np.int64], rows: int) -> Tensor:
     return replace(tensor, shape=(*tensor.shape[:-2], rows, tensor.shape[-1]), _read=read)
 
 
-def strided(tensor: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
+def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
     """Rows start, start + step, ... of every matrix (for a vector, its values)."""
     height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
     matrices = prod(tensor.shape[:-2])
@@ -109,7 +109,7 @@ def strided(tensor: Tensor, start: int, stop: int, step: int = 1) -> Tensor:
     return picked(tensor, (np.arange(matrices)[:, None] * height + wanted).reshape(-1), len(wanted))
 
 
-def columns(tensor: Tensor, start: int, step: int) -> Tensor:
+def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
     """Values start, start + step, ... of every row."""
     size = ITEM_BYTES[tensor.format]
     count = len(range(start, tensor.shape[-1], step))
@@ -120,7 +120,7 @@ def columns(tensor: Tensor, start: int, step: int) -> Tensor:
     return replace(tensor, shape=(*tensor.shape[:-1], count), row_bytes=count * size, _read=read)
 
 
-def transposed(tensor: Tensor) -> Tensor:
+def transposed(tensor: LazyTensor) -> LazyTensor:
     """(..., a, b) as (..., b, a). A read covers every matrix that it touches, whole."""
     a, b = tensor.shape[-2:]
     size = ITEM_BYTES[tensor.format]
@@ -136,7 +136,7 @@ def transposed(tensor: Tensor) -> Tensor:
     return replace(tensor, shape=(*tensor.shape[:-2], b, a), row_bytes=a * size, _read=read)
 
 
-def as_float32(tensor: Tensor, offset: float = 0.0) -> Tensor:
+def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
     """The same numbers plus `offset`, as F32."""
     if tensor.format == "F32" and not offset:
         return tensor
@@ -148,10 +148,10 @@ def as_float32(tensor: Tensor, offset: float = 0.0) -> Tensor:
     return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
 
 
-def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
+def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) as MXFP4 (..., rows, 32 n).
 
-    There a byte holds two neighbours, the first in its low half; in ggml it holds weights i and i + 16.
+    In the checkpoint a byte holds two neighbours, the first in its low half; in ggml, weights i and i + 16.
     """
     if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
         raise ConvertError(
@@ -167,10 +167,10 @@ def mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
         out = np.concatenate([scales.read(start, stop).reshape(-1, 1), packed], axis=1)
         return out.reshape(stop - start, n * MXFP4_BYTES)
 
-    return Tensor(blocks.name, "MXFP4", (*scales.shape[:-1], n * MXFP4_BLOCK), n * MXFP4_BYTES, read)
+    return LazyTensor(blocks.name, "MXFP4", (*scales.shape[:-1], n * MXFP4_BLOCK), n * MXFP4_BYTES, read)
 
 
-def scaled_fp8(tensor: Tensor, scales: Tensor) -> Tensor:
+def scaled_fp8(tensor: LazyTensor, scales: LazyTensor) -> LazyTensor:
     """FP8 (rows, columns) times its scales: one, one per row, or one per block; as F32.
 
     The number of scales determines the block size; the last blocks are smaller.
@@ -187,7 +187,7 @@ def scaled_fp8(tensor: Tensor, scales: Tensor) -> Tensor:
         numbers = _E4M3[tensor.read(start, stop)]
         return (numbers * by_column[np.arange(start, stop) // height]).view(np.uint8)
 
-    return Tensor(tensor.name, "F32", tensor.shape, 4 * width, read)
+    return LazyTensor(tensor.name, "F32", tensor.shape, 4 * width, read)
 
 
 def _block(size: int, parts: int) -> int:

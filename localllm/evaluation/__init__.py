@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from localllm.evaluation.likelihood import Mean, Scores, compare, log_softmax, score, statistics
 from localllm.evaluation.logits_file import LogitsFile, save_base
-from localllm.evaluation.windows import ModelSource, Source, TextTooShort, Windows, cut, evaluate
+from localllm.evaluation.windows import LogitsSource, ModelSource, TextTooShort, Windows, cut, evaluate
 
 __all__ = [
     "LogitsFile",
+    "LogitsSource",
     "Mean",
     "ModelSource",
     "Scores",
-    "Source",
     "TextTooShort",
     "Windows",
     "compare",

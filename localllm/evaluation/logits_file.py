@@ -39,7 +39,7 @@ def is_logits_file(path: Path) -> bool:
 
 
 class LogitsFile:
-    """An open file of log-probabilities: a `Source` for its windows. Close it."""
+    """An open file of log-probabilities: a `LogitsSource` for its windows. Close it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -50,7 +50,7 @@ class Windows:
         return self.tokens[window, self.first + 1 :]
 
 
-class Source(Protocol):
+class LogitsSource(Protocol):
     """Provides log-probabilities: a model, or a file of them."""
 
     vocabulary: int
@@ -118,8 +118,8 @@ class ModelSource:
 
 def evaluate(
     windows: Windows,
-    source: Source,
-    base: Source | None = None,
+    source: LogitsSource,
+    base: LogitsSource | None = None,
     progress: Callable[[str, int, int], None] | None = None,
     keep: Callable[[F32], None] | None = None,
 ) -> Iterator[Scores]:
@@ -151,7 +151,7 @@ def evaluate(
         yield Scores.join(parts)
 
 
-def _finite(source: Source, window: int, start: int, stop: int, what: str) -> F32:
+def _finite(source: LogitsSource, window: int, start: int, stop: int, what: str) -> F32:
     log_p = source.log_probabilities(window, start, stop)
     if not np.isfinite(log_p.min()):
         raise LocalLLMError(

@@ -3,9 +3,9 @@ file formats. `write_gguf` streams one to disk. Little-endian versions 2 and 3, 
 
 from __future__ import annotations
 
-from localllm.gguf.file import GGUFFile, Tensor, open_gguf
+from localllm.gguf.file import GGUFFile, GGUFTensor, open_gguf
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
 from localllm.gguf.writer import NewTensor, file_size, write_gguf
 
-__all__ = ["GGUFError", "GGUFFile", "NewTensor", "StringArray", "Tensor", "file_size", "open_gguf", "write_gguf"]
+__all__ = ["GGUFError", "GGUFFile", "GGUFTensor", "NewTensor", "StringArray", "file_size", "open_gguf", "write_gguf"]

@@ -1,4 +1,4 @@
-"""An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all parts of a split one.
+"""An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all shards of a split one.
 
 A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied at opening and tensors by `read` and `read_into`, so
 that a file that shrinks or whose disk goes away ends in a GGUFError, where a mapping would kill the process (SIGBUS).
@@ -24,14 +24,14 @@ from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
 from localllm.printable import printable
 
-Value = bool | int | float | str | NDArray[Any] | StringArray
+MetadataValue = bool | int | float | str | NDArray[Any] | StringArray
 
 _SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _MAX_PARTS = (1 << 16) - 1  # split.count is stored as uint16
 _READ_BYTES = 1 << 30  # one system call reads less than 2^31 bytes
 
 
-class _Part:
+class _Shard:
     """One file on disk: its descriptor and its header. Reads may come from several threads at once."""
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +69,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class GGUFTensor:
     """A tensor in its file format: `rows` rows of `row_bytes` bytes, all leading dimensions flattened."""
 
     name: str
@@ -78,7 +78,7 @@ class Tensor:
     row_bytes: int
     nbytes: int
     _offset: int = field(repr=False)
-    _part: _Part = field(repr=False, compare=False)
+    _shard: _Shard = field(repr=False, compare=False)
 
     @property
     def rows(self) -> int:
@@ -94,12 +94,12 @@ class Tensor:
         """Rows start..stop, copied into `out`: uint8, C-contiguous, (stop - start) * row_bytes bytes of any shape."""
         what = f"tensor '{printable(self.name)}'"
         if not 0 <= start <= stop <= self.rows:
-            raise GGUFError(self._part.path, what, f"rows {start} to {stop} asked for; it has {self.rows}")
+            raise GGUFError(self._shard.path, what, f"rows {start} to {stop} asked for; it has {self.rows}")
         size = (stop - start) * self.row_bytes
         if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable or out.nbytes != size:
-            raise GGUFError(self._part.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")
+            raise GGUFError(self._shard.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")
         if size:
-            self._part.read_into(out.reshape(-1).data, self._offset + start * self.row_bytes, what)
+            self._shard.read_into(out.reshape(-1).data, self._offset + start * self.row_bytes, what)
 
 
 class GGUFFile(Closing):
@@ -110,30 +110,32 @@ class GGUFFile(Closing):
     them, so that a copy keeps every type. Both omit the split.* keys of a split model.
     """
 
-    def __init__(self, parts: list[_Part]) -> None:
-        first = parts[0]
+    def __init__(self, shards: list[_Shard]) -> None:
+        first = shards[0]
         self.path = first.path
-        self.paths = tuple(part.path for part in parts)
+        self.paths = tuple(shard.path for shard in shards)
         self.version = first.header.version
-        self.size = sum(part.size for part in parts)  # bytes of all parts
+        self.size = sum(shard.size for shard in shards)  # bytes of all shards
         stored = dict(first.header.metadata)
-        if len(parts) > 1:
+        if len(shards) > 1:
             for key in (_SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS):
                 stored.pop(key, None)
         self.stored: Mapping[str, Stored] = MappingProxyType(stored)
-        self.metadata: Mapping[str, Value] = MappingProxyType({key: _plain(value) for key, value in stored.items()})
-        self.tensors: dict[str, Tensor] = {}  # in file order
-        self._parts = parts
-        for part in parts:
-            for info in part.header.tensors:
+        self.metadata: Mapping[str, MetadataValue] = MappingProxyType(
+            {key: _plain(value) for key, value in stored.items()}
+        )
+        self.tensors: dict[str, GGUFTensor] = {}  # in file order
+        self._shards = shards
+        for shard in shards:
+            for info in shard.header.tensors:
                 if info.name in self.tensors:
-                    raise GGUFError(part.path, f"tensor '{printable(info.name)}'", "is in an earlier part already")
-                self.tensors[info.name] = _tensor(info, part)
+                    raise GGUFError(shard.path, f"tensor '{printable(info.name)}'", "is in an earlier part already")
+                self.tensors[info.name] = _tensor(info, shard)
 
     def close(self) -> None:
         """Close the file descriptors. Not while another thread reads."""
-        for part in self._parts:
-            part.close()
+        for shard in self._shards:
+            shard.close()
 
     def __repr__(self) -> str:
         return f"<GGUFFile {str(self.path)!r}: {len(self.metadata)} keys, {len(self.tensors)} tensors>"
@@ -144,70 +146,70 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
     Reads no tensor data. GGUFError, in one line, for a file that is missing, damaged or unsupported.
     """
-    first = _Part(Path(path))
-    parts = [first]
+    first = _Shard(Path(path))
+    shards = [first]
     try:
         count = _check_split(first, 0, None)
         for index in range(1, count):
-            part_path = _part_path(first.path, index, count)
-            if not os.path.exists(part_path):
+            shard_path = _shard_path(first.path, index, count)
+            if not os.path.exists(shard_path):
                 raise GGUFError(
                     first.path,
                     f"key '{_SPLIT_COUNT}'",
-                    f"the model has {count} parts, and part {index + 1} is missing: put {part_path.name} beside it",
+                    f"the model has {count} parts, and part {index + 1} is missing: put {shard_path.name} beside it",
                 )
-            parts.append(_Part(part_path))
-            _check_split(parts[-1], index, count)
+            shards.append(_Shard(shard_path))
+            _check_split(shards[-1], index, count)
         expected = _split_number(first, _SPLIT_TENSORS, None)
-        found = sum(len(part.header.tensors) for part in parts)
+        found = sum(len(shard.header.tensors) for shard in shards)
         if expected is not None and expected != found:
             raise GGUFError(
                 first.path,
                 f"key '{_SPLIT_TENSORS}'",
                 f"{expected} tensors announced, {found} found in {count} parts; download the model again",
             )
-        return GGUFFile(parts)
+        return GGUFFile(shards)
     except BaseException:
-        for part in parts:
-            part.close()
+        for shard in shards:
+            shard.close()
         raise
 
 
-def _check_split(part: _Part, index: int, count: int | None) -> int:
+def _check_split(shard: _Shard, index: int, count: int | None) -> int:
     """The model's number of parts according to this file, which must be part `index` (from 0) of `count` (any if
     None)."""
-    found = max(1, _split_number(part, _SPLIT_COUNT, 1) or 1)
+    found = max(1, _split_number(shard, _SPLIT_COUNT, 1) or 1)
     if found > _MAX_PARTS or (count is not None and found != count):
         supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"
-        raise GGUFError(part.path, f"key '{_SPLIT_COUNT}'", f"{found} found; supported: {supported}")
-    number = _split_number(part, _SPLIT_NO, None if found > 1 else 0)
+        raise GGUFError(shard.path, f"key '{_SPLIT_COUNT}'", f"{found} found; supported: {supported}")
+    number = _split_number(shard, _SPLIT_NO, None if found > 1 else 0)
     if number is None or number >= found:
         problem = "missing" if number is None else f"{number} found"
-        raise GGUFError(part.path, f"key '{_SPLIT_NO}'", f"{problem}; supported in {found} parts: 0 to {found - 1}")
+        raise GGUFError(shard.path, f"key '{_SPLIT_NO}'", f"{problem}; supported in {found} parts: 0 to {found - 1}")
     if number != index and count is None:
         raise GGUFError(
-            part.path,
+            shard.path,
             f"key '{_SPLIT_NO}'",
-            f"this is part {number + 1} of {found}; open the first part instead: {_first_name(part.path, found)}",
+            f"this is part {number + 1} of {found}; open the first part instead: {_first_name(shard.path, found)}",
         )
     if number != index:
-        raise GGUFError(part.path, f"key '{_SPLIT_NO}'", f"{number} found; supported by this file's name: {index}")
-    if found > 1 and not part.path.name.endswith(_suffix(index, found)):
+        raise GGUFError(shard.path, f"key '{_SPLIT_NO}'", f"{number} found; supported by this file's name: {index}")
+    if found > 1 and not shard.path.name.endswith(_suffix(index, found)):
         raise GGUFError(
-            part.path,
+            shard.path,
             f"key '{_SPLIT_COUNT}'",
             f"{found} parts, but the file's name does not end in '{_suffix(index, found)}'; give all parts their names",
         )
     return found
 
 
-def _split_number(part: _Part, key: str, default: int | None) -> int | None:
-    value = part.header.metadata.get(key)
+def _split_number(shard: _Shard, key: str, default: int | None) -> int | None:
+    value = shard.header.metadata.get(key)
     if value is None:
         return default
     if not isinstance(value, np.integer) or value < 0:
         kind = f"{value}" if isinstance(value, np.integer) else type(value).__name__
-        raise GGUFError(part.path, f"key '{key}'", f"{kind} found; supported: an integer from 0 up")
+        raise GGUFError(shard.path, f"key '{key}'", f"{kind} found; supported: an integer from 0 up")
     return int(value)
 
 
@@ -215,7 +217,7 @@ def _suffix(index: int, count: int) -> str:
     return f"-{index + 1:05d}-of-{count:05d}.gguf"
 
 
-def _part_path(first: Path, index: int, count: int) -> Path:
+def _shard_path(first: Path, index: int, count: int) -> Path:
     return first.with_name(first.name.removesuffix(_suffix(0, count)) + _suffix(index, count))
 
 
@@ -226,11 +228,11 @@ def _first_name(path: Path, count: int) -> str:
     return printable(stem if known else "NAME", 200) + _suffix(0, count)
 
 
-def _tensor(info: TensorInfo, part: _Part) -> Tensor:
-    return Tensor(info.name, info.format, info.shape, info.row_bytes, info.nbytes, info.offset, part)
+def _tensor(info: TensorInfo, shard: _Shard) -> GGUFTensor:
+    return GGUFTensor(info.name, info.format, info.shape, info.row_bytes, info.nbytes, info.offset, shard)
 
 
-def _plain(value: Stored) -> Value:
+def _plain(value: Stored) -> MetadataValue:
     if isinstance(value, np.generic):
         number: bool | int | float = value.item()
         return number

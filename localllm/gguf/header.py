@@ -23,7 +23,7 @@ from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, decode, scan
 from localllm.printable import printable
 
-Read = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
+ReadInto = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
 Stored = bool | str | np.generic | NDArray[Any] | StringArray
 
 _PIECE = 1 << 18  # bytes of the first copy; each further copy doubles
@@ -57,7 +57,7 @@ class Header:
 class _Cursor:
     """A position in the head that moves forward. Every step names the field it reads, for the error message."""
 
-    def __init__(self, path: Path, size: int, read: Read) -> None:
+    def __init__(self, path: Path, size: int, read: ReadInto) -> None:
         self.path = path
         self.size = size  # of the file
         self.position = 0
@@ -131,7 +131,7 @@ class _Cursor:
         return text
 
 
-def read_header(path: Path, size: int, read: Read) -> Header:
+def read_header(path: Path, size: int, read: ReadInto) -> Header:
     """The checked head of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
     cursor = _Cursor(path, size, read)
     version = _version(cursor)

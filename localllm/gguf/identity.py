@@ -20,17 +20,17 @@ _CHUNK = 1 << 20
 def identity(file: GGUFFile) -> str:
     """Hexadecimal digest, 32 characters; equal for copies of a file under any name. GGUFError if reading fails."""
     digest = hashlib.blake2b(digest_size=16)
-    for part in file._parts:
-        inside = [tensor for tensor in file.tensors.values() if tensor._part is part]
-        head = min((tensor._offset for tensor in inside), default=part.size)
+    for shard in file._shards:
+        inside = [tensor for tensor in file.tensors.values() if tensor._shard is shard]
+        head = min((tensor._offset for tensor in inside), default=shard.size)
         pieces = [(at, min(at + _CHUNK, head)) for at in range(0, head, _CHUNK)]
         for tensor in inside:
             start, stop = tensor._offset, tensor._offset + tensor.nbytes
             for at in (start, (start + stop - SAMPLE) // 2, stop - SAMPLE):
                 pieces.append((max(at, start), min(max(at, start) + SAMPLE, stop)))
-        digest.update(b"%d;%d;" % (part.size, len(pieces)))
+        digest.update(b"%d;%d;" % (shard.size, len(pieces)))
         for start, stop in pieces:
             buffer = bytearray(stop - start)
-            part.read_into(memoryview(buffer), start, f"identity of {printable(part.path.name)}")
+            shard.read_into(memoryview(buffer), start, f"identity of {printable(shard.path.name)}")
             digest.update(buffer)
     return digest.hexdigest()

@@ -11,29 +11,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
+from localllm.backends.base import Progress
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.method import Method
 from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor
 from localllm.plan import F32, Tensor
 from localllm.quant import FORMATS, QuantError
-from localllm.quantize.plan import QuantizeError, Step
+from localllm.quantize.jobs import Job, QuantizeError
 
 U8 = NDArray[np.uint8]
 
 CHUNK = 1 << 18  # values that one thread converts at a time: a megabyte of float32, which fits a core's cache
 COPIED = 1 << 22  # values copied at a time
 AHEAD = 3  # chunks in progress per thread
-
-
-class Progress(Protocol):
-    def __call__(self, what: str, done: int, total: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -71,8 +68,8 @@ class Error:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
-    """What a conversion needs besides its steps."""
+class Settings:
+    """What a conversion needs besides its jobs."""
 
     threads: int
     imatrix: Imatrix | None = None
@@ -81,29 +78,29 @@ class How:
     progress: Progress | None = None
 
 
-class _Chunk(NamedTuple):
+class _Converted(NamedTuple):
     rows: U8
     error: Error | None
     values: int
 
 
 @contextmanager
-def conversion(steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How) -> Iterator[list[NewTensor]]:
+def conversion(jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings) -> Iterator[list[NewTensor]]:
     """The new tensors, for `write_gguf`, which must ask for their data in this order and once.
 
     Reading them raises QuantizeError for numbers that cannot be stored, with the name of the tensor.
     """
     pool = ThreadPoolExecutor(how.threads, thread_name_prefix="quantize")
     try:
-        chunks = _report(steps, _chunks(pool, steps, tensors, how), how)
-        yield [NewTensor(step.name, step.after, step.shape, _taker(step, chunks)) for step in steps]
+        chunks = _report(jobs, _chunks(pool, jobs, tensors, how), how)
+        yield [NewTensor(job.name, job.after, job.shape, _taker(job, chunks)) for job in jobs]
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _taker(step: Step, chunks: Iterator[U8]) -> Callable[[], Iterator[U8]]:
+def _taker(job: Job, chunks: Iterator[U8]) -> Callable[[], Iterator[U8]]:
     def take() -> Iterator[U8]:
-        missing = step.rows
+        missing = job.rows
         while missing:
             rows = next(chunks)
             missing -= len(rows)
@@ -112,32 +109,32 @@ def _taker(step: Step, chunks: Iterator[U8]) -> Callable[[], Iterator[U8]]:
     return take
 
 
-def _report(steps: Sequence[Step], chunks: Iterator[tuple[Step, _Chunk]], how: How) -> Iterator[U8]:
-    total, done = sum(step.values for step in steps), 0
-    for step, chunk in chunks:
+def _report(jobs: Sequence[Job], chunks: Iterator[tuple[Job, _Converted]], how: Settings) -> Iterator[U8]:
+    total, done = sum(job.values for job in jobs), 0
+    for job, chunk in chunks:
         done += chunk.values
         if how.errors is not None and chunk.error is not None:
-            how.errors.setdefault(step.name, Error()).add(chunk.error)
+            how.errors.setdefault(job.name, Error()).add(chunk.error)
         if how.progress is not None:
             how.progress("quantizing", done, total)
         yield chunk.rows
 
 
 def _chunks(
-    pool: ThreadPoolExecutor, steps: Sequence[Step], tensors: Mapping[str, Tensor], how: How
-) -> Iterator[tuple[Step, _Chunk]]:
+    pool: ThreadPoolExecutor, jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings
+) -> Iterator[tuple[Job, _Converted]]:
     """Results in order, with a bounded number of tasks in progress."""
-    under_way: deque[tuple[Step, Future[_Chunk]]] = deque()
-    for step in steps:
-        tensor = tensors[step.name]
+    under_way: deque[tuple[Job, Future[_Converted]]] = deque()
+    for job in jobs:
+        tensor = tensors[job.name]
         if how.method is not None:
             while under_way:
                 first, future = under_way.popleft()
                 yield first, future.result()
-            yield step, _whole(step, tensor, how, how.method)
+            yield job, _whole(job, tensor, how, how.method)
             continue
-        for task in _tasks(step, tensor, how):
-            under_way.append((step, pool.submit(task)))
+        for task in _tasks(job, tensor, how):
+            under_way.append((job, pool.submit(task)))
             if len(under_way) >= AHEAD * how.threads:
                 first, future = under_way.popleft()
                 yield first, future.result()
@@ -146,84 +143,85 @@ def _chunks(
         yield first, future.result()
 
 
-def _tasks(step: Step, tensor: Tensor, how: How) -> Iterator[Callable[[], _Chunk]]:
-    """Runs of rows, none of which crosses from one expert to the next."""
-    columns = step.shape[-1]
-    if not step.changes:
+def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Converted]]:
+    """A task for each run of rows; no run crosses from one expert to the next."""
+    columns = job.shape[-1]
+    if not job.changes:
         size = max(COPIED // columns, 1)
-        for start in range(0, step.rows, size):
-            yield _copy(tensor, start, min(start + size, step.rows), columns)
+        for start in range(0, job.rows, size):
+            yield _copy(tensor, start, min(start + size, job.rows), columns)
         return
-    weights = _importance(step, how.imatrix)
-    each, size = step.rows // step.experts, max(CHUNK // columns, 1)
-    for expert in range(step.experts):
+    weights = _importance(job, how.imatrix)
+    each, size = job.rows // job.experts, max(CHUNK // columns, 1)
+    for expert in range(job.experts):
         importance = weights[expert] if weights is not None else None
         for start in range(expert * each, (expert + 1) * each, size):
             stop = min(start + size, (expert + 1) * each)
-            yield _convert(step, tensor, start, stop, importance, how.errors is not None)
+            yield _convert(job, tensor, start, stop, importance, how.errors is not None)
 
 
-def _importance(step: Step, imatrix: Imatrix | None) -> F32 | None:
+def _importance(job: Job, imatrix: Imatrix | None) -> F32 | None:
     """Importance per column, (experts, columns). As in llama-quantize, embeddings ignore an importance that does not
     fit."""
     if imatrix is None:
         return None
     try:
-        return imatrix.importance(step.name, step.experts, step.shape[-1])
+        return imatrix.importance(job.name, job.experts, job.shape[-1])
     except LocalLLMError:
-        if step.name in ("token_embd.weight", "per_layer_token_embd.weight"):
+        if job.name in ("token_embd.weight", "per_layer_token_embd.weight"):
             return None
         raise
 
 
-def _copy(tensor: Tensor, start: int, stop: int, columns: int) -> Callable[[], _Chunk]:
-    return lambda: _Chunk(tensor.read(start, stop), None, (stop - start) * columns)
+def _copy(tensor: Tensor, start: int, stop: int, columns: int) -> Callable[[], _Converted]:
+    return lambda: _Converted(tensor.read(start, stop), None, (stop - start) * columns)
 
 
 def _convert(
-    step: Step, tensor: Tensor, start: int, stop: int, importance: F32 | None, measured: bool
-) -> Callable[[], _Chunk]:
-    def task() -> _Chunk:
-        values = quant.dequantize(tensor.read(start, stop), step.before)
+    job: Job, tensor: Tensor, start: int, stop: int, importance: F32 | None, measured: bool
+) -> Callable[[], _Converted]:
+    def task() -> _Converted:
+        values = quant.dequantize(tensor.read(start, stop), job.before)
         try:
-            rows = quant.quantize(values, step.after, importance)
+            rows = quant.quantize(values, job.after, importance)
         except QuantError as problem:
-            raise QuantizeError(f"{step.name}, from row {start} on: {problem}") from None
-        _check(step, rows, values, start)
-        return _Chunk(rows, _error(step, values, rows, importance) if measured else None, values.size)
+            raise QuantizeError(f"{job.name}, from row {start} on: {problem}") from None
+        _check(job, rows, values, start)
+        return _Converted(rows, _error(job, values, rows, importance) if measured else None, values.size)
 
     return task
 
 
-def _whole(step: Step, tensor: Tensor, how: How, method: Method) -> _Chunk:
-    """A tensor by a method that wants all of it, and may change what keeps its format: what factors are folded into."""
-    stored = tensor.read(0, step.rows)
-    if not step.changes and FORMATS[step.after].quantize is None:
-        return _Chunk(stored, None, step.values)
-    values = quant.dequantize(stored, step.before)
+def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converted:
+    """Store a whole tensor by a method. It also changes tensors that keep their format if factors are folded into
+    them."""
+    stored = tensor.read(0, job.rows)
+    if not job.changes and FORMATS[job.after].quantize is None:
+        return _Converted(stored, None, job.values)
+    values = quant.dequantize(stored, job.before)
     try:
-        rows = method.store(step.name, values.reshape(step.shape), step.after)
+        rows = method.store(job.name, values.reshape(job.shape), job.after)
     except QuantError as problem:
-        raise QuantizeError(f"{step.name}: {problem}") from None
-    _check(step, rows, values, 0)
-    return _Chunk(rows, None, step.values)
+        raise QuantizeError(f"{job.name}: {problem}") from None
+    _check(job, rows, values, 0)
+    return _Converted(rows, None, job.values)
 
 
-def _check(step: Step, rows: U8, values: F32, start: int) -> None:
+def _check(job: Job, rows: U8, values: F32, start: int) -> None:
     """Refuse numbers beyond half precision, and NaN. Quantized blocks refuse them anyway; single-number formats would
     not."""
-    if FORMATS[step.after].block_values > 1:
+    if FORMATS[job.after].block_values > 1:
         return
-    kept = quant.dequantize(rows, step.after)
+    kept = quant.dequantize(rows, job.after)
     if np.isfinite(kept).all():
         return
     row = start + int(np.argmin(np.isfinite(kept).all(axis=1)))
-    at = "NaN or infinity" if not np.isfinite(values).all() else f"numbers above {step.after}'s range; use BF16 or F32"
-    raise QuantizeError(f"{step.name}: row {row} holds {at}")
+    at = "NaN or infinity" if not np.isfinite(values).all() else f"numbers above {job.after}'s range; use BF16 or F32"
+    raise QuantizeError(f"{job.name}: row {row} holds {at}")
 
 
-def _error(step: Step, values: F32, rows: U8, importance: F32 | None) -> Error:
-    missed = quant.dequantize(rows, step.after) - values
+def _error(job: Job, values: F32, rows: U8, importance: F32 | None) -> Error:
+    missed = quant.dequantize(rows, job.after) - values
     found = Error(values.size, _sum(values), _sum(missed), largest=float(np.abs(missed).max(initial=0)))
     if importance is not None:
         by_column = [np.einsum("ij,ij->j", x, x, dtype=np.float64) for x in (values, missed)]

@@ -10,10 +10,10 @@ from localllm.calibration.mix import best
 from localllm.calibration.sensitivity import Trial, fit_kld
 from localllm.quant import FORMATS
 from localllm.quant.mixes import Options, role
-from localllm.quantize.plan import QuantizeError, Step, given_plan, quantizable, size_of
+from localllm.quantize.jobs import Job, QuantizeError, given_jobs, quantizable, size_of
 from localllm.quantize.source import Source
 
-# Formats to choose from, those that good mixes were seen to use. Rows that are no multiple of 256 use the second list.
+# Formats to choose from: those found in good mixes. Rows whose length is not a multiple of 256 use the second list.
 WIDE = ("Q2_K", "Q3_K", "IQ4_XS", "Q4_K", "Q5_K", "Q6_K", "Q8_0")
 WIDE_WITH_IMATRIX = ("IQ2_XS", "IQ3_XXS", "IQ3_S", *WIDE)
 NARROW = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
@@ -29,7 +29,7 @@ class Goal:
 
 
 def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """Per tensor, the formats to try: smaller ones than it has and its own, or what the user says."""
+    """The formats to try for each tensor: its own and smaller ones, or those that the user gives."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)
@@ -52,7 +52,7 @@ def _bits(format_name: str) -> float:
     return 8 * fmt.block_bytes / fmt.block_values
 
 
-def steps_for(
+def jobs_for(
     source: Source,
     goal: Goal,
     options: Options,
@@ -61,8 +61,8 @@ def steps_for(
     threads: int | None,
     windows: int = WINDOWS,
     progress: Callable[[str, int, int], None] | None = None,
-) -> tuple[list[Step], float]:
-    """The plan that reaches the goal, and its measured divergence on the text."""
+) -> tuple[list[Job], float]:
+    """The jobs that reach the goal, and its measured divergence on the text."""
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
     _check_possible(source, goal, coarsest)
@@ -77,11 +77,11 @@ def steps_for(
             kld = trial.kld(formats)
         else:
             formats, kld = fit_kld(trial, effects, goal.max_kld)
-    return given_plan(source, {**coarsest, **formats}), kld
+    return given_jobs(source, {**coarsest, **formats}), kld
 
 
 def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> None:
-    least = size_of(source, given_plan(source, coarsest))
+    least = size_of(source, given_jobs(source, coarsest))
     if goal.max_bytes and least > goal.max_bytes:
         raise QuantizeError(
             f"{source.path}: takes at least {least:,} bytes, but {goal.max_bytes:,} are allowed; allow more"
@@ -90,6 +90,6 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
     """Bytes of the file besides the tensors to choose formats for, with the padding of every tensor."""
-    steps = given_plan(source, kept)
-    own = {step.name: step.bytes_after for step in steps}
-    return size_of(source, steps) - sum(own[name] for name in chosen) + 32 * len(chosen)
+    jobs = given_jobs(source, kept)
+    own = {job.name: job.bytes_after for job in jobs}
+    return size_of(source, jobs) - sum(own[name] for name in chosen) + 32 * len(chosen)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers, continuations, window_counts
-from localllm.sampling.select import Doubles, Floats, Rows, largest, leading
+from localllm.sampling.select import Doubles, Floats, Indices, largest, leading
 
 Ids = NDArray[np.int32]
 
@@ -41,7 +41,7 @@ class Candidates:
         """The largest logit."""
         return float(self.logits[0] if self.descending else self.logits.max())
 
-    def take(self, rows: Rows | NDArray[np.bool_] | slice, descending: bool) -> Candidates:
+    def take(self, rows: Indices | NDArray[np.bool_] | slice, descending: bool) -> Candidates:
         return Candidates(self.ids[rows], self.logits[rows], descending)
 
 
@@ -72,7 +72,7 @@ def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
     return p, surprises, float((p * surprises).sum())
 
 
-def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Rows], Doubles]) -> Candidates:
+def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices], Doubles]) -> Candidates:
     """The candidates ordered by id, with `change(logits, which)` applied to those at `ids[which]`.
 
     Raises SamplingError if no token remains.
@@ -100,7 +100,7 @@ def penalties(candidates: Candidates, options: SamplingOptions, context: Context
     subtract = counts * options.frequency_penalty + options.presence_penalty
     factor = options.repeat_penalty
 
-    def change(logits: Doubles, which: Rows) -> Doubles:
+    def change(logits: Doubles, which: Indices) -> Doubles:
         repeated: Doubles = np.where(logits <= 0, logits * factor, logits / factor)
         return repeated - subtract[which]
 
@@ -201,7 +201,7 @@ def _roll(context: Context) -> float:
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
-class Step(NamedTuple):
+class SamplerStage(NamedTuple):
     """One sampler: its function, when its options enable it, and whether it always keeps the largest logit."""
 
     run: Callable[[Candidates, SamplingOptions, Context], Candidates]
@@ -214,20 +214,20 @@ def _penalizes(options: SamplingOptions) -> bool:
     return options.repeat_last_n > 0 and not neutral
 
 
-SAMPLERS: dict[str, Step] = {
-    "penalties": Step(penalties, _penalizes, keeps_peak=False),
-    "dry": Step(dry, lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n > 0, keeps_peak=False),
-    "top_n_sigma": Step(top_n_sigma, lambda o: o.top_n_sigma > 0, keeps_peak=True),
-    "top_k": Step(top_k, lambda o: o.top_k > 0, keeps_peak=True),
-    "typ_p": Step(typ_p, lambda o: o.typical_p < 1, keeps_peak=False),
-    "top_p": Step(top_p, lambda o: o.top_p < 1, keeps_peak=True),
-    "min_p": Step(min_p, lambda o: o.min_p > 0, keeps_peak=True),
-    "xtc": Step(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
-    "temperature": Step(temperature, lambda o: True, keeps_peak=True),
+SAMPLERS: dict[str, SamplerStage] = {
+    "penalties": SamplerStage(penalties, _penalizes, keeps_peak=False),
+    "dry": SamplerStage(dry, lambda o: o.dry_multiplier > 0 and o.dry_penalty_last_n > 0, keeps_peak=False),
+    "top_n_sigma": SamplerStage(top_n_sigma, lambda o: o.top_n_sigma > 0, keeps_peak=True),
+    "top_k": SamplerStage(top_k, lambda o: o.top_k > 0, keeps_peak=True),
+    "typ_p": SamplerStage(typ_p, lambda o: o.typical_p < 1, keeps_peak=False),
+    "top_p": SamplerStage(top_p, lambda o: o.top_p < 1, keeps_peak=True),
+    "min_p": SamplerStage(min_p, lambda o: o.min_p > 0, keeps_peak=True),
+    "xtc": SamplerStage(xtc, lambda o: o.xtc_probability > 0 and o.xtc_threshold <= 0.5, keeps_peak=False),
+    "temperature": SamplerStage(temperature, lambda o: True, keeps_peak=True),
 }
 
 
-def steps(options: SamplingOptions) -> tuple[Step, ...]:
+def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
     """The samplers that `options` enable, in order. Greedy sampling skips those that cannot change the largest
     logit."""
     chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]

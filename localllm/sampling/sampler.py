@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
-from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, softmax, steps
+from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, enabled, softmax
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
@@ -24,7 +24,7 @@ class Sampler:
         """`breakers` is find_breakers() of the vocabulary; only DRY needs it."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
-        self._steps = steps(options)
+        self._stages = enabled(options)
         self._history: list[int] = []
         self._context = Context(self._history, breakers or {}, self.seed)
         self._bias_ids = np.array(sorted(options.logit_bias), np.int32)
@@ -32,14 +32,14 @@ class Sampler:
         self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
         self._bits = np.random.PCG64(self.seed)
         # Only the largest logit counts, whatever came before: one pass over the logits is enough.
-        self._argmax = options.greedy and len(self._steps) == 1 and not options.logit_bias
+        self._argmax = options.greedy and len(self._stages) == 1 and not options.logit_bias
 
     @property
     def looks_at(self) -> int:
         """Number of largest logits that decide the next token alone; 0 if all count."""
         if self._argmax:
             return 1
-        cut_first = self._steps[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
+        cut_first = self._stages[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
@@ -54,8 +54,8 @@ class Sampler:
         return self._distribution(self._biased(Candidates(self._ids, logits)))
 
     def _distribution(self, candidates: Candidates) -> tuple[Ids, Doubles]:
-        for step in self._steps:
-            candidates = step.run(candidates, self.options, self._context)
+        for stage in self._stages:
+            candidates = stage.run(candidates, self.options, self._context)
         probabilities = softmax(candidates)
         if np.count_nonzero(probabilities) == len(probabilities):
             return candidates.ids, probabilities

@@ -2,6 +2,6 @@
 
 `localllm.options.SpeculationOptions` says what is asked for. ngram.py and draft.py guess, behind the interface of
 drafter.py; rule.py decides what of a guess stands, so that the answer is the model's own; policy.py decides how much
-guessing pays, by the costs that costs.py measures; steps.py is an answer's loop and setup.py puts it all together for a
-model. Nothing is imported here.
+guessing pays, by the costs that costs.py measures; speculator.py is the loop of an answer; setup.py puts it all
+together for a model. Nothing is imported here.
 """

@@ -12,7 +12,7 @@ from localllm.speculation.draft import ModelDrafter
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Judge
-from localllm.speculation.steps import Speculator
+from localllm.speculation.speculator import Speculator
 from localllm.speculation.vocabulary import Vocabulary, match
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from localllm.confined import Confined, ConfinedError, Limits
+from localllm.confined import Confined, ConfinedError, ResourceLimits
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
 from localllm.template.origin import Text
 
@@ -36,7 +36,7 @@ class Rendered:
     notes: tuple[str, ...] = ()
 
 
-def renderer(limits: Limits | None = None) -> Confined:
+def renderer(limits: ResourceLimits | None = None) -> Confined:
     """A child process that renders templates. Start it early: that takes 0.1 s in parallel."""
     return Confined("localllm.template.render", limits)
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.template.origin import MODEL, OWN, marked
 
-
-class _Guard(Protocol):
-    @property
-    def tokens(self) -> Set[int]: ...
-    def allows(self, token: int, start: int, stop: int) -> bool: ...
+if TYPE_CHECKING:
+    from localllm.tokenizer.tokenizer import SpecialGuard
 
 
 class Encoder(Protocol):
@@ -26,7 +23,7 @@ class Encoder(Protocol):
     def special(self) -> Mapping[str, int]: ...
     def is_control(self, token: int) -> bool: ...
     def encode(
-        self, text: str, add_special: bool = True, parse_special: bool = False, guard: _Guard | None = None
+        self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]: ...
 
 

@@ -20,7 +20,7 @@ _NO_SYSTEM = (
 )
 
 
-class Vocabulary(Protocol):
+class SpecialTokens(Protocol):
     """The interface of a tokenizer that is needed here."""
 
     @property
@@ -141,7 +141,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
 
 
 def choose_template(
-    metadata: Mapping[str, Any], tokenizer: Vocabulary, confined: Confined | None = None
+    metadata: Mapping[str, Any], tokenizer: SpecialTokens, confined: Confined | None = None
 ) -> tuple[ChatTemplate, str | None]:
     """The file's chat template and None; or its family's and a note that says so and why (to be shown).
 

@@ -25,7 +25,7 @@ _PREFIX = 3  # characters by which special tokens are found together: thousands 
 _MANY = 1000  # number of beginnings above which listing those of the text is faster
 
 
-class Guard(Protocol):
+class SpecialGuard(Protocol):
     """Tells which of its special tokens a text may contain, and where."""
 
     @property
@@ -83,7 +83,7 @@ class Tokenizer:
         return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
 
     def encode(
-        self, text: str, add_special: bool = True, parse_special: bool = False, guard: Guard | None = None
+        self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]:
         """Ids of `text`. `add_special` adds BOS and EOS if the file says so, but never doubles one.
 
@@ -196,7 +196,7 @@ class Tokenizer:
                 place = text.find(prefix, place + 1)
         return sorted(found)
 
-    def _parts(self, text: str, parse_special: bool, guard: Guard | None = None) -> list[str | int]:
+    def _parts(self, text: str, parse_special: bool, guard: SpecialGuard | None = None) -> list[str | int]:
         """`text` with its special tokens found: longest tokens first, each from left to right, never nested."""
         if not text:
             return []

@@ -66,7 +66,7 @@ def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
 def _refit(
     x: F32, weight: F32, at: int, runs: int, chosen: I32, shifts: F32, scale: np.float32, points: F32
 ) -> np.float32:
-    """The least-squares scale for the chosen points; `scale` if that is not positive."""
+    """The least-squares scale for the chosen points; `scale` if it is not positive."""
     sum_xq = sum_qq = np.float32(0)
     for run in range(runs):
         for i in range(8):

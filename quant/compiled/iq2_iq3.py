@@ -1,4 +1,5 @@
-"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook, signs stand apart.
+"""IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook; signs are stored
+separately.
 
 Calls as in k_quants, followed by the codebook (quant.compiled.codebook). The searches follow ggml's operation by
 operation, one group after the other (quant.compiled.runs).
@@ -21,13 +22,13 @@ from localllm.quant.format import F32, U8
 TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches this value, and sums of its powers overflow
 
 
-class How(NamedTuple):
+class SearchParameters(NamedTuple):
     """The parameters of a search."""
 
     size: int  # values per scale
     even: bool  # only seven of eight signs are stored
-    spread: np.float32  # factor of the mean square in the weight of a value, with importance
-    floor: np.float32  # and without
+    spread: np.float32  # share of the mean square in the weight of a value, with importance
+    floor: np.float32  # the same share without importance
     tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
     tries: int  # number of scales to either side of the one that spans the group
     step: np.float32  # distance between them
@@ -35,11 +36,11 @@ class How(NamedTuple):
 
 
 _F = np.float32
-_IQ2_XXS = How(32, True, _F(1), _F(0), _F(1e-15), 6, _F(0.1), ALL)
-_IQ2_XS = How(16, True, _F(1), _F(0), _F(1e-15), 9, _F(0.1), OFF)
-_IQ2_S = How(16, False, _F(2), _F(0.25), _F(1e-8), 9, _F(0.1), OFF)
-_IQ3_XXS = How(32, True, _F(2), _F(0), _F(1e-8), 15, _F(0.2), OFF)
-_IQ3_S = How(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
+_IQ2_XXS = SearchParameters(32, True, _F(1), _F(0), _F(1e-15), 6, _F(0.1), ALL)
+_IQ2_XS = SearchParameters(16, True, _F(1), _F(0), _F(1e-15), 9, _F(0.1), OFF)
+_IQ2_S = SearchParameters(16, False, _F(2), _F(0.25), _F(1e-8), 9, _F(0.1), OFF)
+_IQ3_XXS = SearchParameters(32, True, _F(2), _F(0), _F(1e-8), 15, _F(0.2), OFF)
+_IQ3_S = SearchParameters(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
 
 
 class Found(NamedTuple):
@@ -116,7 +117,7 @@ def _guess(found: Found) -> None:
 
 
 @compiled
-def _prepare(x: F32, importance: F32, how: How, found: Found) -> np.float32:
+def _prepare(x: F32, importance: F32, how: SearchParameters, found: Found) -> np.float32:
     """Magnitudes, weights and signs of a block of 256; returns the largest magnitude."""
     peak = weigh_block(x, importance, how.spread, how.floor, found.weight)
     split_signs(x, found.weight, how.even, found.value, found.signs)
@@ -124,7 +125,7 @@ def _prepare(x: F32, importance: F32, how: How, found: Found) -> np.float32:
 
 
 @compiled
-def _search(peak: np.float32, how: How, book: Codebook, found: Found) -> np.float32:
+def _search(peak: np.float32, how: SearchParameters, book: Codebook, found: Found) -> np.float32:
     """The points and scales of a prepared block; returns its own scale."""
     if peak > TOO_LARGE:
         return peak

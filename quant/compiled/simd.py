@@ -1,4 +1,4 @@
-"""Sixteen float32 lanes as one value of Numba's: `Lanes`, and `Mask`, what comparing two of them gives.
+"""Sixteen float32 lanes as one value in Numba: `Lanes`, and `Mask`, the result of comparing two of them.
 
     + - * / and unary -     lane by lane, each rounded once; LLVM neither fuses nor reorders them
     < > <= >= ==            a Mask; & | ~ combine masks
@@ -7,8 +7,8 @@
     fields                  from 16 integers in a row the same four bits of each, as numbers
     pick least most absolute root rint nearest any_lane lowest numbers
 
-A block format is searched with one block to a lane, so sums run in the order of a plain loop over one block and the
-bits are those of scalar code. Instruction sets with shorter vectors take several for one Lanes.
+A search puts one block in each lane. Sums therefore run in the order of a plain loop over one block and have the bits
+of scalar code. Instruction sets with shorter vectors use several for one Lanes.
 """
 
 from __future__ import annotations

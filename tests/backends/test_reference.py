@@ -16,7 +16,7 @@ from localllm.backends.checks import check_batch
 from localllm.backends.reference import ReferenceBackend, ReferenceExecutable
 from localllm.backends.reference_operations import OPERATIONS
 from localllm.plan import BLOCK, Batch, Plan, Recorder, Rope, Value, rope_table
-from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight, bind_reference
+from tests.models.support import BOUNDARIES, EVERY_OPERATION, Driver, MemoryWeight, bind_reference
 
 random = np.random.RandomState(3)
 TABLE = random.standard_normal((11, 8)).astype(np.float32)
@@ -61,7 +61,7 @@ def test_progress_counts_weights() -> None:
 
 
 def test_every_operation_is_in_the_table() -> None:
-    assert set(OPERATIONS) == EVERY_OPERATION
+    assert set(OPERATIONS) == EVERY_OPERATION | BOUNDARIES
 
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0", "Q4_0"])

@@ -1,6 +1,6 @@
-"""The command: run cases of a kind, print what went wrong and keep its files; exit code 1 if anything did.
+"""The command: runs cases of a kind, prints what went wrong and keeps its files; exit code 1 if anything did.
 
-`files` stands for all kinds that read files other than single models and templates, each in its share.
+`files` means all kinds that read files other than single models and templates, each with its share of the cases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARES = {  # of "files"
     "split": 0.2, "safetensors": 0.1, "draft": 0.02, "cache": 0.28, "imatrix": 0.2, "kld": 0.19, "writers": 0.01,
 }  # fmt: skip
 KINDS = ("gguf", "split", "safetensors", "draft", "cache", "imatrix", "kld", "template", "writers")
-ALIKE = 3  # findings of one kind that are printed and kept
+ALIKE = 3  # number of similar findings to print and keep
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     if asked.kind == "files":
         return max([_share(asked, kind, share) for kind, share in SHARES.items()])
     shelf = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "localllm-fuzz"
-    os.environ["XDG_CACHE_HOME"] = str(shelf)  # kernels of odd shapes stay out of the user's own cache
+    os.environ["XDG_CACHE_HOME"] = str(shelf)  # keeps kernels of odd shapes out of the user's cache
     return run(asked)
 
 

@@ -1,4 +1,4 @@
-"""Attacks on template engines: expressions and blocks for mutated templates, each ruinous where nothing stops it."""
+"""Attacks on template engines: expressions and blocks for mutated templates, each ruinous unless it is stopped."""
 
 from __future__ import annotations
 

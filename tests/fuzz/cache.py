@@ -1,4 +1,4 @@
-"""Prompt caches whose digests are right and whose content lies: read, restored, and gone on with."""
+"""Prompt caches with correct digests and false content: read, restored, and continued."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 
 
 def _fitted(random: Random, header: dict[str, Any], body: bytes) -> bytes:
-    """The body as long as the header wants it, mostly: what lies must pass the checks of sizes."""
+    """The body, usually as long as the header requires, so that a false header passes the checks of sizes."""
     if random.random() < 0.3:
         return body
     try:
@@ -110,7 +110,7 @@ def _file(random: Random, header: dict[str, Any], body: bytes) -> bytes:
 
 
 def use(path: Path, model: localllm.Model) -> str:
-    """Restore a file into a session that holds something, and evaluate a token more."""
+    """Restore a file into a session that is not empty, and evaluate one more token."""
     session = model.session()
     try:
         session.evaluate([1, 2, 3], logits=False)

@@ -1,4 +1,4 @@
-"""What a fuzzer is made of, and which outcomes are right: success, or one line of ours that says what is wrong."""
+"""The interface of a fuzzer, and its correct outcomes: success, or one line of ours that says what is wrong."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class Case:
 
 
 class Kind(Protocol):
-    """A fuzzer. Making one prepares what all cases share, in `home`; its children are forked from there."""
+    """A fuzzer. Its constructor prepares what all cases share, in `home`; children are forked after that."""
 
-    together: ClassVar[int]  # cases of one child
-    seconds: ClassVar[float]  # a case that takes longer hangs
+    together: ClassVar[int]  # cases per child
+    seconds: ClassVar[float]  # a case that takes longer counts as hanging
 
     def __init__(self, home: Path) -> None: ...
 
@@ -44,12 +44,12 @@ class Kind(Protocol):
 
 
 def random_of(kind: str, seed: int, number: int) -> Random:
-    """All the randomness of a case."""
+    """The only source of randomness of a case."""
     return Random(f"{kind} {seed} {number}")
 
 
 def outcome(case: Case) -> tuple[bool, str]:
-    """Run a case: whether that went as it should, and a word or message for it."""
+    """Run a case; returns whether the outcome is correct, and a word or message for it."""
     try:
         return True, case.run()
     except OURS as error:

@@ -1,11 +1,11 @@
-"""Confined children of the program under short limits, kept for many cases."""
+"""Confined children of the program with short limits, kept for many cases."""
 
 from __future__ import annotations
 
 import os
 from types import TracebackType
 
-from localllm.confined import Confined, Limits
+from localllm.confined import Confined, ResourceLimits
 
 
 class PerProcess:
@@ -14,7 +14,7 @@ class PerProcess:
     As a context manager it gives that child and does not end it, as `Confined(...)` of a single use would.
     """
 
-    def __init__(self, task: str, limits: Limits) -> None:
+    def __init__(self, task: str, limits: ResourceLimits) -> None:
         self._task, self._limits = task, limits
         self._child: tuple[int, Confined] | None = None  # with the process that started it
 

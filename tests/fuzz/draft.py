@@ -1,4 +1,4 @@
-"""Draft models of other vocabularies, damaged: whatever they guess, the answer is the one without them."""
+"""Damaged draft models with other vocabularies: whatever they draft, the answer is the same as without them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Kind:
 
     def __init__(self, home: Path) -> None:
         fence.install()
-        costs.ENOUGH = 0.0  # seconds: passes are timed once
+        costs.ENOUGH = 0.0  # seconds; so passes are timed only once
         self._target = write_model(home / "target.gguf")
         self._drafts = {"same": decode(self._target.read_bytes()), **bases(home)}
         self._answer = answer(self._target, None)
@@ -56,7 +56,7 @@ class Kind:
 
 
 def answer(target: Path, draft: Path | None) -> list[int | None]:
-    """Tokens of the likeliest answer."""
+    """Tokens of the greedy answer."""
     who = SpeculationOptions() if draft is None else SpeculationOptions(draft, "draft")
     options = LoadOptions(ctx_size=128, threads=1, backend="cpu", speculation=who)
     with localllm.load(target, options) as model:

@@ -1,7 +1,7 @@
-"""Buffers for kernels that end at a page without access, so that a read or write beyond one is a signal at once.
+"""Kernel buffers that end at a page without access, so that any read or write beyond one raises a signal.
 
-`install` replaces, in this process, how the CPU backend takes memory. Activations begin as NaN, so that reading what
-nobody wrote changes the logits. One engine serves all models: kernels are compiled and loaded once.
+`install` replaces the memory allocation of the CPU backend in this process. Activations begin as NaN, so that reading
+unwritten memory changes the logits. One engine serves all models: kernels are compiled and loaded once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MODULES = (
     localllm.backends.cpu.backend,
     localllm.backends.cpu.buffers,
     localllm.backends.cpu.weights,
-)  # where Arena is used
+)  # modules that use Arena
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -40,7 +40,7 @@ _libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def fenced(size: int) -> int:
-    """Address of `size` zero bytes, whole lines, between two pages without access. They are never given back."""
+    """Address of `size` zero bytes, whole cache lines, between two pages without access. They are never freed."""
     size = aligned(max(size, 1))
     inside = -(-size // PAGE) * PAGE
     begin = _libc.mmap(None, inside + 2 * PAGE, 0, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
@@ -62,7 +62,7 @@ def moved(array: NDArray[Any]) -> NDArray[Any]:
 
 
 class FencedArena:
-    """In place of `Arena`: what is taken has a fence of its own, or the whole has one where nothing is taken."""
+    """Replaces `Arena`: every allocation has a fence of its own; without allocations the whole arena has one."""
 
     def __init__(self, size: int, what: str) -> None:
         self.size, self._what, self._left = size, what, aligned(size)
@@ -92,7 +92,7 @@ class FencedArena:
 
 
 class _Zeros:
-    """NumPy as some modules see it, its `zeros` behind fences: kernels get their addresses."""
+    """Replaces NumPy in some modules: its `zeros` lie behind fences, because kernels get their addresses."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(np, name)
@@ -110,7 +110,7 @@ def install() -> None:
     Buffers.address = _address  # type: ignore[method-assign]
     for name in ("vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
-    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as they stand in the file
+    localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as in the file
     for module in (localllm.backends.cpu.backend, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
     localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]

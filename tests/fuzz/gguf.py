@@ -1,4 +1,4 @@
-"""Models that lie about themselves: loaded, evaluated, tokenized with and generated from, their buffers fenced."""
+"""Models with false metadata: loaded, evaluated, used for tokenizing and generating, with fenced buffers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.image import ARRAY, BOOL, FLOAT_TYPES, INTEGER_TYPES, STRING, Array, Entry, Image, Key
 from tests.fuzz.models import bases, odd
 
-# Few, because attention has a kernel for each with every shape of heads, which takes a second to compile.
+# Few, because attention compiles a kernel for each with every shape of heads, which takes a second.
 _CACHES = (*(("f16", "f16"),) * 4, ("q8_0", "q4_0"), ("bf16", "fp8"), ("q5_1", "q5_0"), ("q4_1", "q8_0"))
 _SENTENCES = (
     "hello <|im_start|> é \x00 world   x",
@@ -41,7 +41,7 @@ class Kind:
     def __init__(self, home: Path) -> None:
         fence.install()
         self._bases = list(bases(home).values())
-        for image in self._bases[:1]:  # compiles and loads what all models share
+        for image in self._bases[:1]:  # compiles and loads the kernels that all models share
             (home / "warm.gguf").write_bytes(image.encode())
             use(home / "warm.gguf", Random(0))
 
@@ -68,7 +68,7 @@ class Kind:
 
 
 def change_key(random: Random, image: Image) -> str:
-    """A key that the forward reads: another value, type or name, one per layer, or none."""
+    """Change a key that the forward reads: another value, type or name, one per layer, or none."""
     own = [i for i, key in enumerate(image.keys) if not key.name.startswith((b"tokenizer.ggml", b"general.name"))]
     if not own:
         return "no keys"
@@ -143,9 +143,9 @@ def change_counts(random: Random, image: Image) -> str:
 
 
 def change_architecture(random: Random, image: Image) -> str:
-    """The keys of one architecture as those of another."""
+    """Rename the keys of one architecture to those of another."""
     old, new = image.get("general.architecture"), random.choice(sorted(ARCHITECTURES)).encode()
-    if not isinstance(old, bytes):  # an earlier change took it away
+    if not isinstance(old, bytes):  # an earlier change removed it
         return "no architecture to change"
     image.keys = [
         key._replace(name=key.name.replace(old + b".", new + b".", 1)) if key.name.startswith(old + b".") else key
@@ -156,7 +156,7 @@ def change_architecture(random: Random, image: Image) -> str:
 
 
 def change_numbers(random: Random, image: Image) -> str:
-    """NaN, infinity and huge numbers among the weights."""
+    """Put NaN, infinity and huge numbers among the weights."""
     data = bytearray(image.data)
     for _ in range(random.choice((1, 5, 50))):
         at, size = random.randrange(len(data)) & ~3, random.choice((2, 4, 64))
@@ -229,7 +229,7 @@ def _shown(name: bytes) -> str:
 
 
 def use(path: Path, random: Random) -> str:
-    """Load a model, evaluate, tokenize and generate; Wrong where what it gives cannot be."""
+    """Load a model, evaluate, tokenize and generate; Wrong for an impossible result."""
     keys, cells = random.choice(_CACHES)
     context, threads = random.choice((0, 1, 2, 63, 64, 65, 130, 256, 700)), random.choice((1, 1, 2, 3))
     loaded = localllm.load(
@@ -252,7 +252,7 @@ def use(path: Path, random: Random) -> str:
 
 
 def _evaluate(model: localllm.Model, ids: list[int]) -> np.ndarray:
-    """Logits after a prompt and after one more token, by a session of their own."""
+    """Logits after a prompt and after one more token, from a session of their own."""
     session = model.session()
     try:
         found = [session.evaluate(ids, logits=len(ids) <= 16).copy()]

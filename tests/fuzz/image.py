@@ -1,6 +1,6 @@
-"""A GGUF file in pieces that may lie: read from a whole one, changed at will, written without any check.
+"""A GGUF file in pieces that may be false: read from a correct file, changed at will, written without any check.
 
-Apart from `localllm.gguf` on purpose: what reads and checks there must not make what it is tried with.
+Independent of `localllm.gguf` on purpose: the reader under test must not make its own test files.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Image:
     entries: list[Entry] = field(default_factory=list)
     data: bytes = b""
     version: int = 3
-    counts: tuple[int, int] | None = None  # tensors and keys that the file claims; None: the truth
+    counts: tuple[int, int] | None = None  # numbers of tensors and keys that the file states; None: the true ones
 
     def copy(self) -> Image:
         return replace(self, keys=list(self.keys), entries=list(self.entries))
@@ -58,7 +58,7 @@ class Image:
         self.keys.append(key)
 
     def add(self, name: str, shape: tuple[int, ...], kind: int, data: bytes) -> None:
-        """A tensor behind the others."""
+        """Add a tensor after the others."""
         self.entries.append(Entry(name.encode(), shape[::-1], kind, len(self.data)))
         self.data += data + bytes(-len(data) % 32)
 
@@ -79,7 +79,7 @@ class Image:
 
 
 def decode(data: bytes) -> Image:
-    """A whole file with an alignment of 32."""
+    """The pieces of a whole file with an alignment of 32."""
     at = 24
 
     def take(form: str) -> Any:

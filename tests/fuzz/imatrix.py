@@ -1,4 +1,4 @@
-"""Importance matrices of both formats, damaged: read, asked for weights of tensors, and written again."""
+"""Damaged importance matrices of both formats: read, asked for weights of tensors, and written again."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from localllm.calibration import imatrix
 from localllm.calibration.imatrix import Entry, Imatrix
-from localllm.quantize.plan import metadata
+from localllm.quantize.jobs import metadata
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
 from tests.fuzz.gguf import change_counts, change_key, change_tensor
 from tests.fuzz.image import STRING, decode
 
-_SHAPES = ((1, 64), (2, 32), (64, 1), (4, 16), (3, 64))  # experts and columns that tensors ask for
+_SHAPES = ((1, 64), (2, 32), (64, 1), (4, 16), (3, 64))  # experts and columns of the tensors that ask
 
 
 class Kind:

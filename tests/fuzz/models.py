@@ -1,4 +1,4 @@
-"""Models to start from: the tiny ones of every architecture with a tokenizer each, and coherent ones of odd shapes."""
+"""Models to start from: a tiny one of every architecture, with a tokenizer, and coherent ones of odd shapes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _HEADS = (
     *((2, 4, 2), (6, 1, 5), (8, 2, 2), (16, 1, 1), (17, 1, 3), (33, 2, 1), (40, 1, 8), (63, 1, 1), (64, 2, 4)),
     *((65, 3, 1), (80, 1, 2), (128, 1, 3), (256, 1, 1)),
 )
-_MOST_BYTES = 1 << 20  # of one tensor of an odd model
+_MOST_BYTES = 1 << 20  # maximum bytes of a tensor of an odd model
 _STRING, _UINT32, _INT32, _FLOAT32, _BOOL = 8, 4, 5, 6, 7
 
 
@@ -100,7 +100,7 @@ def image_of(model: Model, more: Mapping[str, Any], path: Path) -> Image:
 
 @dataclass
 class _Wanted:
-    """A tensor to be made; its values matter to the plan only where they must be finite."""
+    """A tensor to make; its values matter only if the plan requires them to be finite."""
 
     name: str
     format: str
@@ -115,7 +115,7 @@ class _Wanted:
 
 
 class _Draw:
-    """One model: its sizes, drawn so that all checks pass, and then whatever tensors it is said to need."""
+    """One model: sizes drawn so that all checks pass, then the tensors that the forward reports as missing."""
 
     def __init__(self, random: Random) -> None:
         self.random, pick = random, random.choice
@@ -162,7 +162,7 @@ class _Draw:
         return {"general.architecture": self.architecture.name} | {prefix + key: keys[key] for key in keys}
 
     def optional(self, layer: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Tensors that files of some models have."""
+        """Tensors that some models have."""
         q, kv, wide = self.kv_heads * self.group * self.head_dim, self.kv_heads * self.head_dim, self.width
         parts = {"attn_q": q, "attn_k": kv, "attn_v": kv, "attn_output": wide, "attn_norm": wide, "ffn_norm": wide}
         up = self.ffn * (2 if self.architecture.ffn == "fused" else 1)
@@ -205,7 +205,7 @@ class _Draw:
             return b"\xff" * size
         if self.weights == "any":
             return numbers.bytes(size)
-        if format_.block_values > 1:  # scales stay small
+        if format_.block_values > 1:  # keep scales small
             return (numbers.integers(0, 256, size, np.uint8) & 0x3B).tobytes()
         values = numbers.standard_normal(size // format_.block_bytes, np.float32) * np.float32(0.1)
         if tensor.format == "BF16":
@@ -214,7 +214,7 @@ class _Draw:
 
 
 def odd(random: Random) -> tuple[Image, str]:
-    """A model of odd but coherent shapes and formats, and a line about it."""
+    """A model with odd but coherent shapes and formats, and a line that describes it."""
     while True:
         draw = _Draw(random)
         keys = draw.keys()
@@ -235,7 +235,7 @@ def odd(random: Random) -> tuple[Image, str]:
 
 
 def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None:
-    """The tensors of a model, by what the forward says it misses; None where it cannot be."""
+    """The tensors of a model, added as the forward reports them missing; None if no tensors fit."""
     shapes = dict(entry for layer in range(draw.layers) for entry in draw.optional(layer))
     if draw.random.random() < 0.5:
         shapes["output.weight"] = (draw.vocabulary, draw.width)
@@ -259,7 +259,7 @@ def _complete(draw: _Draw, keys: Mapping[str, Any]) -> dict[str, _Wanted] | None
 
 
 def _typed(value: Any) -> tuple[int, Any]:
-    """The type in the file and the value."""
+    """The type in the file, and the value."""
     if isinstance(value, bool):
         return _BOOL, value
     if isinstance(value, int):

@@ -1,7 +1,7 @@
-"""Runs cases in forked children and says which of them the program did not survive as it should.
+"""Runs cases in forked children and reports those with a wrong outcome.
 
-A child runs `together` cases in turn and writes what it does to a log. Where it dies, the case in the log runs again
-alone; a case that dies only after others is reported with the first that it needs before it.
+A child runs `together` cases in turn and logs what it does. If it dies, the last case in the log runs again alone. A
+case that dies only after others is reported with the first one that it needs before it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from time import monotonic
 
 from tests.fuzz.case import Case, Kind, outcome, random_of
 
-MEMORY = 1 << 30  # bytes of memory a case may use beyond what its process holds before
-_ADDRESSES = 6 << 30  # bytes of address space above what the child begins with: reserving is no use
+MEMORY = 1 << 30  # bytes that a case may use in addition to what its process holds already
+_ADDRESSES = 6 << 30  # bytes of address space above the child's initial use; reserving more fails
 _STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A case that went wrong, and what is needed to see it again."""
+    """A case that went wrong, and what is needed to reproduce it."""
 
     number: int
     changes: tuple[str, ...]
@@ -37,20 +37,20 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """How a run went; `tally` counts words and messages, numbers in them left out."""
+    """The result of a run; `tally` counts words and messages without their numbers."""
 
     cases: int = 0
     seconds: float = 0.0
-    processor: float = 0.0  # seconds of processor time, of all children
+    processor: float = 0.0  # seconds of processor time of all children
     tally: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
-    peak: int = 0  # bytes of the case that used most
-    longest: float = 0.0  # seconds of the case that took longest
+    peak: int = 0  # bytes of the case that used the most
+    longest: float = 0.0  # seconds of the slowest case
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a child wrote down: the cases it finished, the one it died in, if any, and how."""
+    """A child's log: the cases it finished, and the one it died in, if any, and how."""
 
     finished: list[dict[str, object]]
     begun: dict[str, object] | None
@@ -66,7 +66,7 @@ class Runner:
         self._folder.mkdir(exist_ok=True)
 
     def run(self, first: int, count: int, seconds: float, tell: Callable[[Finding], None]) -> Report:
-        """Cases first, first + 1, ...: `count` of them, or as many as `seconds` allow."""
+        """Run cases first, first + 1, ...: `count` of them, or as many as `seconds` allow."""
         report, began, number = Report(), monotonic(), first
         before = _processor()
         while number < first + count and monotonic() - began < seconds:
@@ -76,13 +76,13 @@ class Runner:
         return report
 
     def keep(self, number: int, target: Path) -> None:
-        """Leave the files of a case in `target`."""
+        """Write the files of a case to `target`."""
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
         self._child(lambda: self._make(number, target))
 
     def _group(self, numbers: range, report: Report, tell: Callable[[Finding], None]) -> int:
-        """Run a child over `numbers`; returns the number to go on with."""
+        """Run a child over `numbers`; returns the number to continue with."""
         ran = self._attempt(numbers)
         for line in ran.finished:
             self._count(line, report, tell)
@@ -90,7 +90,7 @@ class Runner:
             return numbers.stop
         number = int(str(ran.begun["number"])) if ran.begun else numbers.start + len(ran.finished)
         alone = self._attempt(range(number, number + 1))
-        if not alone.death and ran.death == "hang":  # the machine was busy
+        if not alone.death and ran.death == "hang":  # the machine was only busy
             self._count(alone.finished[0], report, tell)
             return number + 1
         report.cases += 1
@@ -104,7 +104,7 @@ class Runner:
         return number + 1
 
     def _first_needed(self, start: int, number: int) -> int:
-        """The last case from where on a child still dies in `number`."""
+        """The latest case from which a child still dies in `number`."""
         low, high = start, number
         while high - low > 1:
             middle = (low + high) // 2
@@ -133,14 +133,15 @@ class Runner:
         return _Run(finished, begun, _death(status))
 
     def _child(self, work: Callable[[], None]) -> int:
-        """The wait status of a child that did `work`; whatever it started is gone too."""
+        """The wait status of a child that did `work`. The processes it started are ended too."""
         child = os.fork()
         if not child:
             code = 70
             try:
                 os.setpgid(0, 0)
                 _quiet()
-                signal.signal(signal.SIGALRM, signal.SIG_DFL)
+                for number in (signal.SIGALRM, signal.SIGSEGV):  # PoCL handles SIGSEGV, so that nobody would die of it
+                    signal.signal(number, signal.SIG_DFL)
                 limit = _status("VmSize") + _ADDRESSES
                 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
                 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -171,7 +172,7 @@ class Runner:
             _write(log, line | {"bytes": used, "seconds": monotonic() - began})
 
     def _made(self, number: int) -> Case:
-        """A case, or one that fails with what was wrong in making it: an error of the fuzzer."""
+        """A case, or if making it fails, one that raises that error, which is the fuzzer's own."""
         try:
             return self._make(number, self._folder)
         except Exception as error:
@@ -196,7 +197,7 @@ def _changes(line: dict[str, object] | None) -> tuple[str, ...]:
 
 
 def _death(status: int) -> str:
-    """How a child died; "" where it did not."""
+    """How a child died; "" if it did not."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         return "hang" if number == signal.SIGALRM else f"signal {signal.Signals(number).name}"
@@ -205,7 +206,7 @@ def _death(status: int) -> str:
 
 
 def _quiet() -> None:
-    """LLVM and Python write to the standard streams when they die; the log says it already."""
+    """Silence the standard streams: LLVM and Python write to them when they die, and the log has it already."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
         os.dup2(nothing, stream)
@@ -218,24 +219,24 @@ def _status(name: str) -> int:
 
 
 def _processor() -> float:
-    """Seconds that the children used which have ended so far."""
+    """Processor seconds of the children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def _children() -> int:
-    """Bytes that the largest child used which has ended so far."""
+    """Bytes of the largest child that has ended."""
     return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
 
 
 def _forget_peak() -> None:
-    """Let VmHWM begin at what is resident now."""
+    """Reset VmHWM to the bytes resident now."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def pattern(text: str) -> str:
-    """A message without what differs from case to case."""
+    """A message without the parts that differ from case to case."""
     return re.sub(r"'[^']*'|\d+", "#", re.sub(r"/\S+/", "", text))[:100]
 
 

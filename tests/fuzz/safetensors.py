@@ -1,4 +1,4 @@
-"""Hugging Face folders that lie: opened, converted to a GGUF file, and tokenized with what came out."""
+"""Damaged Hugging Face folders: opened, converted to a GGUF file, which is then used for tokenizing."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Limits, folder_tokenizer
-from localllm.convert import open_checkpoint, vocabulary
+from localllm.confined import ResourceLimits, folder_tokenizer
+from localllm.convert import open_checkpoint, tokenizer_keys
 from localllm.gguf import open_gguf, write_gguf
-from localllm.quantize.conversion import How, conversion
-from localllm.quantize.plan import copy_plan, metadata
+from localllm.quantize.conversion import Settings, conversion
+from localllm.quantize.jobs import copy_jobs, metadata
 from localllm.tokenizer import Tokenizer, has_tokenizer
 from tests.fuzz import values
 from tests.fuzz.case import Case, Wrong
@@ -58,8 +58,8 @@ class Kind:
     seconds: ClassVar[float] = 30.0
 
     def __init__(self, home: Path) -> None:
-        child = PerProcess(folder_tokenizer.__name__, Limits(seconds=1.0, wall=10.0))
-        vocabulary.Confined = lambda *_: child  # type: ignore[assignment,misc]
+        child = PerProcess(folder_tokenizer.__name__, ResourceLimits(seconds=1.0, wall=10.0))
+        tokenizer_keys.Confined = lambda *_: child  # type: ignore[assignment,misc]
         specs = read_specs()
         for name in _MADE:
             (home / name).mkdir()
@@ -85,13 +85,13 @@ class Kind:
 
 
 def _change(random: Random, file: str, files: dict[str, bytes]) -> str:
-    """Change a file of a folder; says how."""
+    """Change a file of a folder; returns a description."""
     how, data = random.random(), files[file]
     if how < 0.04:
         del files[file]
         return "removed"
     if how > 0.1:
-        with suppress(ValueError, RecursionError, struct.error):  # what an earlier change made unreadable
+        with suppress(ValueError, RecursionError, struct.error):  # an earlier change made it unreadable
             return _change_content(random, file, files)
     files[file] = values.damage(random, data, random.choice((100, 2000, None)))
     return "bytes"
@@ -153,7 +153,7 @@ def _change_header(random: Random, header: dict[str, Any]) -> str:
 def use(source: Path, target: Path) -> str:
     """Convert a folder as `quantize IN COPY` does, and open the file."""
     path = target / "model.gguf"
-    with open_checkpoint(source) as model, conversion(copy_plan(model), model.tensors, How(1)) as tensors:
+    with open_checkpoint(source) as model, conversion(copy_jobs(model), model.tensors, Settings(1)) as tensors:
         write_gguf(path, metadata(model.stored, None, None, ""), tensors)
     with open_gguf(path) as file:
         for tensor in file.tensors.values():

@@ -1,6 +1,6 @@
-"""Chat templates made of real ones: cut, spliced, nested, with huge numbers, other filters, and attacks inserted.
+"""Chat templates made from real ones: cut, spliced, nested, with huge numbers, other filters, and attacks inserted.
 
-`render` is all that touches the program.
+Only `render` uses the program.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
-from localllm.confined import Confined, Limits
+from localllm.confined import Confined, ResourceLimits
 from localllm.template import FAMILIES, ChatTemplate, TemplateError, TemplateLimit
 from tests.conftest import SHARED_DATA
 from tests.fuzz import attacks
@@ -19,7 +19,7 @@ from tests.fuzz.case import OURS, Case, Wrong
 from tests.fuzz.children import PerProcess
 from tests.localllm.support import CHATML
 
-_MOST = 64 << 20  # characters of a text that was rendered
+_MOST = 64 << 20  # maximum characters of a rendered text
 _PARTS = re.compile(r"(\{\{.*?\}\}|\{%.*?%\}|\{#.*?#\})", re.DOTALL)
 _OPENED = re.compile(r"\{%[-+]?\s*(?:(?:for|if|macro|call|filter|block|generation)\b|set\s+\w+\s*[-+]?%\})")
 _CLOSED = re.compile(r"\{%[-+]?\s*end")
@@ -58,7 +58,7 @@ _CONVERSATIONS: tuple[Messages, ...] = (
 
 
 def render(source: str, messages: Messages, confined: Confined) -> str:
-    """The text of a conversation by any template."""
+    """The text of a conversation, rendered by any template."""
     try:
         return ChatTemplate(source, "<s>", "</s>", confined=confined).render(messages).text
     except TemplateError as error:
@@ -75,7 +75,7 @@ class Kind:
         folder = SHARED_DATA / "templates"
         found = [path.read_text() for path in sorted(folder.glob("*.jinja"))] if folder.exists() else []
         self._sources = [*found, *_OWN, *(family.source for family in FAMILIES)]
-        self._child = PerProcess("localllm.template.render", Limits(seconds=0.3))  # a part of what is usual
+        self._child = PerProcess("localllm.template.render", ResourceLimits(seconds=0.3))  # less than usual
 
     def make(self, random: Random, folder: Path) -> Case:
         at = random.randrange(len(self._sources))
@@ -99,7 +99,7 @@ def use(confined: Confined, source: str, messages: Messages, twice: bool) -> str
     if twice:
         try:
             again = render(source, messages, confined)
-        except TemplateLimit:  # nearly too much the first time
+        except TemplateLimit:  # nearly too much already the first time
             return "rendered"
         except OURS as error:
             raise Wrong(f"rendered once and then refused: {error}") from None
@@ -114,7 +114,7 @@ _Change = Callable[[Random, list[str], list[str]], None]
 
 
 def _unit(random: Random, parts: list[str]) -> slice:
-    """A part, with all up to its end where it opens a block; now and then any few parts, which breaks blocks."""
+    """A part, or a whole block if the part opens one; sometimes a few arbitrary parts, which breaks blocks."""
     start = _place(random, parts)
     if random.random() < 0.1:
         return slice(start, start + random.choice((1, 3, 10)))
@@ -134,7 +134,7 @@ def _place(random: Random, parts: list[str]) -> int:
 
 
 def _code(random: Random, parts: list[str]) -> int | None:
-    """A part that is code."""
+    """The index of a random part that is code; None if there is none."""
     found = [i for i, part in enumerate(parts) if part.startswith(("{{", "{%"))]
     return random.choice(found) if found else None
 
@@ -155,7 +155,7 @@ def _remove(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _swap(random: Random, parts: list[str], sources: list[str]) -> None:
-    """Move one unit elsewhere."""
+    """Move one unit to another place."""
     some = _unit(random, parts)
     moved = parts[some]
     del parts[some]
@@ -164,7 +164,7 @@ def _swap(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _replaced(random: Random, parts: list[str], pattern: re.Pattern[str], new: Callable[[], str]) -> None:
-    """One of the places in code that a pattern finds."""
+    """Replace one of the matches of a pattern in code."""
     found = [(i, m.span()) for i, part in enumerate(parts) if part[:2] in ("{{", "{%") for m in pattern.finditer(part)]
     if found:
         at, (start, stop) = random.choice(found)
@@ -189,7 +189,7 @@ def _method(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _wrap(random: Random, parts: list[str], sources: list[str]) -> None:
-    """An expression inside another."""
+    """Put an expression inside another."""
     at = _code(random, parts)
     if at is None or not parts[at].startswith("{{"):
         return
@@ -200,7 +200,7 @@ def _wrap(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _nest(random: Random, parts: list[str], sources: list[str]) -> None:
-    """Some parts inside a loop, macro, block or filter."""
+    """Put some parts inside a loop, macro, block or filter."""
     start = _place(random, parts)
     stop = min(len(parts), start + random.choice((1, 3, 10)))
     opened, closed = random.choice(
@@ -230,7 +230,7 @@ def _attack_block(random: Random, parts: list[str], sources: list[str]) -> None:
 
 
 def _characters(random: Random, parts: list[str], sources: list[str]) -> None:
-    """Single characters, wherever."""
+    """Change single characters anywhere."""
     for _ in range(random.choice((1, 2, 5))):
         at = _code(random, parts)
         if at is not None:

@@ -25,7 +25,7 @@ TEXTS = (
 
 
 def integer(random: Random, old: int = 0) -> int:
-    """An edge, or something near `old`."""
+    """An edge of an integer type, or a number near `old`."""
     if random.random() < 0.7:
         return random.choice(INTEGERS)
     return random.choice((old + 1, old - 1, old * 2, old * 3, old // 2, old + 64, -old))
@@ -42,7 +42,7 @@ def text(random: Random) -> str:
 
 
 def stored(words: str) -> bytes:
-    """UTF-8, where need be broken."""
+    """UTF-8, invalid if the text requires it."""
     return words.encode("utf-8", "surrogatepass")
 
 
@@ -69,7 +69,7 @@ def damage(random: Random, data: bytes, head: int | None = None) -> bytes:
 
 
 def odd_json(random: Random) -> Any:
-    """Something that JSON can say, of any type."""
+    """A value of any JSON type."""
     return random.choice(
         (
             lambda: integer(random),
@@ -89,7 +89,7 @@ def nested(depth: int) -> list[Any]:
 
 
 def change_json(random: Random, root: Any) -> str:
-    """Change one place in a tree of dicts and lists; says which."""
+    """Change one place in a tree of dicts and lists; returns which."""
     place, path = root, ""
     if not isinstance(root, dict | list):
         return "the whole is one value"
@@ -119,7 +119,7 @@ def change_json(random: Random, root: Any) -> str:
 
 
 def json_text(random: Random, root: Any) -> bytes:
-    """The tree as a file has it, now and then with what no tree can say: depth, huge numbers, a key twice."""
+    """The tree as JSON text, sometimes with what no tree can hold: great depth, huge numbers, a key twice."""
     text = json.dumps(root)
     if random.random() < 0.9:
         return text.encode()

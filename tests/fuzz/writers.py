@@ -1,4 +1,4 @@
-"""Processes that write one file at once, some of them killed: what is there is always whole and one of theirs."""
+"""Processes that write one file at the same time, some of them killed: the file is always whole and one of theirs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Kind:
     def make(self, random: Random, folder: Path) -> Case:
         size = random.choice((1, 100, 10_000, 300_000))
         name = random.choice(("gguf", "imatrix", "base logits", "prompt cache", "kernel"))
-        new = name != "kernel" and random.random() < 0.4  # only one may make the file
+        new = name != "kernel" and random.random() < 0.4  # only one process may create the file
         write = self._writer(name, size, not new)
         target, before = (
             folder / ("target.dat" if name == "imatrix" else "target"),
@@ -93,9 +93,9 @@ class Kind:
 def _race(
     write: Writer, target: Path, name: str, new: bool, killed: list[bool], delays: list[float], random: Random
 ) -> str:
-    """Let the writers run, read all the while, and look at what is left."""
+    """Let the writers run, read all the while, and check what is left."""
     known = [_alone(write, target, number, name) for number in range(WRITERS)]
-    began = monotonic() + 0.003  # so that all begin together
+    began = monotonic() + 0.003  # so that all start together
     children = [_start(write, target, number, began + delays[number]) for number in range(WRITERS)]
     try:
         _watch(children, target, name, known, killed, random)
@@ -110,7 +110,7 @@ def _race(
 def _watch(
     children: list[int], target: Path, name: str, known: list[bytes], killed: list[bool], random: Random
 ) -> None:
-    """Read what is there until all writers have ended, and kill some."""
+    """Read the file until all writers have ended, and kill some of them."""
     running = set(children)
     kills = {
         child: monotonic() + random.uniform(0, 0.004) for child, dies in zip(children, killed, strict=True) if dies
@@ -159,7 +159,7 @@ def _alone(write: Writer, target: Path, number: int, name: str) -> bytes:
 
 
 def _content(path: Path, name: str) -> bytes | None:
-    """What a reader finds; None where there is nothing."""
+    """What a reader finds; None if there is no file."""
     if name == "kernel":
         return _called(path)[0]
     with suppress(FileNotFoundError):
@@ -168,7 +168,7 @@ def _content(path: Path, name: str) -> bytes | None:
 
 
 def _called(folder: Path) -> tuple[bytes, int]:
-    """What the kernel returns, and how many were compiled because the cache did not have them."""
+    """The kernel's result, and the number of kernels compiled because the cache lacked them."""
     library = Library(host(), folder)
     library.load([Kernel("answer", _answer)])
     function = ctypes.CFUNCTYPE(ctypes.c_int64)(library.address("answer"))
@@ -184,7 +184,7 @@ def _answer(isa: Isa) -> ir.Module:
 
 
 def _start(write: Writer, target: Path, number: int, at: float) -> int:
-    """A child that writes, and leaves in a file how that ended; nothing where it was killed."""
+    """Start a child that writes and stores its exit code in a file, unless it is killed."""
     child = os.fork()
     if child:
         return child

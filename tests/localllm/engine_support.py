@@ -1,4 +1,4 @@
-"""Random steps of many sequences, each held against itself alone: what the tests of the engine share."""
+"""Shared by the tests of the engine: random steps of many sequences, each compared with the same sequence alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.models.tiny_families import FAMILIES
 WINDOW = 24
 LIMITS = Limits(rows=128, logit_rows=64, blocks=22, positions=5 * BLOCK, window_blocks=20)
 ALONE = replace(LIMITS, logit_rows=128)
-FEW = 16  # tokens of a sequence in a step up to which a card has one order of sums
+FEW = 16  # maximum tokens of a sequence in a step for which a card sums in one order
 
 
 def windowed(family: str) -> Plan:
@@ -44,7 +44,7 @@ def engine_of(backend: Backend, plan: Plan, limits: Limits, cache: str = "f16") 
 
 @dataclass(eq=False)
 class Live:
-    """A sequence, its prompt to come, and what steps said of it."""
+    """A sequence, the rest of its prompt, and its results so far."""
 
     sequence: Sequence
     tokens: list[int] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Live:
 
 
 class Schedule:
-    """Random steps of up to `most` sequences; every result is held against `alone`, which has one sequence at a time.
+    """Random steps of up to `most` sequences; every result is compared with `alone`, which has one sequence at a time.
 
     `long`: tokens of the chunks whose results are compared; `longest`: of the others.
     """
@@ -102,7 +102,7 @@ class Schedule:
         self.live.append(Live(self.engine.add(), [], prompt, compared))
 
     def edit(self, most: int) -> None:
-        """A sequence is forked, cut, or ends."""
+        """Fork, truncate or release a sequence."""
         one, dice = self.live[self.random.randint(len(self.live))], self.random.rand()
         if dice < 0.25 and one.tokens:
             others = [other for other in self.live if other is not one]
@@ -175,7 +175,7 @@ class Schedule:
         self.engine.release(one.sequence)
 
     def check(self, one: Live) -> None:
-        """All that was said of a sequence is what it hears alone, in other chunks."""
+        """A sequence's results equal those of the sequence alone, in other chunks."""
         assert one.sequence.tokens == one.tokens
         if not one.compared or not (one.logits or one.largest):
             return
@@ -190,7 +190,7 @@ class Schedule:
 
 
 def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
-    """Logits (T, vocabulary) of one sequence in an engine of its own, `size` tokens at a time."""
+    """Logits (T, vocabulary) of one sequence in its own engine, `size` tokens at a time."""
     sequence = engine.add()
     parts = [
         engine.step([Rows(sequence, tokens[at : at + size], "all")])[0].logits.copy()
@@ -201,7 +201,7 @@ def alone(engine: Engine, tokens: list[int], size: int) -> np.ndarray:
 
 
 def state(engine: Engine, live: list[Live]) -> object:
-    """All that a refused step must leave as it was."""
+    """Everything that a refused step must not change."""
     pools = engine.pool.pools
     return (
         [(one.sequence.tokens.copy(), [t.tolist() for t in one.sequence.tables()]) for one in live],

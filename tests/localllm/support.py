@@ -1,4 +1,4 @@
-"""What the tests of the command line share: a model file made on the spot, and the program run as users run it."""
+"""Shared by the tests of the program: a model file made on the spot, and the program run as users run it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ SPECIAL = ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
 def write_model(
     path: Path, *, template: str | None = CHATML, context: int = 512, extra: dict[str, Any] | None = None
 ) -> Path:
-    """A llama of one layer with random weights that writes printable ASCII: the output rows of all else are zero."""
+    """A llama of one layer with random weights that writes printable ASCII: the output rows of other tokens are
+    zero."""
     random = np.random.RandomState(11)
     letters = [chr(c) for c in range(33, 127)]
     tokens = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *letters]
@@ -82,13 +83,13 @@ def write_model(
 
 
 def default_signals() -> None:
-    """For `preexec_fn`: who was started in the background or with nohup hands ignored signals to their children."""
+    """For `preexec_fn`: a process started in the background or with nohup passes ignored signals to its children."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 
 
 def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the program; without `stdin` there is nothing to read."""
+    """Run the program; without `stdin` its input is empty."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
     return subprocess.run(
         [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
@@ -96,7 +97,7 @@ def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedPr
 
 
 class Terminal:
-    """The program on a pseudo-terminal: what is typed, what is seen, how it ends."""
+    """The program on a pseudo-terminal: its input, its output and its end."""
 
     def __init__(self, *words: object) -> None:
         self.master, slave = pty.openpty()
@@ -122,7 +123,7 @@ class Terminal:
         os.write(self.master, text.encode())
 
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
-        """What is on the screen up to a match, which is then past."""
+        """The output up to and including a match; the next call continues after it."""
         end = monotonic() + seconds
         while (found := re.search(pattern, self.seen)) is None:
             assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from localllm.notice import FILE, N, Notice, Setting, Settings, Written, said
+from localllm.notice import FILE, N, Notice, Setting, Together, Written, said
 
 
 def spell(setting: Setting) -> str:
@@ -32,7 +32,7 @@ def test_an_option_is_written_in_two_ways(setting: Setting, python: str, typed: 
 
 
 def test_options_to_give_together_and_values_written_differently() -> None:
-    both = Settings((Setting("cache_type_k", "q8_0"), Setting("cache_type_v", "q8_0")))
+    both = Together((Setting("cache_type_k", "q8_0"), Setting("cache_type_v", "q8_0")))
     message = Notice(both, ": ", Written("None", "-1"))
     assert message == 'cache_type_k="q8_0", cache_type_v="q8_0": None'
     assert message.typed(spell) == "--cache_type_k q8_0 --cache_type_v q8_0: -1"

@@ -1,6 +1,6 @@
-"""The forward of a dense transformer written once more, straight down in float64 over whole sequences, from the papers.
+"""A second forward of a dense transformer, written from the papers: straight-line code in float64 over whole sequences.
 
-It shares no code with `models` or `backends`: what both say must be the same.
+It shares no code with `models` or `backends`, and their results must agree.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def forward(
         for head in range(heads):
             shared = head * kv_heads[i] // heads
             scores = q[:, head] @ k[:, shared].T / head_dim**0.5
-            scores[np.triu_indices(n, 1)] = -np.inf  # a position sees itself and what came before
+            scores[np.triu_indices(n, 1)] = -np.inf  # a position sees itself and earlier ones
             p = np.exp(scores - scores.max(axis=1, keepdims=True))
             mixed[:, head] = (p / p.sum(axis=1, keepdims=True)) @ v[:, shared]
         x = x + mixed.reshape(n, -1) @ w[f"blk.{i}.attn_output.weight"].T + w.get(f"blk.{i}.attn_output.bias", 0.0)
@@ -57,7 +57,7 @@ def rms(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 
 
 def rope(x: np.ndarray, n_rot: int, neox: bool, base: float) -> np.ndarray:
-    """Pairs of dimensions as complex numbers, turned by exp(i * position * base ** (-2 * pair / n_rot))."""
+    """Pairs of dimensions as complex numbers, multiplied by exp(i * position * base ** (-2 * pair / n_rot))."""
     half = n_rot // 2
     turn = np.exp(1j * np.outer(np.arange(len(x)), base ** (-2.0 * np.arange(half) / n_rot)))[:, None, :]
     a, b = (x[..., :half], x[..., half:n_rot]) if neox else (x[..., 0:n_rot:2], x[..., 1:n_rot:2])

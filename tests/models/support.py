@@ -1,4 +1,4 @@
-"""What tests of models and backends share: tensors in memory, files of the reference data, and a driver for batches."""
+"""Shared by tests of models and backends: tensors in memory, files of the reference data, and a driver for batches."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from localllm import plan, quant
 from localllm.backends.base import CacheTypes, Executable, Limits
 from localllm.backends.reference import ReferenceBackend, ReferenceExecutable
 from localllm.models import architecture_of, read_config, record
-from localllm.plan import BLOCK, Batch, Operation, Plan, Stack, Weight
+from localllm.plan import BLOCK, Batch, Fused, Operation, Plan, Receive, Send, Stack, Weight
 
 
 @dataclass(frozen=True)
 class MemoryWeight:
-    """A tensor whose stored rows are at hand."""
+    """A tensor whose stored rows are in memory."""
 
     name: str
     format: str
@@ -38,7 +38,7 @@ class MemoryWeight:
 
 
 def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
-    """Metadata and tensors of a GGUF file, read by gguf-py: the judge is not our own reader."""
+    """Metadata and tensors of a GGUF file, read by gguf-py and not by our own reader."""
     import gguf
 
     reader = gguf.GGUFReader(path)
@@ -63,7 +63,8 @@ def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) ->
 
 
 class Driver:
-    """Feeds token rows of several sequences to an executable; blocks are dealt in turn, so tables are interleaved."""
+    """Feeds token rows of several sequences to an executable; blocks are assigned in turn, so tables are
+    interleaved."""
 
     def __init__(self, executable: Executable, sequences: int = 1) -> None:
         self.executable = executable
@@ -93,12 +94,15 @@ def stack(weight: MemoryWeight, scale: MemoryWeight | None = None, bias: MemoryW
     return Stack(*(None if tensor is None else Weight.of(tensor) for tensor in (weight, scale, bias)))
 
 
-EVERY_OPERATION = {
-    kind for kind in vars(plan).values() if isinstance(kind, type) and issubclass(kind, Operation) and kind != Operation
-}
+BOUNDARIES = {Receive, Send}  # between the stages of a split plan
+EVERY_OPERATION = {  # that is recorded; a fused one stands for these
+    kind
+    for kind in vars(plan).values()
+    if isinstance(kind, type) and issubclass(kind, Operation) and not issubclass(kind, Fused) and kind != Operation
+} - BOUNDARIES
 
 
 def nmse(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Mean squared error over the mean square of the truth, per row."""
+    """Mean squared error divided by the mean square of the expected values, per row."""
     difference = ours.astype(np.float64) - theirs
     return (difference**2).mean(axis=-1) / (theirs.astype(np.float64) ** 2).mean(axis=-1)

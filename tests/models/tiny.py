@@ -1,4 +1,4 @@
-"""Tiny random models, made the same on every machine: each stresses one thing that a file can ask of the forward.
+"""Tiny random models, equal on every machine: each tests one feature that a file can require of the forward.
 
 `data/tiny_llama_cpp.npz` holds llama.cpp's logits for them (`make_tiny_logits.py` wrote it).
 """
@@ -15,7 +15,7 @@ from tests.models.support import MemoryWeight
 Model = tuple[dict[str, Any], dict[str, MemoryWeight]]
 
 WIDTH, FFN, VOCABULARY, CONTEXT = 32, 40, 29, 64
-PROMPT = 16  # of the tokens, evaluated as one batch; the rest one by one
+PROMPT = 16  # number of tokens evaluated as one batch; the rest one by one
 TOKENS = np.random.RandomState(7).randint(0, VOCABULARY, 24)
 
 

@@ -1,7 +1,7 @@
 """Tiny random models of the other families: few of many experts, windows shorter than the text, multipliers.
 
-Like `tests.models.tiny`, whose sizes they share; here a model is the shapes of its tensors, and a tensor's name says
-how its values are drawn.
+Like `tests.models.tiny`, and with the same sizes. A model is the shapes of its tensors; a tensor's name decides how its
+values are drawn.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ FAMILIES: dict[str, Callable[[], Model]] = {
     ),
     "phi3 short": lambda: family(
         "phi3", 114, NORMS | FUSED_QKV | OUT | FUSED, top=LONG_ROPE,
-        rope__scaling__original_context_length=256, rope__scaling__attn_factor=1.2,  # llama.cpp's least context
+        rope__scaling__original_context_length=256, rope__scaling__attn_factor=1.2,  # llama.cpp's minimum context
     ),
     "glm4": lambda: family("glm4", 115, NORMS | biased(QKV) | OUT | POST_NORMS | FUSED, rope__dimension_count=4),
     "granite": lambda: family("granite", 116, NORMS | QKV | OUT | GATED, **GRANITE),

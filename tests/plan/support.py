@@ -1,4 +1,4 @@
-"""What tests of plans share: plans of tiny models, which together hold every operation."""
+"""Shared by tests of plans: plans of tiny models, which together hold every operation."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from localllm.plan import Part, Plan, Recorder
+from localllm.plan import Plan, Receive, Recorder, Send
 from tests.models.support import MemoryWeight
 from tests.plan.support import MODELS, tiny_plan
 
@@ -39,12 +39,20 @@ def test_reads_follow_the_operations() -> None:
     assert [(r.weight.name, r.used, r.of) for r in tied().reads] == [("table", 1, 50), ("norm", 1, 1), ("table", 1, 1)]
 
 
-def test_uses_count_readers_the_caller_and_values_that_leave_a_part() -> None:
+def test_uses_count_readers_and_the_caller() -> None:
+    x, normed, summed, logits = tied().values
+    assert tied().uses == {x.index: 2, normed.index: 1, summed.index: 1, logits.index: 1}
+
+
+def test_a_stage_ends_with_a_send_or_with_the_plan() -> None:
     plan = tied()
-    x, normed, summed, logits = plan.values
-    assert plan.uses == {x.index: 2, normed.index: 1, summed.index: 1, logits.index: 1}
-    whole = replace(plan, parts=(Part(0, 2, leaves=(x, normed)), Part(2, 4, enters=(x, normed))))
-    assert whole.uses == {x.index: 3, normed.index: 2, summed.index: 1, logits.index: 1}
+    x, normed, *_ = plan.values
+    assert plan.stages == (range(4),)
+    first, second = plan.operations[:2], plan.operations[2:]
+    middle = replace(plan, operations=(*first, Send((x, normed)), Receive((normed,)), *second))
+    assert middle.stages == (range(3), range(3, 6))
+    assert middle.uses[x.index] == 3
+    assert replace(plan, operations=(*first, Send((x,)))).stages == (range(3),)
 
 
 def test_values_are_used_after_they_are_made() -> None:

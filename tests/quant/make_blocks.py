@@ -12,7 +12,7 @@ import numpy as np
 from tests.conftest import SHARED_DATA
 
 ROWS = [20, 43, 44, 52]  # heavy tails, a constant, millionths, outliers
-VALUES = 256  # of each row, of which the expected values are kept
+VALUES = 256  # values of each row whose expected results are kept
 
 if __name__ == "__main__":
     folder = SHARED_DATA / "formats"

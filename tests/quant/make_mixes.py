@@ -3,7 +3,7 @@
     python -m tests.quant.make_mixes LLAMA_QUANTIZE
 
 LLAMA_QUANTIZE is the program, of llama.cpp of 2026-10-01 or later (it needs --dry-run). Models: the reference ones of
-../shared/data/archs, and small ones made here whose geometries the rules tell apart.
+../shared/data/archs, and small ones made here with geometries that the rules distinguish.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MADE = {  # name: architecture, layers, heads, kv heads, experts, width, ffn, ti
     "llama-w192":     ("llama", 16, 8, 2, 0, 192, 384, True),
 }
 # fmt: on
-OPTIONS = {  # what is asked for besides the type, and for which types
+OPTIONS = {  # further options, and the types to combine them with
     "": ([], TYPES),
     "imatrix": (["--imatrix", "IMATRIX"], TYPES),
     "pure": (["--pure"], SHORT),

@@ -116,8 +116,8 @@ def test_scaling_protects_columns_with_large_inputs() -> None:
     def rounded(matrix: np.ndarray, squares: np.ndarray) -> np.ndarray:
         return quant.dequantize(quant.quantize(matrix, "Q4_0"), "Q4_0")
 
-    part = awq.Part(RANDOM.standard_normal((32, 64)).astype(np.float32), hessian, rounded)
-    scale, best, before = awq.search([part], np.diagonal(hessian).astype(np.float32))
+    matrix = awq.Matrix(RANDOM.standard_normal((32, 64)).astype(np.float32), hessian, rounded)
+    scale, best, before = awq.search([matrix], np.diagonal(hessian).astype(np.float32))
     assert best < 0.2 * before
     assert scale[5] == scale.max()
-    assert part.error(np.ones(64, np.float32)) == pytest.approx(before)
+    assert matrix.error(np.ones(64, np.float32)) == pytest.approx(before)

@@ -25,7 +25,7 @@ from localllm.cli.commands.bench_speculation import measure as measure_guessing
 from localllm.cli.options import Bench
 from localllm.cli.terminal.answer import read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress
-from localllm.cli.terminal.text import markdown_row, parameters, size
+from localllm.cli.terminal.formatting import markdown_row, parameters, size
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.plan import Summary, summarize
@@ -53,7 +53,7 @@ class Test:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BenchResult:
     """Result of one test; llama-bench's field names where it has them."""
 
     build_commit: str
@@ -108,7 +108,7 @@ def bench(own: Bench, name: str) -> None:
                     show(measure(model, test, threads or default_threads(), own.repetitions, not own.no_warmup))
 
 
-def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
+def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
     """Time answers to a text with and without speculation."""
     found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
     assert model.speculation is not None
@@ -122,7 +122,7 @@ def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
     )
 
 
-def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> Result:
+def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
     """Time `test`: fill the cache to its depth once, then repeat the run from there."""
     config = model.config
     assert config is not None
@@ -158,10 +158,10 @@ def _summary(model: Model) -> Summary:
     return summarize(model.plan)
 
 
-def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> Result:
+def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> BenchResult:
     """The fields that all tests share."""
     rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
-    return Result(
+    return BenchResult(
         build_commit=f"localllm {__version__}",
         cpu_info=model.device,
         backends=model.device.split(":")[0].upper(),
@@ -231,20 +231,20 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 # -- output --------------------------------------------------------------------------------------------------------
 
-Show = Callable[[Result], None]
+ShowResult = Callable[[BenchResult], None]
 
 
-def _decoding(text: Callable[[Result], str]) -> Callable[[Result], str]:
+def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
     """Apply only to tests that decode at memory speed; other tests leave the cell empty."""
     return lambda r: text(r) if r.n_gen and not r.speculation else ""
 
 
-def _guessing(text: Callable[[Result], str]) -> Callable[[Result], str]:
+def _guessing(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
     return lambda r: text(r) if r.speculation else ""
 
 
 # Columns of the Markdown table: width, whether numeric, and the cell. All but the last ones are llama-bench's.
-_COLUMNS: dict[str, tuple[int, bool, Callable[[Result], str]]] = {
+_COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "model": (26, False, lambda r: r.model_type),
     "size": (10, True, lambda r: size(r.model_size)),
     "params": (8, True, lambda r: parameters(r.model_n_params)),
@@ -274,32 +274,32 @@ def _columns(own: Bench) -> tuple[str, ...]:
 
 
 @contextmanager
-def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
+def _markdown(names: tuple[str, ...]) -> Iterator[ShowResult]:
     widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
     rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
     for row in (names, rule):
         print(markdown_row(names, row, widths, right), flush=True)
 
-    def show(result: Result) -> None:
+    def show(result: BenchResult) -> None:
         print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
 
     yield show
 
 
 @contextmanager
-def _json(names: tuple[str, ...]) -> Iterator[Show]:
-    results: list[Result] = []
+def _json(names: tuple[str, ...]) -> Iterator[ShowResult]:
+    results: list[BenchResult] = []
     yield results.append
     print(json.dumps([asdict(result) for result in results], indent=2))
 
 
 @contextmanager
-def _csv(columns: tuple[str, ...]) -> Iterator[Show]:
+def _csv(columns: tuple[str, ...]) -> Iterator[ShowResult]:
     writer = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [field.name for field in fields(Result) if field.name != "samples_ns"]
+    names = [field.name for field in fields(BenchResult) if field.name != "samples_ns"]
     writer.writerow(names)
 
-    def show(result: Result) -> None:
+    def show(result: BenchResult) -> None:
         values = [getattr(result, name) for name in names]
         writer.writerow([printable(value, None) if isinstance(value, str) else value for value in values])
         sys.stdout.flush()

@@ -16,8 +16,8 @@ from localllm.cli.flags import typed
 from localllm.cli.options import Chat, Keeping, Opening
 from localllm.cli.terminal.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.terminal.console import RED, YELLOW, LoadProgress, say
+from localllm.cli.terminal.formatting import columns, size
 from localllm.cli.terminal.keeping import PromptCache, put_down, take_up
-from localllm.cli.terminal.text import columns, size
 from localllm.confined import Confined
 from localllm.conversation import Conversation, template_of
 from localllm.engine import ContextFull
@@ -189,7 +189,7 @@ def _per_token(memory: Memory) -> str:
     return text + (f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else "")
 
 
-class _Command(NamedTuple):
+class _SlashCommand(NamedTuple):
     words: tuple[str, ...]
     argument: str  # the required argument; "": none
     help: str
@@ -197,15 +197,15 @@ class _Command(NamedTuple):
 
 
 COMMANDS = (
-    _Command(("/clear", "/new"), "", "forget the conversation and start over", _Talk.clear),
-    _Command(("/undo",), "", "remove the last turn", _Talk.undo),
-    _Command(("/regen",), "", "answer the last turn again", _Talk.regenerate),
-    _Command(("/shift",), "", "drop the oldest turns and continue", _Talk.shift),
-    _Command(("/summary",), "TEXT", "start over from your summary", _Talk.summary),
-    _Command(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", _Talk.save),
-    _Command(("/load",), "FILE", "load a saved conversation", _Talk.load),
-    _Command(("/stats",), "", "turn statistics on or off", _Talk.toggle),
-    _Command(("/help", "/?"), "", "show this list", _Talk.help),
+    _SlashCommand(("/clear", "/new"), "", "forget the conversation and start over", _Talk.clear),
+    _SlashCommand(("/undo",), "", "remove the last turn", _Talk.undo),
+    _SlashCommand(("/regen",), "", "answer the last turn again", _Talk.regenerate),
+    _SlashCommand(("/shift",), "", "drop the oldest turns and continue", _Talk.shift),
+    _SlashCommand(("/summary",), "TEXT", "start over from your summary", _Talk.summary),
+    _SlashCommand(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", _Talk.save),
+    _SlashCommand(("/load",), "FILE", "load a saved conversation", _Talk.load),
+    _SlashCommand(("/stats",), "", "turn statistics on or off", _Talk.toggle),
+    _SlashCommand(("/help", "/?"), "", "show this list", _Talk.help),
 )
 _BY_WORD = {word: command for command in COMMANDS for word in command.words}
 _LEAVE = ("/bye", "/exit", "/quit")

@@ -12,7 +12,7 @@ from typing import Any
 from localllm.cli.flags import typed
 from localllm.cli.options import Devices
 from localllm.cli.terminal.console import say
-from localllm.cli.terminal.text import columns, size
+from localllm.cli.terminal.formatting import columns, size
 
 MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 

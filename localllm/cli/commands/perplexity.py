@@ -17,9 +17,19 @@ from localllm.box import resolve
 from localllm.cli.options import Measuring, Perplexity
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
-from localllm.cli.terminal.text import columns
+from localllm.cli.terminal.formatting import columns
 from localllm.errors import LocalLLMError
-from localllm.evaluation import LogitsFile, ModelSource, Scores, Source, Windows, cut, evaluate, save_base, statistics
+from localllm.evaluation import (
+    LogitsFile,
+    LogitsSource,
+    ModelSource,
+    Scores,
+    Windows,
+    cut,
+    evaluate,
+    save_base,
+    statistics,
+)
 from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
@@ -41,7 +51,7 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
         model = open_things.enter_context(_load(name, opening, ctx_size, progress))
         windows = _windows(model, ctx_size, own, stored)
-        base: Source | None = stored
+        base: LogitsSource | None = stored
         if own.kld and stored is None:
             base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx_size, progress)), windows)
         source = ModelSource(model, windows)

@@ -1,4 +1,4 @@
-"""`localllm quantize`: turns the command line into a plan, and the plan into a file."""
+"""`localllm quantize`: turns the command line into jobs, one per tensor, and the jobs into a file."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from localllm.outputs import check_target, scratch
 from localllm.printable import printable
 from localllm.quant import FORMATS, QuantError
 from localllm.quant.mixes import FLOATS, Mix, Options, find
-from localllm.quantize.conversion import Error, How, conversion
-from localllm.quantize.plan import Step, check, copy_plan, file_type_of, metadata, plan
+from localllm.quantize.conversion import Error, Settings, conversion
+from localllm.quantize.jobs import Job, check, copy_jobs, file_type_of, metadata, plan_jobs
 from localllm.quantize.source import Source, default_target, open_source
-from localllm.quantize.target import CONTEXT, WINDOWS, Goal, steps_for
+from localllm.quantize.target import CONTEXT, WINDOWS, Goal, jobs_for
 
 AUTO, COPY, MIXED = "auto", "COPY", "MIX"
 
@@ -45,7 +45,7 @@ class _Asked(NamedTuple):
 
 
 def quantize(own: Quantize) -> None:
-    """Quantize, or with --dry-run show the plan."""
+    """Quantize, or with --dry-run show the jobs."""
     asked, options, goal = _asked(own), _options(own), Goal(own.fit, own.max_kld)
     text, test = _texts(own)
     with ExitStack() as stack:
@@ -56,13 +56,13 @@ def quantize(own: Quantize) -> None:
         target = Path(asked.target) if asked.target else default_target(source.path, asked.kind)
         check_target(target, own.force or own.dry_run, _read_files(source, own))
         imatrix = read(Path(own.imatrix)) if own.imatrix not in ("", AUTO) else None
-        steps, begun = _steps(source, asked, options), perf_counter()
-        if steps and own.dry_run:
-            show(source, steps, imatrix, own)
+        jobs, begun = _jobs(source, asked, options), perf_counter()
+        if jobs and own.dry_run:
+            show(source, jobs, imatrix, own)
             return
         measured = own.imatrix == AUTO or bool(own.method)
-        check(steps, [step.name for step in steps] if measured else _known(imatrix), own.allow_requantize)
-        if steps and measured and not any(step.changes and step.after not in FLOATS for step in steps):
+        check(jobs, [job.name for job in jobs] if measured else _known(imatrix), own.allow_requantize)
+        if jobs and measured and not any(job.changes and job.after not in FLOATS for job in jobs):
             what = f"--method {own.method}" if own.method else "--imatrix auto"
             raise UsageError(f"{what}: {asked.kind} quantizes no tensor of this model; omit it")
         if _needs_model(own) and isinstance(source, Checkpoint):
@@ -72,21 +72,21 @@ def quantize(own: Quantize) -> None:
         note = ""
         if asked.kind == MIXED:
             windows = own.chunks or WINDOWS
-            steps, kld = steps_for(source, goal, options, text, imatrix, own.threads, windows, progress)
+            jobs, kld = jobs_for(source, goal, options, text, imatrix, own.threads, windows, progress)
             note = f", KL divergence {kld:.5f} on {own.file}"
         if own.dry_run:
-            show(source, steps, imatrix, own)
+            show(source, jobs, imatrix, own)
             return
-        check(steps, [step.name for step in steps] if own.method else _known(imatrix), own.allow_requantize)
+        check(jobs, [job.name for job in jobs] if own.method else _known(imatrix), own.allow_requantize)
         # A method trades errors of weights for errors of outputs, so only the text can judge it.
         errors: dict[str, Error] | None = {} if own.report and not own.method else None
-        with _method(own, source, steps, text, progress) as method:
-            how = How(_threads(own), imatrix, method, errors, progress)
-            digest = _write(source, target, asked, steps, how, own)
+        with _method(own, source, jobs, text, progress) as method:
+            how = Settings(_threads(own), imatrix, method, errors, progress)
+            digest = _write(source, target, asked, jobs, how, own)
         seconds = perf_counter() - begun
-        said = [error_table(steps, errors)] if errors is not None else []
+        said = [error_table(jobs, errors)] if errors is not None else []
         shown = printable(str(target), None)
-        print(*said, f"{shown}: {summary(steps)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
+        print(*said, f"{shown}: {summary(jobs)}{note}, {seconds:.1f} s", f"sha256 {digest}", sep="\n", flush=True)
         if own.report and test:
             print(text_report(source.path, target, test, own, progress))
 
@@ -125,7 +125,7 @@ def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
     """Convert a folder to a temporary file beside the target, for as long as the block runs. Errors name the folder."""
     with scratch(target) as path:
         try:
-            with conversion(copy_plan(source), source.tensors, How(_threads(own))) as tensors:
+            with conversion(copy_jobs(source), source.tensors, Settings(_threads(own))) as tensors:
                 write_gguf(path, metadata(source.stored, None, None, ""), tensors)
             with open_gguf(path) as file:
                 yield file
@@ -196,11 +196,11 @@ def _read_files(source: Source, own: Quantize) -> list[str | Path]:
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
-def _steps(source: Source, asked: _Asked, options: Options) -> list[Step]:
-    """The plan of a type; empty if a goal replaces the type."""
+def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
+    """The jobs of a type; empty if a goal replaces the type."""
     if asked.kind == MIXED:
         return []
-    return copy_plan(source) if asked.mix is None else plan(source, asked.mix, options)
+    return copy_jobs(source) if asked.mix is None else plan_jobs(source, asked.mix, options)
 
 
 # -- doing it ------------------------------------------------------------------------------------------------------
@@ -213,22 +213,22 @@ def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) 
 
 @contextmanager
 def _method(
-    own: Quantize, source: Source, steps: list[Step], text: str, progress: RateProgress
+    own: Quantize, source: Source, jobs: list[Job], text: str, progress: RateProgress
 ) -> Iterator[Method | None]:
     if not own.method:
         yield None
         return
     with load(source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
         windows = cut(model, text, CONTEXT, own.chunks or None)
-        yield METHODS[own.method](model, windows, {step.name: step.after for step in steps}, progress)
+        yield METHODS[own.method](model, windows, {job.name: job.after for job in jobs}, progress)
 
 
-def _write(source: Source, target: Path, asked: _Asked, steps: list[Step], how: How, own: Quantize) -> str:
+def _write(source: Source, target: Path, asked: _Asked, jobs: list[Job], how: Settings, own: Quantize) -> str:
     """Write the file; returns its SHA-256."""
     digest = hashlib.sha256()
-    file_type = asked.mix.file_type if asked.mix else file_type_of(steps) if asked.kind == MIXED else None
+    file_type = asked.mix.file_type if asked.mix else file_type_of(jobs) if asked.kind == MIXED else None
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
     keys = metadata(source.stored, file_type, how.imatrix, name)
-    with conversion(steps, source.tensors, how) as tensors:
+    with conversion(jobs, source.tensors, how) as tensors:
         write_gguf(target, keys, tensors, force=own.force, digest=digest)
     return digest.hexdigest()

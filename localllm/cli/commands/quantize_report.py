@@ -1,4 +1,4 @@
-"""What `localllm quantize` prints: the plan of every tensor, its error, and the effect on a text."""
+"""What `localllm quantize` prints: the job of every tensor, its error, and the effect on a text."""
 
 from __future__ import annotations
 
@@ -10,66 +10,66 @@ from localllm.calibration.imatrix import Imatrix
 from localllm.cli.commands.perplexity import mean
 from localllm.cli.options import Quantize
 from localllm.cli.terminal.console import YELLOW, RateProgress, say
-from localllm.cli.terminal.text import columns, markdown, size
+from localllm.cli.terminal.formatting import columns, markdown, size
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
 from localllm.model import load
 from localllm.quantize.conversion import Error
-from localllm.quantize.plan import Step, check, size_of
+from localllm.quantize.jobs import Job, check, size_of
 from localllm.quantize.source import Source
 from localllm.quantize.target import CONTEXT
 
 
-def show(source: Source, steps: Sequence[Step], imatrix: Imatrix | None, own: Quantize) -> None:
-    """Print the plan, the file size, and what would prevent it."""
-    print(plan_table(steps))
-    print(f"{summary(steps)}; a file of {size(size_of(source, steps))}")
-    for note in _notes(steps, imatrix, own):
+def show(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> None:
+    """Print the jobs, the file size, and what would prevent it."""
+    print(job_table(jobs))
+    print(f"{summary(jobs)}; a file of {size(size_of(source, jobs))}")
+    for note in _notes(jobs, imatrix, own):
         say(note, YELLOW)
 
 
-def plan_table(steps: Sequence[Step]) -> str:
+def job_table(jobs: Sequence[Job]) -> str:
     rows = [
         (
-            step.name,
-            " x ".join(map(str, step.shape)),
-            step.before,
-            step.after if step.after == step.wanted else f"{step.after} (rows do not fit {step.wanted})",
-            size(step.bytes_before),
-            size(step.bytes_after),
+            job.name,
+            " x ".join(map(str, job.shape)),
+            job.before,
+            job.after if job.after == job.wanted else f"{job.after} (rows do not fit {job.wanted})",
+            size(job.bytes_before),
+            size(job.bytes_after),
         )
-        for step in steps
+        for job in jobs
     ]
     return markdown(("tensor", "shape", "from", "to", "size", "becomes"), rows, right=("size", "becomes"))
 
 
-def summary(steps: Sequence[Step]) -> str:
+def summary(jobs: Sequence[Job]) -> str:
     """Total size of all tensors, bits per weight, and the formats."""
-    before, after = sum(s.bytes_before for s in steps), sum(s.bytes_after for s in steps)
-    values = sum(s.values for s in steps)
-    formats = sorted({step.after for step in steps if step.changes}) or ["as it was"]
+    before, after = sum(s.bytes_before for s in jobs), sum(s.bytes_after for s in jobs)
+    values = sum(s.values for s in jobs)
+    formats = sorted({job.after for job in jobs if job.changes}) or ["as it was"]
     return f"{size(before)} -> {size(after)}, {8 * after / values:.2f} bits a weight ({', '.join(formats)})"
 
 
-def _notes(steps: Sequence[Step], imatrix: Imatrix | None, own: Quantize) -> Iterator[str]:
-    if not (own.imatrix or own.method) and any(step.needs_imatrix for step in steps):
+def _notes(jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> Iterator[str]:
+    if not (own.imatrix or own.method) and any(job.needs_imatrix for job in jobs):
         yield "note: this type needs --imatrix FILE, or --imatrix auto"
-    known = imatrix.entries if imatrix is not None else [step.name for step in steps]
+    known = imatrix.entries if imatrix is not None else [job.name for job in jobs]
     try:
-        check(steps, known, own.allow_requantize)
+        check(jobs, known, own.allow_requantize)
     except LocalLLMError as problem:
         yield f"note: {problem}"
 
 
-def error_table(steps: Sequence[Step], errors: Mapping[str, Error]) -> str:
+def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
     """Per tensor: root mean square error, relative error, weighted relative error, largest error."""
     rows = []
-    for step in steps:
-        error = errors.get(step.name)
+    for job in jobs:
+        error = errors.get(job.name)
         if error is not None:
             weighted = "" if error.weighted is None else f"{100 * error.weighted:.3f} %"
             numbers = (f"{error.rmse:.3g}", f"{100 * error.relative:.3f} %", weighted, f"{error.largest:.3g}")
-            rows.append((step.name, step.after, *numbers))
+            rows.append((job.name, job.after, *numbers))
     right = ("RMSE", "relative", "weighted", "largest")
     return markdown(("tensor", "format", *right), rows, right=right) if rows else "no tensor changed its format"
 

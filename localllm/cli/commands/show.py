@@ -17,10 +17,10 @@ from localllm.backends.base import F16_CACHE, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
 from localllm.box import resolve
-from localllm.cache.types import choose, harm
+from localllm.cache.types import choose_types, harm
 from localllm.cli.flags import typed
 from localllm.cli.options import Show
-from localllm.cli.terminal.text import columns, parameters, size
+from localllm.cli.terminal.formatting import columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
@@ -158,7 +158,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     context = context_of(ctx_size, config)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan.logits.width, plan.window)
-    choice = choose(asked, plan, limits, summarize(plan).weight_bytes, force=True)
+    choice = choose_types(asked, plan, limits, summarize(plan).weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)
     return {

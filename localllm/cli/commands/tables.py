@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from localllm.cli.terminal.text import markdown
+from localllm.cli.terminal.formatting import markdown
 
 INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 

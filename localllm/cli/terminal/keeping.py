@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.cli.options import Keeping
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.terminal.text import size
+from localllm.cli.terminal.formatting import size
 from localllm.model import Model
 from localllm.session import Session
 

@@ -8,7 +8,7 @@ import pytest
 from localllm import quant
 from localllm.backends.base import Backend, BackendError
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.backends.test_linear import VOCABULARY, activations, columns, quantized
 from tests.models.support import MemoryWeight

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
-from localllm.backends.gpu import bind
-from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS
+from localllm.backends.gpu.lower import lower
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Plan, Recorder, Value
 from tests.backends.support import Shape, plan, record, tokens
@@ -32,8 +32,8 @@ WHOLE = ["embed", *LAYER, *LAYER, *LAST, "norm_rows", "matvec"]
 
 def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[str]:
     """The kernels of a step, in order."""
-    stages = bind.program(model, LIMITS, cache).stages
-    return [launch.kernel.name for stage in stages for launch in stage.launches(rows)]
+    dispatches = lower(model, LIMITS, cache).dispatches
+    return [launch.kernel.name for dispatch in dispatches for launch in dispatch.launches(rows)]
 
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
@@ -114,8 +114,8 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
     """Decoded, a few rows at a time, prefilled; two sequences. And as far from float32 as int8 activations are."""
     model = MODELS[name]
-    single = bind.program(model, LIMITS, cache, model.values)
-    assert len(launched(model, 1, cache)) < sum(len(stage.launches(1)) for stage in single.stages)
+    single = lower(model, LIMITS, cache, model.values)
+    assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)
     ids = tokens(80, 29)  # no model knows fewer
     found = []
     for backend, keep in ((gpu, []), (gpu, model.values), (ReferenceBackend(), [])):

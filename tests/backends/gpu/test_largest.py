@@ -8,7 +8,7 @@ import pytest
 import localllm
 from localllm.backends.base import Backend, BackendError, Picks
 from localllm.backends.gpu.executable import GpuExecutable
-from localllm.backends.gpu.kernels import SORTED
+from localllm.backends.gpu.kernels.largest import SORTED
 from localllm.options import SamplingOptions
 from localllm.plan import Batch
 from localllm.sampling.errors import SamplingError

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
-from localllm.backends.gpu import products
-from localllm.backends.gpu.kernels import FEW_ROWS
+from localllm.backends.gpu.kernels import products
+from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
 from tests.backends.support import Build, bind, feed, record

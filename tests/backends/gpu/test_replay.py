@@ -11,7 +11,7 @@ import pytest
 from localllm.backends.base import Backend, BackendError
 from localllm.backends.cuda.graph import Graph
 from localllm.backends.gpu.executable import GpuExecutable
-from localllm.backends.gpu.kernels import PARTITION
+from localllm.backends.gpu.kernels.attention import PARTITION
 from localllm.backends.gpu.replay import MOST, Replays, bucket
 from tests.backends.support import bind, record
 from tests.backends.test_conformance import VOCABULARY, Heads, attend

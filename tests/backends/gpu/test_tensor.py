@@ -4,12 +4,15 @@ threads that run one after the other, from the first to the last or from the las
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from localllm.backends.gpu import formats, kernels, products
-from localllm.backends.gpu.kernels import Kernel, Tile
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.kernels import products
+from localllm.backends.gpu.kernels.kernel import Kernel
+from localllm.backends.gpu.kernels.products import Matmul, Product, Tile
 from localllm.backends.reference import ReferenceBackend
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend, EmulatedDevice
 from tests.backends.support import UNIT, bind, feed, record, stored
@@ -34,7 +37,7 @@ def blocks_of(x: np.ndarray) -> np.ndarray:
 
 
 def multiplied(
-    device: EmulatedDevice, kernel: Kernel, tile: Tile, weight: MemoryWeight, rows: np.ndarray
+    device: EmulatedDevice, kernel: Kernel[Any], tile: Tile, weight: MemoryWeight, rows: np.ndarray
 ) -> np.ndarray:
     """(T, N) by one launch of a kernel on rows as it reads them."""
     count, n = len(rows), weight.shape[0]
@@ -68,12 +71,12 @@ def test_int8_tiles_have_the_bits_of_the_tile_by_dp4a(
     weight = stored("w", format, (n, width))
     random = np.random.RandomState(width)
     x = (random.standard_normal((count, width)) * 10.0 ** random.uniform(-3, 1, (count, 1))).astype(np.float32)
-    constants = {
-        "K": width, "N": n, "X_STRIDE": width * 11 // 32, "Y_STRIDE": n, "COUNT_AT": 0, "FACTOR": 1.0,
-        "HAS_BIAS": False, "HAS_RESIDUAL": False, "RESIDUAL_STRIDE": n,
-    }  # fmt: skip
-    tensor, plain = kernels.tensor(format, tile, 0, constants), kernels.matmul(format, constants)
-    truth = multiplied(EmulatedDevice(folder), plain, kernels.PLAIN_TILE, weight, blocks_of(x))
+    product = Product(
+        K=width, N=n, X_STRIDE=width * 11 // 32, Y_STRIDE=n, RESIDUAL_STRIDE=n, FACTOR=1.0, COUNT_AT=0,
+        HAS_BIAS=False, HAS_RESIDUAL=False,
+    )  # fmt: skip
+    tensor, plain = products.tensor(format, tile, 0, product), Matmul(format=format, product=product)
+    truth = multiplied(EmulatedDevice(folder), plain, products.PLAIN_TILE, weight, blocks_of(x))
     integers, scales = quantized(x)
     defined = (integers * scales).reshape(x.shape) @ weight.values().astype(np.float64).T
     assert np.abs(truth - defined).max() < 1e-4 * np.abs(defined).max()

@@ -8,7 +8,7 @@ import pytest
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
-from localllm.cache.types import cache_bytes, choose
+from localllm.cache.types import cache_bytes, choose_types
 from localllm.errors import LocalLLMError
 from localllm.plan import BLOCK, Plan, Recorder
 from tests.models.support import MemoryWeight
@@ -39,23 +39,23 @@ def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: s
     plan, asked = plan_of(head_dim), CacheTypes(keys, values)
     if told:
         with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or force it$"):
-            choose(asked, plan, limits_of(2), 1000, force=False)
-    assert choose(asked, plan, limits_of(2), 1000, force=bool(told)).types == asked
-    assert choose(asked, plan, limits_of(2), 1000, force=bool(told)).note == ""
+            choose_types(asked, plan, limits_of(2), 1000, force=False)
+    assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).types == asked
+    assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).note == ""
 
 
 def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> None:
     """A head of 64, two of them, keys and values, two bytes: 512 bytes a token."""
     plan, auto = plan_of(64), CacheTypes("auto", "auto")
-    small, large = (choose(auto, plan, limits_of(blocks), 512 * 1280, force=False) for blocks in (1, 2))
+    small, large = (choose_types(auto, plan, limits_of(blocks), 512 * 1280, force=False) for blocks in (1, 2))
     assert (small.types, large.types) == (CacheTypes(), CacheTypes("q8_0", "q8_0"))
     assert large.note == (
         "cache: keys q8_0, values q8_0 "
         "(in f16 it takes 10% of what the weights do, from 10% on a smaller type is worth it)"
     )
-    mixed = choose(CacheTypes("auto", "q4_0"), plan, limits_of(2), 512, force=False)
+    mixed = choose_types(CacheTypes("auto", "q4_0"), plan, limits_of(2), 512, force=False)
     assert mixed.types == CacheTypes("q8_0", "q4_0")
-    tiny = choose(auto, plan_of(8), limits_of(64), 1, force=False)
+    tiny = choose_types(auto, plan_of(8), limits_of(64), 1, force=False)
     assert tiny.types == CacheTypes()
     assert "heads of 8 values" in tiny.note
 
@@ -63,7 +63,7 @@ def test_auto_is_q8_0_where_the_cache_is_a_tenth_of_the_weights_or_more() -> Non
 def test_auto_counts_of_a_window_what_is_kept_of_it() -> None:
     """1000 blocks of context are ten times the weights, the two that the layer keeps are 2 %."""
     for window, chosen in ((0, "q8_0"), (100, "f16")):
-        found = choose(
+        found = choose_types(
             CacheTypes("auto", "auto"), plan_of(64, window), limits_of(1000, 2), 512 * BLOCK * 100, force=False
         )
         assert found.types == CacheTypes(chosen, chosen)

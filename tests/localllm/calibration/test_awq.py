@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from localllm import load, quant
-from localllm.calibration.awq import Scaling, _add, scale_model
 from localllm.calibration.hessian import collect, portions
 from localllm.calibration.method import METHODS
-from localllm.calibration.smooth import Group, groups
+from localllm.calibration.scaling import Scaling, _add, scale_model
+from localllm.calibration.smooth import FoldGroup, groups
 from localllm.evaluation import ModelSource, Scores, Windows, cut, evaluate, statistics
 from localllm.gguf import NewTensor, write_gguf
 from localllm.model import Model
@@ -37,7 +37,7 @@ def logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> np.nda
     return Driver(bind_reference(plan_of(metadata, tensors))).step([(0, list(range(1, 11)))])
 
 
-def random_factors(group: Group, tensors: dict[str, MemoryWeight]) -> np.ndarray:
+def random_factors(group: FoldGroup, tensors: dict[str, MemoryWeight]) -> np.ndarray:
     made = group.makers[0].stop - group.makers[0].start
     return np.exp2(RANDOM.standard_normal((group.experts, made) if group.experts else made)).astype(np.float32)
 

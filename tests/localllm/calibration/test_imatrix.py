@@ -10,12 +10,12 @@ import pytest
 
 from localllm import LocalLLMError, load
 from localllm.calibration.imatrix import Entry, Imatrix, measure, read, write
-from localllm.calibration.observe import steps
+from localllm.calibration.observe import matrix_inputs
 from localllm.cli.main import main
 from localllm.evaluation import Windows, cut
 from localllm.gguf import NewTensor, write_gguf
 from localllm.plan import Experts, Linear
-from localllm.quantize.plan import metadata
+from localllm.quantize.jobs import metadata
 from tests.conftest import reference
 from tests.localllm.support import REPOSITORY
 
@@ -95,7 +95,7 @@ def test_windows_begin_with_bos(tmp_path: Path) -> None:
     path = reference("models", "stories260K-f32.gguf")
     with load(path, ctx_size=16, observe=True) as model:
         windows = cut(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
-        embedded = {tuple(np.round(inputs[0].x[0], 6)) for inputs in steps(model, windows)}
+        embedded = {tuple(np.round(inputs[0].x[0], 6)) for inputs in matrix_inputs(model, windows)}
     assert len(windows.tokens) > 3
     assert len(embedded) == 1
 

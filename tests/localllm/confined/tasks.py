@@ -1,4 +1,4 @@
-"""A task that does what it is asked to, for the tests of the confined child."""
+"""A task that does what a request says, for the tests of the confined child."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def prepare() -> None:
-    """Nothing is needed."""
+    """Nothing to prepare."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from localllm.confined import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, Limits
+from localllm.confined import Confined, ConfinedCrash, ConfinedError, ConfinedLimit, ResourceLimits
 
 TASK = "tests.localllm.confined.tasks"
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def child() -> Iterator[Confined]:
-    with Confined(TASK, Limits(seconds=0.3, wall=5, memory=64 << 20, answer=1 << 20)) as confined:
+    with Confined(TASK, ResourceLimits(seconds=0.3, wall=5, memory=64 << 20, answer=1 << 20)) as confined:
         yield confined
 
 
@@ -47,7 +47,7 @@ def test_limits_are_errors_and_the_next_call_works(child: Confined, request_: di
 
 
 def test_a_child_that_waits_is_ended_too() -> None:
-    with Confined(TASK, Limits(wall=0.5)) as confined:
+    with Confined(TASK, ResourceLimits(wall=0.5)) as confined:
         with pytest.raises(ConfinedLimit, match=r"takes more than 0\.5 s on the clock"):
             confined.call({"do": "sleep", "n": 60})
         assert confined.call({"do": "echo", "n": 7}) == {"n": 7}
@@ -120,7 +120,8 @@ def test_the_child_ends_with_its_parent(busy: bool) -> None:
     """Killed, the parent tells nobody; the child reads the end of its input, or its time runs out."""
     do = "threading.Thread(target=lambda: c.call({'do': 'spin'})).start(); " if busy else ""
     code = (
-        f"import threading, time; from localllm.confined import Confined, Limits; c = Confined('{TASK}', Limits(1)); "
+        "import threading, time; from localllm.confined import Confined, ResourceLimits; "
+        f"c = Confined('{TASK}', ResourceLimits(1)); "
         f"print(c.call({{'do': 'pid'}})['pid'], flush=True); {do}time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:

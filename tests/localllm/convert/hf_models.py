@@ -1,5 +1,6 @@
 """Tiny random models made with torch and transformers, one for each architecture and each odd corner of one, with a
-tokenizer trained on the spot. `make` saves one as a Hugging Face folder and gives what transformers computes.
+tokenizer trained on the spot. `make` saves one as a Hugging Face folder and returns the logits that transformers
+computes.
 
     python -m tests.localllm.convert.hf_models tests/localllm/convert/data/hf    # for tests where there is no torch
 """
@@ -15,7 +16,7 @@ import numpy as np
 from localllm import quant
 from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
 
-TOKENS = 24  # of the text that is evaluated: longer than the windows below
+TOKENS = 24  # tokens to evaluate: more than the windows below
 WINDOW = 8
 CONTEXT = 256
 _COMMON = {
@@ -47,7 +48,7 @@ _MINISTRAL = {
     "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
 
-# Name: class of the configuration, what it has beyond the common, and the tokenizer ("spm", "llama3", ...).
+# Name: class of the configuration, its further settings, and the tokenizer ("spm", "llama3", ...).
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("LlamaConfig", {"rope_parameters": _LLAMA3}, "llama3"),
     "llama-linear": ("LlamaConfig", {"rope_parameters": {**_DEFAULT, "rope_type": "linear", "factor": 4.0}}, "spm"),
@@ -138,8 +139,8 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
 
 def _mxfp4(x: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Experts (E, a, b) as gpt-oss's checkpoints have them, blocks (E, b, a / 32, 16) and scales (E, b, a / 32), and
-    the numbers these mean, again (E, a, b)."""
+    """Experts (E, a, b) in the layout of gpt-oss's checkpoints: blocks (E, b, a / 32, 16) and scales (E, b, a / 32);
+    and the values they stand for, again (E, a, b)."""
     experts, a, b = x.shape
     rows = quant.quantize(np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(-1, a), "MXFP4")
     values = quant.dequantize(rows, "MXFP4").reshape(experts, b, a).transpose(0, 2, 1)
@@ -162,7 +163,7 @@ def _replace_experts(path: Path, experts: dict[str, dict[str, np.ndarray]]) -> N
 
 
 def _values(torch: Any, name: str, parameter: Any) -> Any:
-    """Numbers that make every part count: sharp attention, norms away from one, biases away from zero."""
+    """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
     noise = torch.randn(parameter.shape)
     if "norm" in name and name.endswith("weight"):
         return parameter + 0.3 * noise
@@ -179,7 +180,7 @@ def ids() -> list[int]:
     return [1, *(int(i) for i in np.random.default_rng(3).integers(3, VOCABULARY, TOKENS - 1))]
 
 
-# The folders in tests/localllm/convert/data/hf: name there, model, dtype, what save_pretrained is told.
+# The folders in tests/localllm/convert/data/hf: name, model, dtype, arguments of save_pretrained.
 FIXTURES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-shards": ("llama", "float32", {"max_shard_size": "40KB"}),
     "experts": ("mixtral", "bfloat16", {}),

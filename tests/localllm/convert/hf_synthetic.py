@@ -1,5 +1,5 @@
 """Hugging Face folders of every architecture, written without torch: names, shapes and config.json are stored as
-transformers saves them, the numbers follow from the names, and transformers computed the logits once.
+transformers saves them; the values follow from the names; the stored logits are transformers' own.
 
     python -m tests.localllm.convert.hf_synthetic    # makes data/hf_all.* again; needs torch and transformers
 """
@@ -19,12 +19,12 @@ from tests.localllm.convert.hf_tokenizers import save_tokenizer
 from tests.localllm.convert.support import save
 
 DATA = Path(__file__).parent / "data"
-POSITIONS = [0, 6, 11, 17, 23]  # whose logits are stored
-LEFT_OUT = ("gpt-oss-mxfp4",)  # its numbers follow from no name; it is in data/hf
+POSITIONS = [0, 6, 11, 17, 23]  # positions whose logits are stored
+LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in data/hf
 
 
 def numbers(name: str, shape: list[int], base: float) -> np.ndarray:
-    """Values that make every part count: sharp attention, norms away from one, biases away from zero."""
+    """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
     noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name and name.endswith("weight"):
         return np.float32(base) + np.float32(0.3) * noise
@@ -48,7 +48,7 @@ def read_specs() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves of one of `hf_models.MODELS`."""
+    """What transformers saves for one of `hf_models.MODELS`."""
     from safetensors.numpy import load_file
 
     from tests.localllm.convert.hf_models import MODELS, make

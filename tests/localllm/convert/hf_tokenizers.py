@@ -1,4 +1,4 @@
-"""Tokenizers trained on the spot, in the styles of real ones, and saved as a Hugging Face folder has them."""
+"""Tokenizers trained on the spot, in the styles of real ones, and saved as in a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SPECIAL = ["<pad>", "<s>", "</s>"]
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
-REGEXES = {  # as the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo and gpt-oss have them
+REGEXES = {  # from the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo and gpt-oss
     "llama3": _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen2": _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": _CAMEL.replace("{0}", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
@@ -53,7 +53,8 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
 
 
 def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) -> Any:
-    """What transformers makes of a SentencePiece model of kind BPE: byte fallback, all merges that the pieces allow."""
+    """The tokenizer that transformers makes from a SentencePiece BPE model: byte fallback, all merges that the pieces
+    allow."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
     pieces = spm_pieces(vocabulary, texts or [TEXT])
@@ -105,7 +106,7 @@ def spm_pieces(vocabulary: int, texts: list[str]) -> list[tuple[str, float, int]
 
 
 def spm_file(pieces: list[tuple[str, float, int]], space_prefix: bool = True) -> bytes:
-    """A tokenizer.model of these pieces, by sentencepiece_model.proto."""
+    """A tokenizer.model with these pieces, by sentencepiece_model.proto."""
 
     def varint(n: int) -> bytes:
         out = b""

@@ -1,4 +1,4 @@
-"""What tests of conversion share: safetensors files, the logits of an opened folder, a GGUF file made of one."""
+"""Shared by the tests of conversion: safetensors files, the logits of an opened folder, a GGUF file made from one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from localllm import quant
-from localllm.convert import Checkpoint, Tensor
+from localllm.convert import Checkpoint, LazyTensor
 from localllm.gguf.writer import NewTensor, write_gguf
 from localllm.models import architecture_of, read_config, record
 from tests.models.support import Driver, bind_reference
@@ -19,7 +19,7 @@ HF = Path(__file__).parent / "data" / "hf"
 
 
 def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
-    """float32 (T, vocabulary) by the reference backend, straight from the folder."""
+    """Logits float32 (T, vocabulary) by the reference backend, straight from the folder."""
     architecture = architecture_of(model.metadata)
     config = read_config(model.metadata, architecture.name)
     plan = record(config, architecture, model.tensors, len(ids))
@@ -27,13 +27,13 @@ def logits_of(model: Checkpoint, ids: Sequence[int]) -> np.ndarray:
 
 
 def write_f32(model: Checkpoint, path: Path) -> None:
-    """The GGUF file with every number as F32."""
+    """Write the folder as a GGUF file with all numbers in F32."""
     tensors = [NewTensor(x.name, "F32", x.shape, lambda x=x: values(x).view(np.uint8)) for x in model.tensors.values()]
     write_gguf(path, {**model.stored, "general.file_type": 0, "general.quantization_version": 2}, tensors)
 
 
-def values(tensor: Tensor) -> np.ndarray:
-    """float32 of the tensor's shape."""
+def values(tensor: LazyTensor) -> np.ndarray:
+    """The tensor's values, float32 of its shape."""
     return quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
 
 
@@ -43,7 +43,7 @@ def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
 
 
 def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """The format by its definition; dtypes F32, F16, U8."""
+    """Write a safetensors file by the definition of the format; dtypes F32, F16, U8."""
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()

@@ -14,7 +14,7 @@ import pytest
 
 import localllm
 from localllm.convert import ConvertError, open_checkpoint
-from localllm.convert.config import Config
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipes import RECIPES
 from localllm.tokenizer import Tokenizer
 from tests.localllm.convert.support import HF, logits_of, values, write_f32
@@ -208,8 +208,8 @@ def test_notes_say_what_is_left_out(tmp_path: Path) -> None:
     edit(folder / "model.safetensors", lambda t: t.update({"model.layers.2.y": t["model.norm.weight"]}))
     with open_checkpoint(folder) as model:
         assert model.notes == (
-            "skipped 1 tensors for images or audio: the file holds the text model",
-            "skipped 1 tensors of layers for multi-token prediction",
+            "skipped 1 tensor for images or audio: the file holds the text model",
+            "skipped 1 tensor of layers for multi-token prediction",
         )
 
 
@@ -284,7 +284,7 @@ def test_what_the_gguf_architecture_has_fixed(case: str) -> None:
     name, config, fits = FIXED[case]
     values = {"hidden_size": 32, "num_attention_heads": 4} | config
     check = RECIPES[name].checks[0]
-    assert (check(Config(Path("config.json"), values, {})) is None) == fits
+    assert (check(HfConfig(Path("config.json"), values, {})) is None) == fits
 
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

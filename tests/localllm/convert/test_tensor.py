@@ -6,24 +6,24 @@ import numpy as np
 import pytest
 
 from localllm import quant
-from localllm.convert import ConvertError, Tensor
+from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
 from localllm.convert.recipes import RECIPES, Sizes
 
 RANDOM = np.random.default_rng(5)
 
 
-def of(values: np.ndarray, fmt: str = "F32") -> Tensor:
+def of(values: np.ndarray, fmt: str = "F32") -> LazyTensor:
     """A tensor of the values, stored in the format."""
     values = np.asarray(values)
     if fmt in ("U8", "F8_E4M3"):
         rows = values.astype(np.uint8).reshape(-1, values.shape[-1])
     else:
         rows = quant.quantize(values.astype(np.float32).reshape(-1, values.shape[-1]), fmt)
-    return Tensor("x", fmt, values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
+    return LazyTensor("x", fmt, values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
 
 
-def values_of(tensor: Tensor) -> np.ndarray:
+def values_of(tensor: LazyTensor) -> np.ndarray:
     """All its numbers, and the same whatever pieces they are read in."""
     rows = tensor.read(0, tensor.rows)
     assert rows.shape == (tensor.rows, tensor.row_bytes)

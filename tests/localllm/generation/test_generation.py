@@ -1,4 +1,4 @@
-"""The pieces of an answer, each alone: reading a prompt, plain steps, text with stops, times."""
+"""The pieces of an answer, each alone: reading a prompt, plain decoding, text with stops, times."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import localllm
 from localllm.backends.base import Largest
 from localllm.engine import largest_of
 from localllm.generation import statistics
+from localllm.generation.decoding import PlainDecoding
 from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Speculated
-from localllm.generation.steps import PlainSteps
 from localllm.generation.text import AnswerText
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
@@ -53,7 +53,7 @@ def test_a_prompt_that_is_cancelled_keeps_what_was_read(session: localllm.Sessio
     assert session.tokens == list(range(260, 276))
 
 
-# -- steps -----------------------------------------------------------------------------------------------------------
+# -- decoding ---------------------------------------------------------------------------------------------------------
 
 
 class Device:
@@ -72,7 +72,7 @@ class Device:
         return largest_of(self._next(count), count)
 
     def rewind(self, length: int) -> int:
-        raise AssertionError("plain steps take nothing back")
+        raise AssertionError("plain decoding takes nothing back")
 
     def _next(self, asked: int) -> np.ndarray:
         self.asked.append(asked)
@@ -88,18 +88,18 @@ def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
     rows = np.random.RandomState(2).standard_normal((9, 400)).astype(np.float32)
     truth = Sampler(options)
     device, sampler = Device(rows, most_picked), Sampler(options)
-    steps = PlainSteps(device, sampler)
-    steps.start(rows[:1])
+    decoding = PlainDecoding(device, sampler)
+    decoding.start(rows[:1])
     for row in rows:
-        token = steps.sample()
+        token = decoding.sample()
         assert token == truth.sample(row)
         sampler.accept(token)
         truth.accept(token)
         if device.length < len(rows):
-            steps.feed(token, 1)
+            decoding.feed(token, 1)
     few = sampler.looks_at if 0 < sampler.looks_at <= most_picked else 0
     assert device.asked == [few] * 8
-    assert (steps.passes, steps.held, steps.speculated()) == (8, 9, None)
+    assert (decoding.passes, decoding.held, decoding.speculated()) == (8, 9, None)
 
 
 # -- text ------------------------------------------------------------------------------------------------------------

@@ -73,9 +73,9 @@ def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Pa
 def test_a_file_that_shrinks_while_it_is_opened_is_an_error(vocabulary: Path) -> None:
     """Between asking for the size and reading the head."""
     code = (
-        "from pathlib import Path; from localllm.gguf.header import read_header; from localllm.gguf.file import _Part;"
-        "part = _Part(Path(path)); os.truncate(path, 5000)\n"
-        "try: read_header(part.path, part.size, part.read_into)\n"
+        "from pathlib import Path; from localllm.gguf.header import read_header; from localllm.gguf.file import _Shard;"
+        "shard = _Shard(Path(path)); os.truncate(path, 5000)\n"
+        "try: read_header(shard.path, shard.size, shard.read_into)\n"
         "except localllm.LocalLLMError as error: print(error)"
     )
     assert _run(code, vocabulary) == f"{vocabulary}: magic: cannot be read: the file was cut at 5000 while in use\n"

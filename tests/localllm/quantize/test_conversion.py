@@ -19,8 +19,8 @@ from localllm.cli.main import main
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
 from localllm.quant.mixes import Options, find
 from localllm.quantize import conversion as module
-from localllm.quantize.conversion import Error, How, conversion
-from localllm.quantize.plan import QuantizeError, given_plan, metadata, plan
+from localllm.quantize.conversion import Error, Settings, conversion
+from localllm.quantize.jobs import QuantizeError, given_jobs, metadata, plan_jobs
 from localllm.quantize.source import default_target, geometry_of
 from tests.localllm.support import REPOSITORY, default_signals
 
@@ -56,8 +56,8 @@ def write_source(path: Path, **tensors: np.ndarray) -> Path:
 
 def run(source: Path, target: Path, formats: dict[str, str], **how: object) -> None:
     with open_gguf(source) as file:
-        steps = given_plan(file, formats)
-        with conversion(steps, file.tensors, How(**({"threads": 2} | how))) as tensors:  # type: ignore[arg-type]
+        jobs = given_jobs(file, formats)
+        with conversion(jobs, file.tensors, Settings(**({"threads": 2} | how))) as tensors:  # type: ignore[arg-type]
             write_gguf(target, metadata(file.stored, None, None, ""), tensors)
 
 
@@ -344,14 +344,14 @@ def test_a_model_without_weights_is_refused(tmp_path: Path) -> None:
         open_gguf(tmp_path / "v.gguf") as file,
         pytest.raises(QuantizeError, match="holds a vocabulary but no weights"),
     ):
-        plan(file, find("Q8_0"), Options())
+        plan_jobs(file, find("Q8_0"), Options())
 
 
 def test_a_file_cut_while_it_is_read_is_an_error(tmp_path: Path) -> None:
     source = write_source(tmp_path / "a.gguf")
     with open_gguf(source) as file:
-        steps = given_plan(file, {"blk.0.ffn_up.weight": "Q8_0"})
+        jobs = given_jobs(file, {"blk.0.ffn_up.weight": "Q8_0"})
         os.truncate(source, 1 << 20)
-        with pytest.raises(GGUFError, match="was cut"), conversion(steps, file.tensors, How(1)) as tensors:
+        with pytest.raises(GGUFError, match="was cut"), conversion(jobs, file.tensors, Settings(1)) as tensors:
             write_gguf(tmp_path / "b.gguf", {}, tensors)
     assert [p.name for p in tmp_path.iterdir()] == ["a.gguf"]

@@ -1,6 +1,7 @@
-"""The samplers once more, from their definitions: plain Python over a list of (id, logit), float64, no shortcuts.
+"""A second implementation of the samplers, from their definitions: plain Python over a list of (id, logit), float64, no
+shortcuts.
 
-The order of the list is part of the definition: as given, or by falling logit with equal ones by id.
+The order of the list is part of the definition: as given, or by descending logit, equal ones by id.
 """
 
 from __future__ import annotations
@@ -48,14 +49,14 @@ def dry_lengths(window: Sequence[int], allowed: int, breakers: Sequence[Sequence
     """Token -> longest repetition it would continue, for repetitions of at least `allowed` tokens."""
     n = len(window)
     reach = n
-    for start in range(n):  # the latest start of a breaker counts, and of those that start there the longest
+    for start in range(n):  # the latest start of a breaker counts; of several there, the longest
         ends = [start + len(b) for b in breakers if list(window[start : start + len(b)]) == list(b)]
         if ends:
             reach = n - max(ends)
     if n <= allowed or reach < allowed:
         return {}
     longest: dict[int, int] = {}
-    for end in range(n - 1):  # window[..end] may look like window[..n-1]
+    for end in range(n - 1):  # window[..end] may end like window[..n-1]
         length = 0
         while length <= end and window[end - length] == window[n - 1 - length]:
             length += 1
@@ -128,7 +129,7 @@ def min_p(items: Items, p: float, min_keep: int = 0) -> Items:
 
 
 def xtc(items: Items, threshold: float, min_keep: int = 0) -> Items:
-    """When the dice have said yes."""
+    """XTC, once the random draw has activated it."""
     probabilities = dict(zip([token for token, _ in items], softmax(items), strict=True))
     likely = [token for token, _ in falling(items) if probabilities[token] >= max(threshold, 5e-324)]
     gone = likely[:-1]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
 from localllm.options.sampling import ORDER
-from localllm.sampling.chain import SAMPLERS, Candidates, Context, steps
+from localllm.sampling.chain import SAMPLERS, Candidates, Context, enabled
 from localllm.sampling.repetition import Breakers, continuations
 from localllm.sampling.sampler import Sampler
 from tests.localllm.sampling import oracle as oracle
@@ -362,4 +362,4 @@ def test_the_table_and_the_default_order_name_the_same_samplers() -> None:
 
 
 def test_plain_greedy_is_one_step() -> None:
-    assert steps(SamplingOptions(temperature=0)) == (SAMPLERS["temperature"],)
+    assert enabled(SamplingOptions(temperature=0)) == (SAMPLERS["temperature"],)

@@ -1,4 +1,4 @@
-"""What the tests of speculation share: models that are tables, drafters that are told what to guess, and a clock."""
+"""Shared by the tests of speculation: models that are tables, drafters with given drafts, and a clock."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from localllm.sampling.sampler import Sampler
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.policy import Costs, Judge
 from localllm.speculation.rule import Guess
-from localllm.speculation.steps import SpeculativeSteps, Speculator
+from localllm.speculation.speculator import SpeculativeDecoding, Speculator
 
 Logits = Callable[[Sequence[int]], NDArray[np.float32]]
 
-# Seconds of a pass, measured on two cores with the 1B geometry in Q4_0 (rows 1 ... 16).
+# Seconds of a pass of 1 ... 16 rows, measured on two cores with the 1B geometry in Q4_0.
 MEASURED = dict(enumerate((24.6, 24.7, 25.7, 47.7, 54, 54, 61.5, 63, 70, 70, 74, 77, 81, 85, 87, 89.4), 1))
 
 
 class Clock:
-    """Seconds that pass when it is told so."""
+    """A clock that advances only when told to."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -31,7 +31,7 @@ class Clock:
 
 
 class TableSession:
-    """A session on a model that is a function of the tokens so far; a pass takes `costs[rows]` of `clock`."""
+    """A session on a model that is a function of the tokens so far; a pass takes `costs[rows]` seconds of `clock`."""
 
     def __init__(self, logits: Logits, clock: Clock, costs: dict[int, float], context: int = 1 << 20) -> None:
         self._logits, self._clock, self._costs, self._context = logits, clock, costs, context
@@ -60,7 +60,7 @@ class TableSession:
 
 
 class ToldDrafter:
-    """Guesses what `guess(text)` says, at `seconds` a guess."""
+    """Drafts the tokens of `guess(text)`, in `seconds` each."""
 
     name = "told"
 
@@ -89,7 +89,7 @@ class ToldDrafter:
 
 
 class Reckless(Judge):
-    """Always guesses, whatever that has cost."""
+    """Always drafts, whatever it costs."""
 
     def __init__(self) -> None:
         super().__init__([1.0] * 20)
@@ -103,7 +103,7 @@ class Reckless(Judge):
 
 
 class Free(Costs):
-    """A pass costs the same whatever its rows, so that all guesses are checked."""
+    """A pass costs the same for any number of rows, so all drafts are verified."""
 
     def __init__(self) -> None:
         super().__init__({1: 1.0, 16: 1.0})
@@ -112,24 +112,26 @@ class Free(Costs):
 
 
 def reckless(drafter: ToldDrafter, longest: int = 15) -> Speculator:
-    """Puts every guess to the test."""
+    """A speculator that verifies every draft."""
     judge = Reckless()
     judge.acceptance.observe = lambda trust, likelihood: None  # type: ignore[method-assign]
     return Speculator((Drafting(drafter, judge),), Free(), longest)
 
 
-def write(steps: SpeculativeSteps, sampler: Sampler, session: TableSession, prompt: list[int], count: int) -> list[int]:
+def write(
+    decoding: SpeculativeDecoding, sampler: Sampler, session: TableSession, prompt: list[int], count: int
+) -> list[int]:
     """`count` tokens after `prompt`."""
     for token in prompt:
         sampler.accept(token)
-    steps.start(session.evaluate(prompt, logits=True)[-1:])
+    decoding.start(session.evaluate(prompt, logits=True)[-1:])
     answer: list[int] = []
     while True:
-        answer.append(steps.sample())
+        answer.append(decoding.sample())
         sampler.accept(answer[-1])
         if len(answer) == count:
             return answer
-        steps.feed(answer[-1], count - len(answer))
+        decoding.feed(answer[-1], count - len(answer))
 
 
 GREEDY = SamplingOptions(temperature=0)

@@ -7,14 +7,14 @@ from itertools import count
 import numpy as np
 import pytest
 
-import localllm.speculation.steps as steps_module
+import localllm.speculation.speculator as speculator_module
 from localllm.sampling.sampler import Sampler
 from localllm.speculation import draft, ngram
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs, Judge, outlook, worth_checking
 from localllm.speculation.rule import Guess
-from localllm.speculation.steps import SpeculativeSteps, Speculator
+from localllm.speculation.speculator import SpeculativeDecoding, Speculator
 from tests.localllm.speculation.support import GREEDY, MEASURED, Clock, TableSession, ToldDrafter, write
 
 V = 50
@@ -38,7 +38,7 @@ def speedup(
     text = random.randint(0, V, tokens + 40).tolist()
     right = (random.random_sample(len(text)) < likelihood).tolist()
     clock = Clock()
-    monkeypatch.setattr(steps_module, "perf_counter", clock)
+    monkeypatch.setattr(speculator_module, "perf_counter", clock)
     session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, costs)
 
     def guess(seen: list[int], sampler: Sampler) -> Guess:
@@ -48,8 +48,8 @@ def speedup(
     drafting = Drafting(ToldDrafter(guess, clock, step), Judge(draft.PRIORS))
     known = {rows: costs[rows] for rows in (1, 2, 3, 4, 6, 8, 12, 16)}
     sampler = Sampler(GREEDY)
-    steps = SpeculativeSteps(Speculator((drafting,), Costs(known), 15), session, sampler, text[:1])  # type: ignore[arg-type]
-    assert write(steps, sampler, session, text[:1], tokens) == text[1 : tokens + 1]
+    decoding = SpeculativeDecoding(Speculator((drafting,), Costs(known), 15), session, sampler, text[:1])  # type: ignore[arg-type]
+    assert write(decoding, sampler, session, text[:1], tokens) == text[1 : tokens + 1]
     return tokens * costs[1] / clock.now
 
 
@@ -73,32 +73,32 @@ def test_passes_that_cost_more_than_was_measured_are_noticed(monkeypatch: pytest
     random = np.random.RandomState(2)
     text = random.randint(0, V, 600).tolist()
     clock = Clock()
-    monkeypatch.setattr(steps_module, "perf_counter", clock)
+    monkeypatch.setattr(speculator_module, "perf_counter", clock)
     session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, NO_GAIN)
     told = ToldDrafter(lambda seen, sampler: Guess((text[len(seen)] + len(seen) % 2) % V, 5, None), clock)
     wrong = Costs({1: 20.0, 16: 21.0})
     sampler = Sampler(GREEDY)
     speculator = Speculator((Drafting(told, Judge(draft.PRIORS)),), wrong, 15)
-    steps = SpeculativeSteps(speculator, session, sampler, text[:1])  # type: ignore[arg-type]
-    write(steps, sampler, session, text[:1], 512)
+    decoding = SpeculativeDecoding(speculator, session, sampler, text[:1])  # type: ignore[arg-type]
+    write(decoding, sampler, session, text[:1], 512)
     assert 512 * 20.0 / clock.now > 0.93
 
 
 def test_repeated_text_is_guessed_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(steps_module, "perf_counter", clock)
+    monkeypatch.setattr(speculator_module, "perf_counter", clock)
     text = list(range(40)) * 8
     session = TableSession(lambda seen: np.eye(V, dtype=np.float32)[text[len(seen)]], clock, MEASURED)
     sampler = Sampler(GREEDY)
     speculator = Speculator((Drafting(NgramDrafter(), Judge(ngram.PRIORS)),), Costs(MEASURED), 15)
-    steps = SpeculativeSteps(speculator, session, sampler, text[:60])  # type: ignore[arg-type]
+    decoding = SpeculativeDecoding(speculator, session, sampler, text[:60])  # type: ignore[arg-type]
     before = clock.now
     session._costs = MEASURED | {60: 0.0}
-    assert write(steps, sampler, session, text[:60], 240) == text[60:300]
+    assert write(decoding, sampler, session, text[:60], 240) == text[60:300]
     assert 240 * MEASURED[1] / (clock.now - before) > 2.5
-    done = steps.speculated()
+    done = decoding.speculated()
     assert done.accepted > 0.9 * done.drafted
-    assert done.accepted + steps.passes == 239  # a token a pass, and the guesses that stood
+    assert done.accepted + decoding.passes == 239  # a token a pass, and the guesses that stood
 
 
 # -- the parts -------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.rule import Guess, choose
-from localllm.speculation.steps import SpeculativeSteps
+from localllm.speculation.speculator import SpeculativeDecoding
 from tests.localllm.speculation.support import Clock, TableSession, ToldDrafter, reckless, write
 
 # Every sampler does something; the vocabulary is small, so that every outcome is seen often.
@@ -97,8 +97,8 @@ def test_answers_have_the_models_distribution(options: SamplingOptions, drafter:
     for _ in range(1500):
         sampler.restore(0)
         session.rewind(0)
-        steps = SpeculativeSteps(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
-        counts[tuple(write(steps, sampler, session, PROMPT, 3))] += 1
+        decoding = SpeculativeDecoding(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
+        counts[tuple(write(decoding, sampler, session, PROMPT, 3))] += 1
     statistic, most = chi_square(counts, exactly(options, table(1), 3))
     assert statistic < most
 

@@ -20,7 +20,7 @@ from localllm.sampling.sampler import Sampler
 from localllm.session import Session
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
-from localllm.speculation.steps import Speculator
+from localllm.speculation.speculator import Speculator
 from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
 from tests.localllm.support import SPECIAL, write_model
 from tests.localllm.support import localllm as cli

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from localllm.confined import Confined, Limits
+from localllm.confined import Confined, ResourceLimits
 from localllm.template import ChatTemplate, TemplateError, TemplateLimit, renderer
 
 GROW = "{%% set ns = namespace(s=%s) %%}{%% for i in range(60) %%}{%% set ns.s = %s %%}{%% endfor %%}"
@@ -79,20 +79,20 @@ KILLERS = {  # these end the process that renders them
 @pytest.fixture(scope="module")
 def quick() -> Iterator[Confined]:
     """A child with a small part of the time that a template usually has."""
-    with renderer(Limits(seconds=0.3)) as confined:
+    with renderer(ResourceLimits(seconds=0.3)) as confined:
         yield confined
 
 
 @pytest.fixture(scope="module")
 def usual() -> Iterator[Confined]:
-    with renderer(Limits(seconds=2)) as confined:
+    with renderer(ResourceLimits(seconds=2)) as confined:
         yield confined
 
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[Confined]:
     """A child whose time no busy machine uses up, so that only the crash itself can end it."""
-    with renderer(Limits(seconds=120)) as confined:
+    with renderer(ResourceLimits(seconds=120)) as confined:
         yield confined
 
 

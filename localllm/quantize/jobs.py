@@ -1,4 +1,4 @@
-"""Plans a quantization before anything is written: a step per tensor, sizes, metadata, and refusals."""
+"""Plans a quantization before anything is written: a job per tensor, sizes, metadata, and refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class QuantizeError(LocalLLMError):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Job:
     """One tensor: its format and bytes before and after."""
 
     name: str
@@ -59,26 +59,26 @@ class Step:
         return self.before != self.after
 
 
-def plan(source: Source, mix: Mix, options: Options) -> list[Step]:
-    """A step for every tensor, in the order they are written, which is llama-quantize's. Reads no tensor."""
+def plan_jobs(source: Source, mix: Mix, options: Options) -> list[Job]:
+    """A job for every tensor, in the order they are written, which is llama-quantize's. Reads no tensor."""
     tensors = _tensors(source)
     return [
-        _step(tensor, choice)
+        _job(tensor, choice)
         for tensor, choice in zip(tensors, choose(mix, geometry_of(source.stored), tensors, options), strict=True)
     ]
 
 
-def copy_plan(source: Source) -> list[Step]:
+def copy_jobs(source: Source) -> list[Job]:
     """Keep every tensor unchanged."""
-    return [_step(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
+    return [_job(tensor, Choice(tensor[0], tensor[2], tensor[2], False)) for tensor in _tensors(source)]
 
 
-def given_plan(source: Source, formats: Mapping[str, str]) -> list[Step]:
+def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
     """Give every tensor the format in `formats`, or keep it."""
     found = []
     for name, shape, now in _tensors(source):
         format_name = formats.get(name, now)
-        found.append(_step((name, shape, now), Choice(name, format_name, format_name, False)))
+        found.append(_job((name, shape, now), Choice(name, format_name, format_name, False)))
     return found
 
 
@@ -95,35 +95,35 @@ def _tensors(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
     return [(name, found[name].shape, found[name].format) for name in in_order(found)]
 
 
-def _step(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Step:
+def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
     name, shape, now = tensor
     problem = shape_problem(shape, FORMATS[choice.format])
     if problem:
         raise QuantizeError(f"{name}: cannot be {choice.format}: {problem}")
     before, after = (tensor_bytes(shape, FORMATS[f])[1] for f in (now, choice.format))
-    return Step(name, shape, now, choice.format, before, after, choice.wanted, choice.needs_imatrix)
+    return Job(name, shape, now, choice.format, before, after, choice.wanted, choice.needs_imatrix)
 
 
-def check(steps: Sequence[Step], important: Collection[str], allow_requantize: bool) -> None:
+def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
     """QuantizeError for the first tensor that must not or cannot be converted, with the reason and a way out.
 
     `important`: the tensors that an importance matrix covers, or will cover.
     """
-    for step in steps:
-        if not step.changes:
+    for job in jobs:
+        if not job.changes:
             continue
-        if step.before not in FLOATS and not allow_requantize:
-            problem = f"{step.name}: already quantized ({step.before}), and quantizing twice loses more"
+        if job.before not in FLOATS and not allow_requantize:
+            problem = f"{job.name}: already quantized ({job.before}), and quantizing twice loses more"
             advice = ("start from F16, BF16 or F32, or add ", Setting("allow_requantize", True))
             raise QuantizeError(Notice(problem, "; ", *advice))
-        if (step.needs_imatrix or step.after in IMPOSSIBLE_WITHOUT) and step.name not in important:
+        if (job.needs_imatrix or job.after in IMPOSSIBLE_WITHOUT) and job.name not in important:
             lacks = "the one given does not have it" if important else "there is none"
-            problem = f"{step.name}: {step.after} requires an importance matrix, and {lacks}"
+            problem = f"{job.name}: {job.after} requires an importance matrix, and {lacks}"
             ways = (Setting("imatrix", FILE), ", or ", Setting("imatrix", "auto"), " to measure one")
             raise QuantizeError(Notice(problem, "; give ", *ways))
-        if FORMATS[step.after].quantize is None:
+        if FORMATS[job.after].quantize is None:
             can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
-            raise QuantizeError(f"{step.name}: {step.after} unsupported for writing; supported: {can}")
+            raise QuantizeError(f"{job.name}: {job.after} unsupported for writing; supported: {can}")
 
 
 def metadata(
@@ -159,17 +159,17 @@ def _short(text: str) -> str:
     return text.encode("utf-8", "replace")[:_IMATRIX_BYTES].decode("utf-8", "ignore")
 
 
-def file_type_of(steps: Sequence[Step]) -> int:
+def file_type_of(jobs: Sequence[Job]) -> int:
     """general.file_type for freely chosen formats: the type whose main format holds the most weights."""
     held: dict[str, int] = {}
-    for step in steps:
-        held[step.after] = held.get(step.after, 0) + step.values
+    for job in jobs:
+        held[job.after] = held.get(job.after, 0) + job.values
     most = max(held, key=lambda name: held[name])
     rows = [mix for mix in MIXES.values() if mix.format == most]
     return rows[-1].file_type if rows else MIXES["F16"].file_type
 
 
-def size_of(source: Source, steps: Sequence[Step]) -> int:
+def size_of(source: Source, jobs: Sequence[Job]) -> int:
     """Size of the file in bytes, without keys about an importance matrix."""
-    new = [NewTensor(step.name, step.after, step.shape, b"") for step in steps]
+    new = [NewTensor(job.name, job.after, job.shape, b"") for job in jobs]
     return file_size(source.path, metadata(source.stored, 0, None, ""), new)

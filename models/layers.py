@@ -19,8 +19,8 @@ class Ropes:
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
-    """A layer maps T rows to T rows; the last one goes on with only the rows whose logits are wanted."""
+class LayerRecorder:
+    """Records one layer: T rows to T rows. The last one continues with only the rows whose logits are wanted."""
 
     config: Config
     architecture: Architecture
@@ -45,13 +45,13 @@ class Block:
         mixed = recorder.attention(
             q, layer, heads, config.attention_scale, window, config.attention_softcap, sinks
         )  # (T, heads * head_dim)
-        if layer == config.layers - 1:  # nothing later looks at other rows: they skip the last feed-forward too
+        if layer == config.layers - 1:  # no later operation reads other rows; they skip the last feed-forward
             mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
         y = self.linear(name + "attn_output", mixed, config.width, width)
         return self.residual(x, y, name + "post_attention_norm")
 
     def projections(self, name: str, x: Value, layer: int) -> tuple[Value, Value, Value]:
-        """Queries, keys and values: from three matrices, or from one that holds the rows of all three in turn."""
+        """Queries, keys and values: from three matrices, or from one that holds the rows of all three."""
         config = self.config
         q = config.heads[layer] * config.head_dim
         kv = config.kv_heads[layer] * config.head_dim
@@ -145,7 +145,7 @@ class Block:
         return self.recorder.layer_norm(x, weight, bias, self.config.eps)
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
-        """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""
+        """Norm each head, with shared or own weights, or all heads as one row: the weights' shape decides."""
         name, head_dim, eps = name + ".weight", self.config.head_dim, self.config.eps
         if not self.architecture.qk_norm and name not in self.tensors:
             return x

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from localllm.confined import Confined, ConfinedError, folder_tokenizer
-from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import objects, read_json, steps
 from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
@@ -33,7 +33,7 @@ _CHECK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class TokenizerKeys:
     keys: Mapping[str, Any]
     notes: tuple[str, ...]
 
@@ -56,7 +56,7 @@ class Tokens:
             self.texts[i], self.types[i], self.scores[i] = text, kind, score
 
 
-def vocabulary_keys(folder: Path, config: Config, rows: int) -> Vocabulary:
+def tokenizer_keys(folder: Path, config: HfConfig, rows: int) -> TokenizerKeys:
     """`tokenizer.*` for an embedding with this many rows. ConvertError for a folder without a tokenizer that GGUF
     supports."""
     fast = _optional(folder / "tokenizer.json")
@@ -83,7 +83,7 @@ def vocabulary_keys(folder: Path, config: Config, rows: int) -> Vocabulary:
     keys |= special_keys(folder, fast, settings, config, keys)
     keys |= template_keys(folder, settings)
     tokenizer = Tokenizer.from_metadata(keys)
-    return Vocabulary(keys, _differences(folder / "tokenizer.json", tokenizer) if fast else ())
+    return TokenizerKeys(keys, _differences(folder / "tokenizer.json", tokenizer) if fast else ())
 
 
 def _optional(path: Path) -> dict[str, Any]:

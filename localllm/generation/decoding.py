@@ -14,7 +14,7 @@ from localllm.generation.statistics import Speculated
 from localllm.sampling.sampler import Sampler
 
 
-class Steps(Protocol):
+class Decoding(Protocol):
     """How an answer gets its tokens: `sample` says the next, `feed` takes it, in turn."""
 
     passes: int  # through the model
@@ -42,9 +42,9 @@ class Steps(Protocol):
 
 
 class Speculates(Protocol):
-    """Makes the steps of answers that guess ahead."""
+    """Decodes answers with drafted tokens."""
 
-    def steps(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> Steps: ...
+    def decode(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> Decoding: ...
 
     def close(self) -> None: ...
 
@@ -60,7 +60,7 @@ class EvaluatesLargest(Evaluates, Protocol):
     def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest: ...
 
 
-class PlainSteps:
+class PlainDecoding:
     """A pass for every token; only the logits that decide leave the device, if it can tell which."""
 
     def __init__(self, session: EvaluatesLargest, sampler: Sampler) -> None:

@@ -35,16 +35,16 @@ class Speculator:
     costs: Costs
     longest: int
 
-    def steps(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> SpeculativeSteps:
+    def decode(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> SpeculativeDecoding:
         """The tokens of one answer after `prompt`."""
-        return SpeculativeSteps(self, session, sampler, prompt)
+        return SpeculativeDecoding(self, session, sampler, prompt)
 
     def close(self) -> None:
         for drafting in self.draftings:
             drafting.drafter.close()
 
 
-class SpeculativeSteps:
+class SpeculativeDecoding:
     """`sample` returns the next token, `feed` takes it, in turn. After `close` the cache holds what was fed, no
     more."""
 

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
-from localllm.convert.tensor import Tensor, plain
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.tensor import LazyTensor, plain
 
-Keys = dict[str, Any]  # below the architecture's prefix
+GGUFKeys = dict[str, Any]  # below the architecture's prefix
 
 
 @dataclass(frozen=True, slots=True)
-class Rope:
+class RopeKeys:
     """The GGUF form of a model's rotations."""
 
-    keys: Keys
-    tensors: tuple[Tensor, ...] = ()
+    keys: GGUFKeys
+    tensors: tuple[LazyTensor, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -33,8 +33,8 @@ class Rope:
 class _Given:
     """The parameters of layers with full attention."""
 
-    config: Config
-    rope: Config
+    config: HfConfig
+    rope: HfConfig
     base: float
     n_rot: int
 
@@ -49,7 +49,7 @@ class _Given:
         return value
 
 
-def rope_of(config: Config, head_dim: int, tensors_allowed: bool) -> Rope:
+def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
     """Keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
@@ -60,7 +60,7 @@ def rope_of(config: Config, head_dim: int, tensors_allowed: bool) -> Rope:
     base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
     share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0
     given = _Given(config, rope, base, int(head_dim * share))
-    keys: Keys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
+    keys: GGUFKeys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
     local = config.below("sliding_attention", sliding)
     if (slow := local.real("rope_theta") or config.real("rope_local_base_freq")) is not None:
         keys["rope.freq_base_swa"] = slow
@@ -75,24 +75,24 @@ def rope_of(config: Config, head_dim: int, tensors_allowed: bool) -> Rope:
         )
     if (other := local.get("rope_type") or "default") not in ("default", kind):
         raise local.error("rope_type", other, "default")
-    return Rope(keys | found.keys, found.tensors, found.notes)
+    return RopeKeys(keys | found.keys, found.tensors, found.notes)
 
 
-def _default(given: _Given) -> Rope:
-    return Rope({})
+def _default(given: _Given) -> RopeKeys:
+    return RopeKeys({})
 
 
-def _linear(given: _Given) -> Rope:
-    return Rope({"rope.scaling.type": "linear", "rope.scaling.factor": given.factor()})
+def _linear(given: _Given) -> RopeKeys:
+    return RopeKeys({"rope.scaling.type": "linear", "rope.scaling.factor": given.factor()})
 
 
-def _dynamic(given: _Given) -> Rope:
-    return Rope({}, notes=("dynamic rope scaling is left out: right up to the context the model was trained on",))
+def _dynamic(given: _Given) -> RopeKeys:
+    return RopeKeys({}, notes=("dynamic rope scaling is left out: right up to the context the model was trained on",))
 
 
-def _yarn(given: _Given) -> Rope:
+def _yarn(given: _Given) -> RopeKeys:
     rope, factor = given.rope, given.factor()
-    keys: Keys = {
+    keys: GGUFKeys = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
         "rope.scaling.original_context_length": given.original_context(),
@@ -111,26 +111,26 @@ def _yarn(given: _Given) -> Rope:
         keys["attention.temperature_scale"] = growth
     rounded = rope.flag("truncate") is not False
     note = "rope truncate false is left out, which GGUF cannot say: slight differences beyond the first positions"
-    return Rope(keys, notes=() if rounded else (note,))
+    return RopeKeys(keys, notes=() if rounded else (note,))
 
 
 def _yarn_magnitude(factor: float, scale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * scale * math.log(factor) + 1.0
 
 
-def _llama3(given: _Given) -> Rope:
+def _llama3(given: _Given) -> RopeKeys:
     """Stretch long waves by the factor, keep short ones, and blend those between."""
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
-    with np.errstate(divide="ignore", invalid="ignore"):  # where the next line takes another value
+    with np.errstate(divide="ignore", invalid="ignore"):  # the next line replaces these values
         smooth = (original / waves - low) / (high - low)
         factors = 1.0 / ((1.0 - smooth) / factor + smooth)
     factors = np.where(waves < original / high, 1.0, np.where(waves > original / low, factor, factors))
-    return Rope({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
+    return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
 
 
-def _longrope(given: _Given) -> Rope:
+def _longrope(given: _Given) -> RopeKeys:
     """Factors for the trained context, and others beyond it (LongRoPE, arXiv:2402.13753)."""
     rope, original = given.rope, given.original_context()
     factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
@@ -143,7 +143,7 @@ def _longrope(given: _Given) -> Rope:
         "rope.scaling.attn_factor": magnitude,
     }
     tensors = [plain(f"rope_factors_{name}.weight", _factors(given, f"{name}_factor")) for name in ("long", "short")]
-    return Rope(keys, tuple(tensors))
+    return RopeKeys(keys, tuple(tensors))
 
 
 def _factors(given: _Given, name: str) -> NDArray[np.float32]:
@@ -157,7 +157,7 @@ def _factors(given: _Given, name: str) -> NDArray[np.float32]:
     return np.array(value, np.float32)
 
 
-_KINDS: dict[str, Callable[[_Given], Rope]] = {
+_KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "default": _default,
     "none": _default,
     "linear": _linear,

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from localllm.convert.config import Config
 from localllm.convert.errors import ConvertError
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipes import Recipe
-from localllm.convert.rope import Rope
+from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 
 # GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
@@ -43,7 +43,7 @@ _ACTIVATIONS = {
 }
 
 
-def shape_keys(config: Config, recipe: Recipe, rope: Rope, vocabulary: int) -> dict[str, Any]:
+def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int) -> dict[str, Any]:
     """Keys with their prefix, as `write_gguf` takes them; ConvertError if config.json is incomplete or
     contradictory."""
     _check(config, recipe)
@@ -66,7 +66,7 @@ def shape_keys(config: Config, recipe: Recipe, rope: Rope, vocabulary: int) -> d
     return {f"{recipe.name}.{key}": value for key, value in (keys | rope.keys).items() if value is not None}
 
 
-def _check(config: Config, recipe: Recipe) -> None:
+def _check(config: HfConfig, recipe: Recipe) -> None:
     architecture = ARCHITECTURES[recipe.name]
     known = _ACTIVATIONS[architecture.activation]
     activation = config.get("hidden_activation", "hidden_act")
@@ -80,7 +80,7 @@ def _check(config: Config, recipe: Recipe) -> None:
 _KINDS = ("sliding_attention", "full_attention")
 
 
-def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
+def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
     """The window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None:
@@ -98,7 +98,7 @@ def _windows(config: Config, recipe: Recipe) -> dict[str, Any]:
     return {"attention.sliding_window": window, "attention.sliding_window_pattern": np.array(slides)}
 
 
-def shape_notes(config: Config, recipe: Recipe) -> tuple[str, ...]:
+def shape_notes(config: HfConfig, recipe: Recipe) -> tuple[str, ...]:
     """What config.json requests and the GGUF architecture ignores."""
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False

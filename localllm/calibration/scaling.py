@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.calibration.hessian import MEMORY, collect, portions
-from localllm.calibration.smooth import Group, groups
+from localllm.calibration.smooth import FoldGroup, groups
 from localllm.evaluation import Windows
 from localllm.model import Model
 from localllm.plan import F32, Tensor
-from localllm.quant.awq import Part, search
+from localllm.quant.awq import Matrix, search
 
 F64 = NDArray[np.float64]
 NOT_ROUNDED = ("F32", "F16", "BF16", "F64")
@@ -70,17 +70,17 @@ def scale_model(
     return found
 
 
-def _portions(todo: list[Group], tensors: Mapping[str, Tensor], memory: int) -> list[list[Group]]:
+def _portions(todo: list[FoldGroup], tensors: Mapping[str, Tensor], memory: int) -> list[list[FoldGroup]]:
     """Groups in runs whose moments fit `memory`; the readers of a group share theirs, so the first stands for all."""
     first = {group.readers[-1]: group for group in todo}
     return [[first[name] for name in names] for names in portions(tensors, list(first), memory)]
 
 
 def _factors(
-    group: Group, tensors: Mapping[str, Tensor], formats: Mapping[str, str], moments: Mapping[str, F64]
+    group: FoldGroup, tensors: Mapping[str, Tensor], formats: Mapping[str, str], moments: Mapping[str, F64]
 ) -> F32:
     """Factors of a group, (made,) or (experts, made)."""
-    parts: list[list[Part]] = [[] for _ in range(max(group.experts, 1))]
+    readers: list[list[Matrix]] = [[] for _ in range(max(group.experts, 1))]
     for name in group.readers:
         format_name = formats.get(name, "F32")
         if format_name in NOT_ROUNDED:
@@ -88,16 +88,16 @@ def _factors(
         values, held = _values(tensors[name]), moments[name]
         matrices = values.reshape(-1, *values.shape[-2:])
         for expert, matrix in enumerate(matrices):
-            own = parts[expert if group.experts else 0]
-            own.append(Part(matrix, held[expert if len(held) > 1 else 0], _rounding(format_name)))
-    squares = np.stack([_diagonals(own) for own in parts]) if group.experts else _diagonals(parts[0])
+            own = readers[expert if group.experts else 0]
+            own.append(Matrix(matrix, held[expert if len(held) > 1 else 0], _rounding(format_name)))
+    squares = np.stack([_diagonals(own) for own in readers]) if group.experts else _diagonals(readers[0])
     if group.experts:
-        return np.stack([search(own, s)[0] for own, s in zip(parts, squares, strict=True)])
-    return search(parts[0], group.gather(squares), group.spread)[0]
+        return np.stack([search(own, s)[0] for own, s in zip(readers, squares, strict=True)])
+    return search(readers[0], group.gather(squares), group.spread)[0]
 
 
-def _diagonals(parts: list[Part]) -> F32:
-    total: F32 = np.sum([np.diagonal(part.hessian) for part in parts], axis=0).astype(np.float32)
+def _diagonals(matrices: list[Matrix]) -> F32:
+    total: F32 = np.sum([np.diagonal(matrix.hessian) for matrix in matrices], axis=0).astype(np.float32)
     return total
 
 
@@ -111,8 +111,8 @@ def _values(tensor: Tensor) -> F32:
     return quant.dequantize(tensor.read(0, rows), tensor.format).reshape(shape)
 
 
-def _add(found: dict[str, Scaling], group: Group, scale: F32, tensors: Mapping[str, Tensor]) -> None:
-    """Readers' columns times the factors, makers divided by them."""
+def _add(found: dict[str, Scaling], group: FoldGroup, scale: F32, tensors: Mapping[str, Tensor]) -> None:
+    """Multiply the readers' columns by the factors, and divide the makers by them."""
     if (scale == 1).all():
         return
     for name in group.readers:

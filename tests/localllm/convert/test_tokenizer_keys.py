@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from localllm.convert import ConvertError
-from localllm.convert.config import Config
+from localllm.convert.hf_config import HfConfig
 from localllm.convert.pretokenizer import pre_tokenizer_name
 from localllm.convert.sentencepiece import read_pieces
-from localllm.convert.vocabulary import Vocabulary, vocabulary_keys
+from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA
 from tests.localllm.convert.hf_tokenizers import REGEXES, TEXT, bpe_tokenizer, spm_file, spm_pieces, spm_tokenizer
@@ -46,16 +46,16 @@ def sample() -> list[str]:
 
 
 def keys_of(folder: Path, tokenizer: Any = None, rows: int = 1000, config: dict[str, Any] | None = None,
-            **settings: Any) -> Vocabulary:  # fmt: skip
+            **settings: Any) -> TokenizerKeys:  # fmt: skip
     """What the folder's tokenizer becomes, after `tokenizer` and settings were saved there."""
     if tokenizer is not None:
         tokenizer.save(str(folder / "tokenizer.json"))
     if settings:
         (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    return vocabulary_keys(folder, Config(folder / "config.json", config or {}, {}), rows)
+    return tokenizer_keys(folder, HfConfig(folder / "config.json", config or {}, {}), rows)
 
 
-def check_ids(keys: Vocabulary, theirs: Any) -> None:
+def check_ids(keys: TokenizerKeys, theirs: Any) -> None:
     ours = Tokenizer.from_metadata(keys.keys)
     for text in sample():
         assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False).ids

@@ -16,7 +16,7 @@ _MAX = 1 << 31  # maximum of any whole number; GGUF stores most of them in 32 bi
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class HfConfig:
     """Values of config.json; `null` counts as missing. `defaults` are those of transformers for this architecture."""
 
     path: Path
@@ -67,12 +67,12 @@ class Config:
         found = "is missing" if value is None else f"is {printable(str(value))}"
         return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
 
-    def below(self, name: str, values: Mapping[str, Any]) -> Config:
+    def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:
         """A nested table."""
-        return Config(self.path.with_name(f"{self.path.name} {name}"), values, {})
+        return HfConfig(self.path.with_name(f"{self.path.name} {name}"), values, {})
 
 
-def read_config(folder: Path) -> Config:
+def read_config(folder: Path) -> HfConfig:
     """The text model's configuration: keys inside text_config override those outside."""
     path = folder / "config.json"
     if not path.is_file():
@@ -82,10 +82,10 @@ def read_config(folder: Path) -> Config:
     if not isinstance(inner, dict):
         raise ConvertError(f"{path}: text_config is not an object; download it again")
     merged = {**values, **{key: value for key, value in inner.items() if key != "architectures"}}
-    return Config(path, merged, {})
+    return HfConfig(path, merged, {})
 
 
-def class_of(config: Config) -> str:
+def class_of(config: HfConfig) -> str:
     """The name of the model's class in transformers."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):

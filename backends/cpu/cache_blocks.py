@@ -1,0 +1,60 @@
+"""The memory of the cache on the CPU: blocks of keys and of values by layer, in the layouts of `backends.cpu.cache`."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cpu import budget
+from localllm.backends.cpu.cache import CACHE, FOUR
+from localllm.backends.cpu.memory import Arena, aligned
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import Plan
+
+U8 = NDArray[np.uint8]
+
+
+class CacheBlocks:
+    """Per layer, keys and values: uint8 (blocks, bytes per block)."""
+
+    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
+        self._types = CACHE[cache.keys], CACHE[cache.values]
+        self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
+        parts = [
+            (f"{what}_cache:{number}", limits.blocks_of(layer), size)
+            for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
+            for what, size in zip("kv", sizes, strict=True)
+        ]
+        arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
+        self.addresses: dict[str, int] = {}
+        self._arrays: list[U8] = []  # keys and values of each layer in turn
+        for name, blocks, size in parts:
+            self.addresses[name] = at = arena.take(blocks * size)
+            self._arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
+        sizes = [array.shape[1] for array in self._arrays]
+        self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))
+
+    def copy(self, layer: int, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        for array in self._of(layer):
+            array[target] = array[source]
+
+    def read(self, layer: int, numbers: NDArray[np.int32]) -> U8:
+        keys, values = self._of(layer)
+        return np.concatenate([keys[numbers], values[numbers]], axis=1)
+
+    def write(self, layer: int, numbers: NDArray[np.int32], content: U8) -> None:
+        keys, values = self._of(layer)
+        keys[numbers], values[numbers] = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
+
+    def finite(self, layer: int, content: U8) -> bool:
+        size = self._of(layer)[0].shape[1]
+        keys, values = self._types
+        return keys.finite_keys(content[:, :size]) and values.finite_values(content[:, size:])
+
+    def free(self) -> None:
+        self._arrays = []
+
+    def _of(self, layer: int) -> tuple[U8, U8]:
+        keys, values = self._arrays[2 * layer : 2 * layer + 2]
+        return keys, values

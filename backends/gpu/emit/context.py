@@ -1,0 +1,156 @@
+"""What emitters share: the buffers of values, the weights that they name, and the program that they write."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from localllm.backends.allocation import Allocator, Buffer
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.kernels.kernel import Launch
+from localllm.backends.gpu.kernels.products import block_words
+from localllm.backends.gpu.kernels.rowwise import Delivered, delivered
+from localllm.backends.gpu.program import Dispatch, Program
+from localllm.backends.gpu.references import Fixed, Matrix, Reference, Vector
+from localllm.plan import CacheLayer, Plan, Rows, Value, Weight, flattened
+
+FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats of matrices, for split rows
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """Where a kernel puts the rows that it makes: floats, activation blocks, or both."""
+
+    floats: Buffer | None
+    blocks: Buffer | None = None
+    block_words: int = 0  # of a row
+
+    @property
+    def delivered(self) -> Delivered:
+        return delivered(self.floats is not None, self.block_words)
+
+    @property
+    def y(self) -> Reference:
+        return self.floats or Fixed.NOTHING
+
+    @property
+    def y_blocks(self) -> Reference:
+        return self.blocks or Fixed.NOTHING
+
+
+class Forms(Protocol):
+    """Rows in the forms that products read."""
+
+    def find(self, form: str) -> Buffer | None: ...
+
+    def make(self, form: str, stride: int) -> Buffer: ...
+
+
+class Lowering:
+    """A plan on its way to a program. `rows` is the maximum of rows of the batch, and of rows of logits."""
+
+    def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str) -> None:
+        self.limits, self.cache, self.compute = limits, cache, compute
+        self.layers: tuple[CacheLayer, ...] = plan.layers
+        self.rows: dict[Rows, int] = {"batch": limits.rows, "logits": limits.logit_rows}
+        self.kept = {value.index for value in keep}
+        self.program = Program()
+        self.allocator: Allocator[str] = Allocator()
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage
+        self.sent: list[tuple[Value, Buffer]] = []
+        self._wants_blocks, self._wants_floats = _readers(plan, keep)
+
+    # -- values ----------------------------------------------------------------------------------------------------
+
+    def floats(self, value: Value) -> Buffer:
+        """The float32 rows of a value that was made."""
+        found = self.allocator.find(value, FLOATS)
+        assert found is not None, f"nothing made the floats of {value.name}"
+        return found
+
+    def make(self, value: Value) -> Buffer:
+        """Float32 rows for a value."""
+        return self.allocator.make(value, FLOATS, value.width)
+
+    def deliver(self, value: Value) -> Delivery:
+        """The forms of a value that its readers want, for a kernel that can make both."""
+        words, blocks = 0, None
+        if value.index in self._wants_blocks:
+            words = block_words(value.width)
+            blocks = self.allocator.make(value, BLOCKS, words)
+        return Delivery(self.make(value) if value.index in self._wants_floats else None, blocks, words)
+
+    def take(self, rows: Rows, stride: int) -> Buffer:
+        """A buffer of `stride` elements per row, for something that is not a value."""
+        return self.allocator.take(rows, stride)
+
+    def give(self, *buffers: Buffer) -> None:
+        for buffer in buffers:
+            self.allocator.give(buffer)
+
+    # -- weights ---------------------------------------------------------------------------------------------------
+
+    def matrix(self, weight: Weight) -> Matrix:
+        formats.check(weight)
+        self.program.matrices[weight.name] = weight
+        return Matrix(weight.name)
+
+    def vector(self, weight: Weight | None) -> Reference:
+        if weight is None:
+            return Fixed.NOTHING
+        self.program.vectors[weight.name] = weight
+        return Vector(weight.name)
+
+    # -- launches --------------------------------------------------------------------------------------------------
+
+    def dispatch(
+        self, label: str, rows: Rows, few: Sequence[Launch], many: Sequence[Launch] = (), one: Sequence[Launch] = (),
+        some: Sequence[Launch] | None = None,
+    ) -> None:  # fmt: skip
+        optional = None if some is None else tuple(some)
+        self.program.dispatches.append(Dispatch(label, rows, tuple(few), tuple(many), tuple(one), optional))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForms:
+    """The forms of a value; they live as long as it does."""
+
+    low: Lowering
+    value: Value
+
+    def find(self, form: str) -> Buffer | None:
+        return self.low.allocator.find(self.value, form)
+
+    def make(self, form: str, stride: int) -> Buffer:
+        return self.low.allocator.make(self.value, form, stride)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenForms:
+    """The forms of rows that are not a value, `times` rows per row of the batch. The caller gives `buffers` back."""
+
+    low: Lowering
+    rows: Rows
+    times: int
+    buffers: dict[str, Buffer]
+
+    def find(self, form: str) -> Buffer | None:
+        return self.buffers.get(form)
+
+    def make(self, form: str, stride: int) -> Buffer:
+        self.buffers[form] = self.low.take(self.rows, stride * self.times)
+        return self.buffers[form]
+
+
+def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
+    """Values that products read as activation blocks, and values that anything reads as floats."""
+    floats = {plan.logits.index, *(value.index for value in keep)}
+    blocks: set[int] = set()
+    for op in flattened(plan.operations):
+        for x, weight in op.products:
+            (blocks if weight.format in formats.QUANTIZED else floats).add(x.index)
+        multiplied = {x.index for x, _ in op.products}
+        floats |= {value.index for value in op.inputs if value.index not in multiplied}
+    return blocks, floats

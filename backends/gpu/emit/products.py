@@ -1,0 +1,164 @@
+"""Products of matrices with rows of activations: one by one, several in one launch, and two with their glu."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.backends.allocation import Buffer
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.emit.context import BLOCKS, FLOATS, Delivery, Forms, Lowering, ValueForms
+from localllm.backends.gpu.emit.rowwise import elements, glu_expression
+from localllm.backends.gpu.kernels import products, rowwise
+from localllm.backends.gpu.kernels.kernel import Grid, Launch
+from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, ProductBuffers, block_words
+from localllm.backends.gpu.references import Fixed, Reference
+from localllm.plan import Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
+
+MOST_TOGETHER = 3  # matrices of one launch
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    buffer: Buffer
+    stride: int  # words of a row
+
+
+def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
+    """What the mat-vec and the tiles of a product with `weight` read; `times` rows per row of the batch.
+
+    Floats are read as they are; activation blocks and split rows are made once.
+    """
+    width, own = weight.shape[-1], forms.find(FLOATS)
+    if weight.format in formats.QUANTIZED:
+        words, blocks = block_words(width), forms.find(BLOCKS)
+        if blocks is None:  # the kernel that made the rows made no blocks
+            assert own is not None
+            blocks = forms.make(BLOCKS, words)
+            low.dispatch("quantize", rows, [elements(rows, "a", own, own, width, Delivery(None, blocks, words), times)])
+        return (Input(blocks, words),) * 2
+    assert own is not None
+    terms = products.terms(weight.format, width, low.compute)
+    if terms is None:
+        return (Input(own, width),) * 2
+    stride = terms * width // 2 + 4  # words; a multiple of 16 bytes
+    split = forms.find(weight.format)
+    if split is None:
+        split = forms.make(weight.format, stride)
+        kernel = rowwise.Split(format=weight.format, TERMS=terms, K=width, X_STRIDE=width, Y_STRIDE=stride)
+        launch = kernel.launch((1, (rows, 1, times), 1), rowwise.SplitBuffers(x=own, y=split))
+        low.dispatch("split", rows, (), [launch])
+    return Input(own, width), Input(split, stride)
+
+
+def linear(low: Lowering, op: Linear, fused: LinearAdd | None = None) -> None:
+    weight, rows = op.weight, op.x.rows
+    narrow, wide = inputs(low, ValueForms(low, op.x), weight, rows)
+    residual: Reference = Fixed.NOTHING if fused is None else low.floats(fused.other)
+    y = low.make(op.out if fused is None else fused.add.out)
+    one, few = (
+        products.Matvec(format=weight.format, COLUMNS=columns, product=_product(op, narrow, fused is not None)).launch(
+            _grid(rows, y.stride, 4, columns), _buffers(low, op, narrow, y, residual)
+        )
+        for columns in (1, COLUMNS)
+    )
+    some, many = _tiles(low, op, wide, y, residual)
+    low.dispatch(weight.name, rows, [few], [many], [one], [some])
+
+
+def linear_add(low: Lowering, op: LinearAdd) -> None:
+    linear(low, op.linear, op)
+
+
+def _product(op: Linear, x: Input, has_residual: bool) -> Product:
+    n, k = op.weight.shape
+    return Product(
+        K=k, N=n, X_STRIDE=x.stride, Y_STRIDE=n, RESIDUAL_STRIDE=n, FACTOR=float(op.scale),
+        COUNT_AT=int(op.x.rows == "logits"), HAS_BIAS=op.bias is not None, HAS_RESIDUAL=has_residual,
+    )  # fmt: skip
+
+
+def _buffers(low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference) -> ProductBuffers:
+    return ProductBuffers(w=low.matrix(op.weight), x=x.buffer, y=y, bias=low.vector(op.bias), residual=residual)
+
+
+def _grid(rows: Rows, n: int, each: int, columns: int) -> Grid:
+    """Work-groups for `n` matrix rows, `each` per group, and `columns` activation rows per group."""
+    return -(-n // each), (rows, columns, 1), 1
+
+
+def _tiles(
+    low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference = Fixed.NOTHING
+) -> tuple[Launch, Launch]:
+    """The product with some rows, and with many."""
+    most, product = low.rows[op.x.rows], _product(op, x, residual != Fixed.NOTHING)
+    buffers = _buffers(low, op, x, y, residual)
+
+    def tiles(rows: int) -> Launch:
+        kernel, tile = products.tile_kernel(op.weight.format, rows, product, low.compute)
+        return kernel.launch(_grid(op.x.rows, y.stride, tile.w, tile.x), buffers)
+
+    return tiles(min(most, SOME_ROWS)), tiles(most)
+
+
+# -- several products of the same rows in one launch, if rows are few --------------------------------------------------
+
+
+def linear_group(low: Lowering, op: LinearGroup) -> None:
+    first, *others = op.linears
+    x, format = first.x, first.weight.format
+    narrow, wide = inputs(low, ValueForms(low, x), first.weight, x.rows)
+    ys = [low.make(linear.out) for linear in op.linears]
+    w, y, bias = (
+        _three(own)
+        for own in ([low.matrix(o.weight) for o in op.linears], ys, [low.vector(o.bias) for o in op.linears])
+    )
+    n, k = first.weight.shape
+    groups = sum(-(-linear.out.width // 4) for linear in op.linears)
+    one, few = (
+        products.Together(
+            format=format, COLUMNS=columns, K=k, N=n, X_STRIDE=narrow.stride, RESIDUAL_STRIDE=n,
+            FACTOR=float(first.scale), COUNT_AT=int(x.rows == "logits"), HAS_BIAS=first.bias is not None,
+            N1=others[0].out.width, FACTOR1=float(others[0].scale), N2=sum(o.out.width for o in others[1:]),
+            FACTOR2=float(others[-1].scale),
+        ).launch(
+            _grid(x.rows, groups, 1, columns),
+            products.TogetherBuffers(
+                w0=w[0], w1=w[1], w2=w[2], x=narrow.buffer, y0=y[0], y1=y[1], y2=y[2], bias0=bias[0], bias1=bias[1],
+                bias2=bias[2],
+            ),
+        )
+        for columns in (1, COLUMNS)
+    )  # fmt: skip
+    some, many = zip(*(_tiles(low, o, wide, own) for o, own in zip(op.linears, ys, strict=True)), strict=True)
+    low.dispatch(first.weight.name, x.rows, [few], many, [one], some)
+
+
+def linear_glu(low: Lowering, op: LinearGlu) -> None:
+    gate, up = op.gate, op.up
+    x, (n, k) = gate.x, gate.weight.shape
+    narrow, wide = inputs(low, ValueForms(low, x), gate.weight, x.rows)
+    to, expression = low.deliver(op.glu.out), glu_expression(op.glu.activation)
+    buffers = products.GatedBuffers(
+        gate=low.matrix(gate.weight), up=low.matrix(up.weight), x=narrow.buffer, y=to.y, blocks=to.y_blocks,
+        gate_bias=low.vector(gate.bias), up_bias=low.vector(up.bias),
+    )  # fmt: skip
+    one, few = (
+        products.Gated(
+            format=gate.weight.format, COLUMNS=columns, SIZE=products.gated_size(columns), OPERATION=expression,
+            K=k, N=n, X_STRIDE=narrow.stride, RESIDUAL_STRIDE=n, FACTOR=float(gate.scale),
+            COUNT_AT=int(x.rows == "logits"), HAS_BIAS=gate.bias is not None, FACTOR1=float(up.scale),
+            delivered=to.delivered,
+        ).launch(_grid(x.rows, n, 32, columns), buffers)
+        for columns in (1, COLUMNS)
+    )  # fmt: skip
+    ys = low.take(x.rows, n), low.take(x.rows, n)  # for the tiles of many rows
+    both = [_tiles(low, linear, wide, y) for linear, y in zip((gate, up), ys, strict=True)]
+    last = elements(x.rows, expression, *ys, n, to)
+    some, many = ([*launches, last] for launches in zip(*both, strict=True))
+    low.dispatch(gate.weight.name, x.rows, [few], many, [one], some)
+    low.give(*ys)
+
+
+def _three(references: Sequence[Reference]) -> list[Reference]:
+    return [*references, *[Fixed.NOTHING] * (MOST_TOGETHER - len(references))]

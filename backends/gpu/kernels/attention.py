@@ -1,0 +1,272 @@
+"""Kernels of the cache and of attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.cache import rotation
+from localllm.backends.gpu.cachetypes import CACHE
+from localllm.backends.gpu.kernels.kernel import (
+    Buffers,
+    ByteIn,
+    ByteOut,
+    Factor,
+    FloatIn,
+    FloatOut,
+    IntIn,
+    Kernel,
+    Macros,
+    Shape,
+)
+from localllm.backends.gpu.kernels.rowwise import Delivered
+from localllm.backends.gpu.references import Fixed
+from localllm.plan import BLOCK, CacheLayer
+
+PARTITION = 256  # positions of one work-group of attention
+GROUPED = 8  # query heads of it
+TILE_ROWS = 32  # rows of a tile of prefill's attention
+# Maximum of values of a head -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
+# local memory, and the step in dimensions of its work-items.
+TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}
+
+
+def partitions(limits: Limits) -> int:
+    """The maximum number of partitions of a row."""
+    return -(-limits.positions // PARTITION)
+
+
+def grouped(group: int) -> int:
+    """Query heads of a work-group, a power of two, if `group` share a key-value head."""
+    return min(1 << (group - 1).bit_length(), GROUPED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheShape(Macros):
+    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words of a position, bytes of a head."""
+
+    HEAD: Shape
+    KV_HEADS: Shape
+    BLOCK_TOKENS: int
+    ROTATION: Factor
+    KEY_TYPE: Shape
+    KEY_SIZE: Shape
+    KEY_WORDS: Shape
+    KEY_BYTES: Shape
+    VALUE_TYPE: Shape
+    VALUE_SIZE: Shape
+    VALUE_WORDS: Shape
+    VALUE_BYTES: Shape
+
+    @property
+    def largest(self) -> int:
+        """Values of a head, of keys or of values."""
+        return max(self.KEY_SIZE, self.VALUE_SIZE)
+
+    @property
+    def tile(self) -> tuple[int, int, int]:
+        """The row of TILES."""
+        found = next((row for most, row in TILES.items() if self.largest <= most), None)
+        if found is None:
+            raise BackendError(
+                f"heads of {self.largest} values do not fit on the GPU, at most {max(TILES)} do; use --backend cpu"
+            )
+        return found
+
+
+def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
+    head, keys, values = layer.head_dim, CACHE[cache.keys], CACHE[cache.values]
+    return CacheShape(
+        HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, ROTATION=float(np.float32(rotation(head) ** -0.5)),
+        KEY_TYPE=keys.number, KEY_SIZE=keys.size(head), KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head),
+        VALUE_TYPE=values.number, VALUE_SIZE=values.size(head), VALUE_WORDS=values.words(head),
+        VALUE_BYTES=values.bytes(head),
+    )  # fmt: skip
+
+
+# -- keys, values and queries ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendBuffers(Buffers):
+    k: FloatIn
+    v: FloatIn
+    step: IntIn = Fixed.STEP
+    keys: ByteOut
+    values: ByteOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append(Kernel[AppendBuffers]):
+    """Keys and values to the cache. SLOTS_AT: where the step has the slots."""
+
+    name, parts, flag = "append", "blocks cache", "APPEND"
+    MAX_ROWS: Shape
+    cache: CacheShape
+    STRIDE: Shape
+    ROTATED: bool = False
+    SLOTS_AT: Shape
+
+    @property
+    def local_floats(self) -> int:
+        return 128 + self.cache.largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotatedBuffers(Buffers):
+    k: FloatIn
+    v: FloatIn
+    step: IntIn = Fixed.STEP
+    keys: ByteOut
+    values: ByteOut
+    q: FloatIn
+    key_table: FloatIn
+    query_table: FloatIn
+    key_weight: FloatIn
+    query_weight: FloatIn
+    queries: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendRotated(Kernel[RotatedBuffers]):
+    """Like `Append`; keys and queries are rotated on the way, and normed before if NORMED."""
+
+    name, parts, flag = "append", "rotate blocks cache", "APPEND"
+    MAX_ROWS: Shape
+    cache: CacheShape
+    STRIDE: Shape
+    ROTATED: bool = True
+    SLOTS_AT: Shape
+    Q_STRIDE: Shape
+    N_ROT: Shape
+    NEOX: bool
+    NORMED: bool | None = None
+    EPS: Factor | None = None
+
+    @property
+    def local_floats(self) -> int:
+        return 128 + self.cache.largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueriesBuffers(Buffers):
+    q: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareQueries(Kernel[QueriesBuffers]):
+    """Queries as they meet keys in blocks: rotated if the keys are, and rounded to bytes."""
+
+    name, parts, flag = "prepare_queries", "blocks cache", "PREPARE"
+    HEAD: Shape
+    HEADS: Shape
+    Q_STRIDE: Shape
+    KEY_TYPE: Shape
+    KEY_SIZE: Shape
+    ROTATION: Factor
+
+    @property
+    def local_floats(self) -> int:
+        return 128 + self.KEY_SIZE
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionShape(Macros):
+    """What the kernels of one attention have in common. TABLE_STRIDE_AT: where the step has the width of the table."""
+
+    MAX_ROWS: Shape
+    PARTITION: int = PARTITION
+    PARTITIONS: Shape
+    GROUPED: int
+    cache: CacheShape
+    HEADS: Shape
+    Q_STRIDE: Shape
+    FACTOR: Factor
+    WINDOW: Shape
+    HAS_SOFTCAP: bool
+    SOFTCAP: Factor
+    HAS_SINKS: bool
+    TABLE_STRIDE_AT: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionBuffers(Buffers):
+    q: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    keys: ByteIn
+    values: ByteIn
+    partial: FloatOut = Fixed.PARTIAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendPartition(Kernel[PartitionBuffers]):
+    """A row's attention to a partition of its positions."""
+
+    name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
+    shape: AttentionShape
+
+    @property
+    def local_floats(self) -> int:
+        return 128 + self.shape.GROUPED * (PARTITION + self.shape.cache.largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombineBuffers(Buffers):
+    partial: FloatIn = Fixed.PARTIAL
+    step: IntIn = Fixed.STEP
+    sinks: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendCombine(Kernel[CombineBuffers]):
+    """A row's partitions together."""
+
+    name, parts, flag = "attend_combine", "blocks cache attention", "STAGE_attend_combine"
+    shape: AttentionShape
+    delivered: Delivered
+
+    @property
+    def local_floats(self) -> int:
+        return 128 + self.shape.cache.largest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TileBuffers(Buffers):
+    q: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    keys: ByteIn
+    values: ByteIn
+    sinks: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttendTile(Kernel[TileBuffers]):
+    """Prefill's attention: TILE_ROWS rows of a sequence, OWN_ROWS of them per work-group."""
+
+    name, parts, flag = "attend_tile", "blocks cache attention", "STAGE_attend_tile"
+    shape: AttentionShape
+    TILE_ROWS: int = TILE_ROWS
+    OWN_ROWS: int
+    TILE_KEYS: int
+    DIMENSIONS_EACH: int
+
+    @property
+    def local_floats(self) -> int:
+        rows, keys, size = self.OWN_ROWS, self.TILE_KEYS, self.shape.cache.largest
+        return 128 + (rows + keys) * (size + 1) + rows * (keys + 4)
+
+
+def attend_tile(shape: AttentionShape) -> AttendTile:
+    rows, keys, dimensions = shape.cache.tile
+    return AttendTile(shape=shape, OWN_ROWS=rows, TILE_KEYS=keys, DIMENSIONS_EACH=dimensions)

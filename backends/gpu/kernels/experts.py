@@ -1,0 +1,74 @@
+"""Kernels of mixtures of experts, besides their products."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.kernels.kernel import Buffers, Factor, FloatIn, FloatOut, IntIn, IntOut, Kernel, Shape
+from localllm.backends.gpu.references import Fixed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouteBuffers(Buffers):
+    logits: FloatIn
+    bias: FloatIn
+    choices: IntOut
+    weights: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route(Kernel[RouteBuffers]):
+    """The USED experts that each row chooses, and their weights. GATING: the place in `plan.Gating`."""
+
+    name, parts, flag = "route", "experts", "ROUTE"
+    EXPERTS: Shape
+    USED: Shape
+    STRIDE: Shape
+    GATING: int
+    NORMALIZE: bool
+    FACTOR: Factor
+    HAS_BIAS: bool
+
+    @property
+    def local_floats(self) -> int:
+        return 2 * self.EXPERTS + 256 + self.USED
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBuffers(Buffers):
+    choices: IntIn
+    step: IntIn = Fixed.STEP
+    groups: IntOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPairs(Kernel[GroupBuffers]):
+    """Pairs of a row and an expert by expert, in tiles of TILE pairs."""
+
+    name, parts, flag = "group_pairs", "experts", "GROUP_PAIRS"
+    EXPERTS: Shape
+    USED: Shape
+    PAIRS: Shape
+    TILE: int
+    COUNT_AT: Shape
+
+    @property
+    def local_floats(self) -> int:
+        return self.EXPERTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CombineBuffers(Buffers):
+    x: FloatIn
+    weights: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combine(Kernel[CombineBuffers]):
+    """The weighted sum of a row's USED experts."""
+
+    name, parts, flag = "combine", "experts", "COMBINE"
+    WIDTH: Shape
+    STRIDE: Shape
+    USED: Shape

@@ -1,0 +1,228 @@
+"""What a kernel is: a frozen value, from which its source, its work-groups and its launches follow.
+
+A declaration is two dataclasses. The fields of a `Kernel` in capitals are macros of its source, in this order; a field
+in small letters that holds `Macros` stands for its fields. `Shape` and `Factor` are the macros that differ from model
+to model: a generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its
+signature, in this order. Equal kernels are compiled once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.references import Reference
+
+FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
+HEADER = 8  # ints before the rows in the step buffer
+
+Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
+# (count, of a group, times) or also (..., more): ceil(count / of a group) * times + more
+Dimension = int | tuple[Count, int, int] | tuple[Count, int, int, int]
+Grid = tuple[Dimension, Dimension, Dimension]  # work-groups
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How a kernel uses a buffer."""
+
+    element: str  # the C type
+    written: bool = False
+
+
+FloatIn = Annotated[Reference, Access("float")]
+IntIn = Annotated[Reference, Access("int")]
+WordIn = Annotated[Reference, Access("uint")]
+ByteIn = Annotated[Reference, Access("uchar")]
+FloatOut = Annotated[Reference, Access("float", written=True)]
+IntOut = Annotated[Reference, Access("int", written=True)]
+WordOut = Annotated[Reference, Access("uint", written=True)]
+ByteOut = Annotated[Reference, Access("uchar", written=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Macro:
+    """How a field becomes a macro, if not by its name and as a constant."""
+
+    name: str = ""  # if it is not the field's
+    run_time: bool = False  # whether a generic kernel gets the value at run time
+    text: str = "{}"  # of the value
+
+
+Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
+Factor = Annotated[float, Macro(run_time=True)]
+Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # of two numbers a and b
+
+
+class Declared:
+    """A dataclass whose annotations are checked when it is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        for name, (kinds, _) in _hints(type(self)).items():
+            value = getattr(self, name)
+            if type(value) not in kinds:
+                raise TypeError(f"{type(self).__name__}.{name} must be {_names(kinds)}, found {value!r}")
+
+
+def _hints(declared: Any) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
+    """Of each field: its types, and the `Macro` or `Access` of its annotation, if any."""
+    return _cached_hints(declared)
+
+
+@cache
+def _cached_hints(declared: type[Any]) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
+    found = {}
+    hints = get_type_hints(declared, include_extras=True)
+    for field in fields(declared):
+        hint = hints[field.name]
+        options = get_args(hint) if not hasattr(hint, "__metadata__") and get_args(hint) else (hint,)
+        extra = next((option.__metadata__[0] for option in options if hasattr(option, "__metadata__")), None)
+        plain = [option.__origin__ if hasattr(option, "__metadata__") else option for option in options]
+        kinds = tuple([kind for option in plain for kind in (get_args(option) or (option,))])
+        found[field.name] = kinds, extra
+    return found
+
+
+def _names(kinds: tuple[type, ...]) -> str:
+    return " or ".join(kind.__name__ for kind in kinds)
+
+
+class Macros(Declared):
+    """Macros of a kernel, in the order of the fields; a field that is None is left out."""
+
+    __slots__ = ()
+
+    def macros(self) -> Iterator[tuple[str, Any, bool]]:
+        """(name, value, whether a generic kernel gets the value at run time)"""
+        for name, (_, extra) in _hints(type(self)).items():
+            value, macro = getattr(self, name), extra if isinstance(extra, Macro) else Macro()
+            if isinstance(value, Macros):
+                yield from value.macros()
+            elif name.isupper() and value is not None:
+                yield macro.name or name, macro.text.format(value) if macro.text != "{}" else value, macro.run_time
+
+
+class Buffers(Declared):
+    """The buffers of a launch, in the order of the kernel's parameters; a group of them that is None is left out."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parameters(cls) -> list[tuple[str, Access]]:
+        """(name in the source, access) of every parameter. Names that Python reserves end with _ in the declaration."""
+        found: list[tuple[str, Access]] = []
+        for name, (kinds, access) in _hints(cls).items():
+            found += [(name.rstrip("_"), access)] if access is not None else kinds[0].parameters()
+        return found
+
+    def references(self) -> tuple[Reference, ...]:
+        found: list[Reference] = []
+        for name in _hints(type(self)):
+            value = getattr(self, name)
+            found += value.references() if isinstance(value, Buffers) else [value] * (value is not None)
+        return tuple(found)
+
+
+B = TypeVar("B", bound=Buffers)
+
+
+class Kernel(Macros, Generic[B]):
+    """One kernel with all that its compilation depends on."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]  # in the source
+    parts: ClassVar[str]  # source files after the prelude
+    flag: ClassVar[str] = ""  # the macro that selects the kernel in its source file
+
+    @property
+    def size(self) -> int:
+        """Work-items of a group."""
+        return 128
+
+    @property
+    def local_floats(self) -> int:
+        """Local memory of a group, in numbers of 4 bytes."""
+        return 0
+
+    @property
+    def local_bytes(self) -> int:
+        return 4 * self.local_floats
+
+    @property
+    def weight_format(self) -> str:
+        """The format of the matrix it reads, if any."""
+        return getattr(self, "format", "")
+
+    @classmethod
+    def buffers(cls) -> type[Buffers]:
+        """The declaration of its buffers."""
+        bases = [base for kind in cls.__mro__ for base in kind.__dict__.get("__orig_bases__", ())]
+        found: type[Buffers] = next(kind for base in bases for kind in get_args(base) if isinstance(kind, type))
+        return found
+
+    def launch(self, grid: Grid, buffers: B) -> Launch:
+        """A launch of `grid` work-groups on these buffers."""
+        if type(buffers) is not self.buffers() or not self.takes(buffers):
+            raise TypeError(f"{self.name}: the buffers do not match the kernel: {buffers}")
+        return Launch(self, grid, buffers)
+
+    def takes(self, buffers: B) -> bool:
+        """Whether the buffers have the groups that the macros ask for."""
+        return True
+
+    def constants(self) -> list[tuple[str, Any, bool]]:
+        """All macros; see `Macros.macros`."""
+        format = self.weight_format
+        of_format = formats.defines(format) if format else {}
+        own = [(self.flag, 1, False)] if self.flag else []
+        return [*((name, value, False) for name, value in of_format.items()), *own, *self.macros()]
+
+    def numbers(self) -> NDArray[np.int32]:
+        """The values that a generic kernel gets at run time, 4 bytes each."""
+        values = [value for _, value, run_time in self.constants() if run_time]
+        bits = [int(np.float32(v).view(np.int32)) if isinstance(v, float) else int(v) for v in values]
+        return np.array(bits or [0], np.int32)
+
+    def source(self, generic: bool) -> str:
+        """The whole source, macros first."""
+        lines, place = ["#define GENERIC 1\n"] * generic, 0
+        for name, value, run_time in self.constants():
+            text = _literal(value)
+            if generic and run_time:
+                text = f"AS_FLOAT(shape[{place}])" if isinstance(value, float) else f"shape[{place}]"
+                place += 1
+            lines.append(f"#define {name} {text}\n")
+        format = self.weight_format
+        unpack = ["unpack" if format in formats.QUANTIZED else "plain"] if format else []
+        texts = [_text("prelude"), formats.tables(format), *(_text(part) for part in [*unpack, *self.parts.split()])]
+        return "".join([*lines, *texts])
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel on some buffers."""
+
+    kernel: Kernel[Any]
+    grid: Grid
+    buffers: Buffers
+
+
+@cache
+def _text(name: str) -> str:
+    return (files("localllm.backends.gpu") / "kernels" / f"{name}.cl").read_text(encoding="utf-8")
+
+
+def _literal(value: object) -> str:
+    if isinstance(value, float):
+        return f"({value:.9e}f)"
+    return str(int(value)) if isinstance(value, bool) else str(value)

@@ -1,0 +1,65 @@
+"""The search for the largest logits on the device: sampling mostly looks at about 40 of 128,000."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import Largest
+from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, IntIn, Kernel, Shape, WordIn, WordOut
+from localllm.backends.gpu.references import Fixed
+
+SORTED = 4096  # logits that a work-group sorts
+MOST = 256  # maximum that can be asked for
+NUMBERS = 8  # words of the kernel's parameters: how many to keep, and how many each pass reads
+KEYS = (Fixed.EVEN_KEYS, Fixed.ODD_KEYS)  # results of the passes in turn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestBuffers(Buffers):
+    logits: FloatIn
+    numbers: IntIn = Fixed.PICKED
+    in_: WordIn
+    out: WordOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LargestLogits(Kernel[LargestBuffers]):
+    """One pass: every work-group sorts SORTED logits, or keys of the pass before."""
+
+    name, parts = "largest", "largest"
+    PASS: Shape
+    SORTED: int = SORTED
+    STRIDE: Shape
+
+    @property
+    def size(self) -> int:
+        return 256
+
+    @property
+    def local_floats(self) -> int:
+        return 2 * SORTED
+
+
+def passes(vocabulary: int, keep: int) -> list[int]:
+    """How many keys of a row each pass reads."""
+    found = [vocabulary]
+    while found[-1] > SORTED:
+        found.append(-(-found[-1] // SORTED) * keep)
+    return found
+
+
+def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
+    """int32 (NUMBERS,): the kernel's parameters."""
+    given = [keep, *passes(vocabulary, keep)]
+    return np.array(given + [0] * (NUMBERS - len(given)), np.int32)
+
+
+def decoded(keys: NDArray[np.uint32]) -> Largest:
+    """The ids and logits of keys (L, keep, 2); a negative zero has become zero."""
+    order = keys[:, :, 0]
+    bits = np.where(order >> 31, order, ~order & np.uint32(0x7FFFFFFF))
+    logits = np.where(order == 0, np.float32(np.nan), bits.view(np.float32))
+    return Largest(keys[:, :, 1].view(np.int32), logits)

@@ -1,0 +1,319 @@
+"""Kernels of products, and which one multiplies a matrix with rows of activations: a table of formats, a rule of rows.
+
+    1 row              matvec, a segment of 32 work-items per row of the matrix
+    to FEW_ROWS        matvec over COLUMNS rows of activations at a time
+    to SOME_ROWS       tiles of TILES[-1] on tensor cores, so that small prompts still fill a card; else matmul's
+    more               the largest tile on tensor cores that fills a card; else matmul's, 64 x 32 by dp4a or float32
+
+The int8 formats have the same activations and the same order of sums in every tile. F16 and BF16 on tensor cores round
+activations (see SPLIT in rows.cl) to 11 and to 16 bits; F32 stays float32, in matmul's tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.formats import QUANTIZED
+from localllm.backends.gpu.kernels.kernel import (
+    Buffers,
+    ByteIn,
+    Expression,
+    Factor,
+    FloatIn,
+    FloatOut,
+    IntIn,
+    Kernel,
+    Macros,
+    Shape,
+)
+from localllm.backends.gpu.kernels.rowwise import Delivered
+from localllm.backends.gpu.references import Fixed
+
+COLUMNS = 8  # activation rows of one work-group of the mat-vec, if there are several
+SOME_ROWS = 64
+FULL = 128  # work-groups that fill a card: an RTX 4090 has 128 multiprocessors, an H100 132
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Rows of activations and of the matrix that a work-group multiplies."""
+
+    x: int
+    w: int
+
+
+PLAIN_TILE = Tile(32, 64)  # of matmul
+TILES = (Tile(128, 128), Tile(64, 128), Tile(64, 64))
+EXPERTS_TILE = PLAIN_TILE  # few rows choose the same expert
+
+# Format -> the first compute type whose tensor cores have its product (sm_75: in instructions of half the size), and
+# the 16-bit numbers that an activation is split into. F32 is missing: its product would not be float32's.
+TENSOR = {**dict.fromkeys(QUANTIZED, (75, 0)), "F16": (75, 1), "BF16": (80, 2)}
+
+
+def block_words(width: int) -> int:
+    """Words of a row of activation blocks: a byte per number, a scale per block of 32, a sum per half block."""
+    return width * 11 // 32
+
+
+def terms(format: str, width: int, compute: str) -> int | None:
+    """What tensor cores of a compute type ("sm_90") want of activations: 0 for int8 blocks, or a count of 16-bit
+    numbers. None if they do not multiply matrices of this format and width."""
+    least, found = TENSOR.get(format, (None, 0))
+    if least is None or not compute.startswith("sm_") or int(compute[3:]) < least or width % 16:
+        return None
+    return found
+
+
+def tiles_of(format: str) -> tuple[Tile, ...]:
+    """The tiles of tensor cores, largest first.
+
+    If halves of a chunk have scales of their own, 128 x 128 would leave no registers for a second work-group.
+    """
+    packing = QUANTIZED.get(format)
+    return TILES[1:] if packing is not None and packing.halves == 2 else TILES
+
+
+def tile_of(format: str, n: int, rows: int) -> Tile:
+    """The largest tile that fills a card with a product of `n` matrix rows and `rows` activation rows."""
+    tiles = tiles_of(format)
+    return next((tile for tile in tiles if -(-n // tile.w) * -(-rows // tile.x) >= FULL), tiles[-1])
+
+
+def grouped(rows: int, used: int, experts: int) -> bool:
+    """Whether rows are gathered by expert into tiles: from one row per expert on."""
+    return rows * used >= experts
+
+
+# -- one matrix --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Product(Macros):
+    """The shape of y = (x @ w.T) * FACTOR + bias + residual. COUNT_AT: where the step says how many rows there are."""
+
+    K: Shape
+    N: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    RESIDUAL_STRIDE: Shape
+    FACTOR: Factor
+    COUNT_AT: Shape
+    HAS_BIAS: bool
+    HAS_RESIDUAL: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertProduct(Macros):
+    """The shape of the products of pairs, a row and an expert of its choice; PER_ROW pairs read the same input."""
+
+    K: Shape
+    N: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    EXPERTS: Shape
+    PER_ROW: Shape
+    HAS_SCALES: bool
+    HAS_BIAS: bool
+    HAS_RESIDUAL: bool = False
+    COUNT_AT: Shape
+    FACTOR: Factor = 1.0
+    RESIDUAL_STRIDE: Shape = 0
+    PAIRS: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertBuffers(Buffers):
+    """Which experts the pairs go to: chosen row by row, or grouped by expert."""
+
+    choices: IntIn
+    scales: FloatIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProductBuffers(Buffers):
+    w: ByteIn
+    x: FloatIn
+    y: FloatOut
+    step: IntIn = Fixed.STEP
+    bias: FloatIn
+    residual: FloatIn
+    experts: ExpertBuffers | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matvec(Kernel[ProductBuffers]):
+    """Rows of a matrix with COLUMNS rows of activations."""
+
+    name, parts, flag = "matvec", "linear", "MATVEC"
+    format: str
+    COLUMNS: int
+    MATRICES: int = 1
+    product: Product | ExpertProduct
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+    def takes(self, buffers: ProductBuffers) -> bool:
+        return _experts_agree(self.product, buffers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Matmul(Kernel[ProductBuffers]):
+    """A PLAIN_TILE by dp4a or float32."""
+
+    name, parts, flag = "matmul", "linear", "MATMUL"
+    format: str
+    product: Product | ExpertProduct
+
+    @property
+    def local_floats(self) -> int:
+        depth, more = (8, 64 * 4 + 32 * 3) if self.format in QUANTIZED else (16, 0)
+        return (64 + 32) * (depth + 1) + more
+
+    def takes(self, buffers: ProductBuffers) -> bool:
+        return _experts_agree(self.product, buffers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor(Kernel[ProductBuffers]):
+    """A tile on NVIDIA's tensor cores. COPY: bytes that are copied at once; TERMS: see `terms`."""
+
+    name, parts = "tensor", "instructions linear tensor"
+    format: str
+    TILE_X: int
+    TILE_W: int
+    COPY: int
+    TERMS: int
+    product: Product | ExpertProduct
+    GROUPS: int | None = None
+
+    @property
+    def size(self) -> int:
+        return 2 * self.TILE_W
+
+    @property
+    def local_floats(self) -> int:
+        numbers = 2 * 16 * (self.TILE_W + self.TERMS * self.TILE_X)  # two steps of 64 bytes of a row
+        if packing := QUANTIZED.get(self.format):
+            scales, sums = packing.halves * (1 + packing.minimum), 1 + packing.halves * packing.minimum
+            numbers += 2 * 2 * (scales * self.TILE_W + sums * self.TILE_X)
+        return numbers
+
+    def takes(self, buffers: ProductBuffers) -> bool:
+        return _experts_agree(self.product, buffers)
+
+
+def _experts_agree(product: Product | ExpertProduct, buffers: ProductBuffers) -> bool:
+    return isinstance(product, ExpertProduct) == (buffers.experts is not None)
+
+
+def tensor(format: str, tile: Tile, terms: int, product: Product | ExpertProduct) -> Tensor:
+    """The kernel of a tile; `terms`: see the function of this name."""
+    aligned = next(size for size in (16, 8, 4) if 4 * product.X_STRIDE % size == 0)
+    groups = 6 if tile == PLAIN_TILE else None  # the compiler aims at eight or more, and would keep sums in memory
+    return Tensor(
+        format=format, TILE_X=tile.x, TILE_W=tile.w, COPY=aligned, TERMS=max(terms, 1), product=product, GROUPS=groups
+    )
+
+
+def tile_kernel(format: str, rows: int, product: Product | ExpertProduct, compute: str) -> tuple[Matmul | Tensor, Tile]:
+    """The kernel for a product with at most `rows` rows of activations, and its tile."""
+    found = terms(format, product.K, compute)
+    if found is None:
+        return Matmul(format=format, product=product), PLAIN_TILE
+    tile = EXPERTS_TILE if isinstance(product, ExpertProduct) else tile_of(format, product.N, rows)
+    return tensor(format, tile, found, product), tile
+
+
+# -- several matrices of one format ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TogetherBuffers(Buffers):
+    w0: ByteIn
+    w1: ByteIn
+    w2: ByteIn
+    x: FloatIn
+    y0: FloatOut
+    y1: FloatOut
+    y2: FloatOut
+    step: IntIn = Fixed.STEP
+    bias0: FloatIn
+    bias1: FloatIn
+    bias2: FloatIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together(Kernel[TogetherBuffers]):
+    """The mat-vecs of two or three matrices; N, N1 and N2 are their rows."""
+
+    name, parts, flag = "matvec_together", "linear together", "TOGETHER"
+    format: str
+    COLUMNS: int
+    MATRICES: int = 1
+    K: Shape
+    N: Shape
+    X_STRIDE: Shape
+    RESIDUAL_STRIDE: Shape
+    FACTOR: Factor
+    COUNT_AT: Shape
+    HAS_BIAS: bool
+    N1: Shape
+    FACTOR1: Factor
+    N2: Shape
+    FACTOR2: Factor
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedBuffers(Buffers):
+    gate: ByteIn
+    up: ByteIn
+    x: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+    step: IntIn = Fixed.STEP
+    gate_bias: FloatIn
+    up_bias: FloatIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated(Kernel[GatedBuffers]):
+    """The mat-vecs of two matrices, and OPERATION(a, b) of their results."""
+
+    name, parts, flag = "matvec_gated", "blocks linear together", "GATED"
+    format: str
+    COLUMNS: int
+    MATRICES: int = 2
+    SIZE: int
+    OPERATION: Expression
+    K: Shape
+    N: Shape
+    X_STRIDE: Shape
+    RESIDUAL_STRIDE: Shape
+    FACTOR: Factor
+    COUNT_AT: Shape
+    HAS_BIAS: bool
+    FACTOR1: Factor
+    delivered: Delivered
+
+    @property
+    def size(self) -> int:
+        return self.SIZE
+
+    @property
+    def local_floats(self) -> int:
+        return self.SIZE + 32 * self.COLUMNS
+
+
+def gated_size(columns: int) -> int:
+    """Work-items of a group of `Gated`, which makes 32 results.
+
+    As many as leave room for a second group beside it: sums of several columns take registers.
+    """
+    return 512 if columns == 1 else 256

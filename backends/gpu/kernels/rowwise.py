@@ -1,0 +1,181 @@
+"""Kernels that go row by row: embeddings, norms, rotations, numbers by themselves, and how rows are handed on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.kernels.kernel import (
+    Buffers,
+    ByteIn,
+    Expression,
+    Factor,
+    FloatIn,
+    FloatOut,
+    IntIn,
+    Kernel,
+    Macros,
+    Shape,
+)
+from localllm.backends.gpu.references import Fixed
+
+WIDE = 1024  # numbers of a group of a row from which on more work-items norm it
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered(Macros):
+    """What a kernel makes of its rows: floats, activation blocks for products of int8, or both."""
+
+    HAS_FLOATS: int
+    HAS_BLOCKS: int
+    BLOCKS_STRIDE: Shape  # words of a row
+
+
+def delivered(floats: bool, block_words: int) -> Delivered:
+    """`block_words`: of a row of activation blocks, 0 for none."""
+    return Delivered(int(floats), int(block_words > 0), block_words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbedBuffers(Buffers):
+    w: ByteIn
+    step: IntIn = Fixed.STEP
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embed(Kernel[EmbedBuffers]):
+    name, parts, flag = "embed", "rows", "EMBED"
+    format: str
+    MAX_ROWS: Shape
+    K: Shape
+    N: Shape
+    Y_STRIDE: Shape
+
+    @property
+    def size(self) -> int:
+        return 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormBuffers(Buffers):
+    x: FloatIn
+    weight: FloatIn
+    bias: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Norm(Kernel[NormBuffers]):
+    """A work-group norms a group of K numbers of a row."""
+
+    name, parts, flag = "norm_rows", "blocks rows", "NORM"
+    SIZE: int
+    K: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    LAYER: bool
+    EPS: Factor
+    HAS_BIAS: bool
+    GROUP_STRIDE: Shape
+    delivered: Delivered
+
+    @property
+    def size(self) -> int:
+        return self.SIZE
+
+    @property
+    def local_floats(self) -> int:
+        return self.SIZE
+
+
+def norm_size(width: int) -> int:
+    """Work-items of a group of `Norm`, so that one of a wide row still ends soon."""
+    return 128 if width < WIDE else 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBuffers(Buffers):
+    x: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split(Kernel[SplitBuffers]):
+    """Rows of activations as TERMS 16-bit numbers each, for tensor cores; `format` is the matrix's."""
+
+    name, parts, flag = "split_rows", "rows", "SPLIT"
+    format: str
+    TERMS: int
+    K: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElementsBuffers(Buffers):
+    a: FloatIn
+    b: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elements(Kernel[ElementsBuffers]):
+    """OPERATION(a, b), number by number. GATE_STRIDE is 1 if `a` has one number per row."""
+
+    name, parts, flag = "elements", "blocks elements", "PAIRED"
+    OPERATION: Expression
+    WIDTH: Shape
+    STRIDE: Shape
+    delivered: Delivered
+    FACTOR: Factor | None = None
+    GATE_STRIDE: int | None = None
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectBuffers(Buffers):
+    x: FloatIn
+    step: IntIn = Fixed.STEP
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Select(Kernel[SelectBuffers]):
+    name, parts, flag = "select_rows", "blocks elements", "SELECT"
+    MAX_ROWS: Shape
+    WIDTH: Shape
+    STRIDE: Shape
+    delivered: Delivered
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RotateBuffers(Buffers):
+    x: FloatIn
+    step: IntIn = Fixed.STEP
+    table: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotate(Kernel[RotateBuffers]):
+    name, parts, flag = "rotate_heads", "rotate", "ROTATE"
+    MAX_ROWS: Shape
+    WIDTH: Shape
+    STRIDE: Shape
+    HEAD: Shape
+    N_ROT: Shape
+    NEOX: bool

@@ -1,0 +1,102 @@
+"""The memory of a program on a device: a buffer behind every reference, and launches prepared on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from localllm.backends.base import CacheTypes, Limits, Progress
+from localllm.backends.gpu import formats
+from localllm.backends.gpu.cachetypes import part_bytes
+from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.device import Grid as Groups
+from localllm.backends.gpu.kernels.kernel import Grid, Launch
+from localllm.backends.gpu.program import Program
+from localllm.backends.gpu.references import Cache, Fixed, Matrix, Reference, RopeTable, Vector
+from localllm.backends.gpu.steps import step_words
+from localllm.plan import BLOCK, F32, Plan, Tensor, Weight
+from localllm.quant import dequantize
+
+Bound = tuple[Callable[[Groups], None], Grid]
+Numbers = tuple[int, ...]  # that a generic kernel gets at run time
+
+
+class DeviceMemory:
+    """Buffers by reference; none before `allocate`, none after `free`."""
+
+    def __init__(self, device: Device, plan: Plan, limits: Limits) -> None:
+        self._device, self._plan, self._limits = device, plan, limits
+        self._buffers: dict[Reference | Numbers, Any] = {}
+        self.tables_size = 4 * max(limits.blocks, -(-limits.positions // BLOCK)) * limits.rows
+
+    def __getitem__(self, reference: Reference) -> Any:
+        return self._buffers[reference]
+
+    def allocate(self, program: Program, cache: CacheTypes, report: Progress) -> None:
+        """Allocate everything, and upload the weights."""
+        limits = self._limits
+        rows = {"batch": limits.rows, "logits": limits.logit_rows}
+        for buffer in program.buffers:
+            self._alloc(buffer, 4 * buffer.stride * rows[buffer.rows], "the activations")
+        for reference, size in {**program.scratch, Fixed.NOTHING: 64, Fixed.STEP: 4 * step_words(limits)}.items():
+            self._alloc(reference, size, "the activations")
+        for tables in (Fixed.TABLES, Fixed.WINDOW_TABLES):
+            self._alloc(tables, self.tables_size, "block tables")
+        for number, layer in enumerate(self._plan.layers):
+            keys, values = part_bytes(layer, cache)
+            for own, size in ((Cache(number, "keys"), keys), (Cache(number, "values"), values)):
+                self._alloc(own, limits.blocks_of(layer) * size, "the cache (-c makes it smaller)")
+        for rope in program.ropes:
+            self._alloc(RopeTable(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
+        for weight in program.vectors.values():
+            numbers = _numbers(weight)
+            self._device.upload(self._alloc(Vector(weight.name), numbers.nbytes, "the weights"), 0, numbers)
+        done, total = 0, sum(formats.size_of(weight) for weight in program.matrices.values())
+        for weight in program.matrices.values():
+            self._alloc(Matrix(weight.name), formats.size_of(weight), "the weights")
+            for size in self.fill(weight):
+                done += size
+                report("loading weights", min(done, total), total)
+        report("loading weights", total, total)
+
+    def _alloc(self, reference: Reference | Numbers, size: int, what: str) -> Any:
+        self._buffers[reference] = buffer = self._device.alloc(size, what)
+        return buffer
+
+    def fill(self, weight: Tensor) -> list[int]:
+        """Upload a matrix; returns the bytes of each piece."""
+        sizes = []
+        for offset, data in formats.pieces(weight):
+            self._device.upload(self._buffers[Matrix(weight.name)], offset, data)
+            sizes.append(data.nbytes)
+        return sizes
+
+    def prepare(self, compiled: Any, launch: Launch) -> Bound:
+        """A launch of a compiled kernel with its buffers set."""
+        buffers = [self._buffers[reference] for reference in launch.buffers.references()]
+        kernel = launch.kernel
+        if self._device.generic:
+            buffers.insert(0, self._shape(tuple(kernel.numbers().tolist())))
+        return self._device.prepare(compiled, kernel.size, kernel.local_bytes, buffers), launch.grid
+
+    def _shape(self, numbers: Numbers) -> Any:
+        """The first buffer of a generic kernel."""
+        if numbers not in self._buffers:
+            array = np.array(numbers, np.int32)
+            self._device.upload(self._alloc(numbers, array.nbytes, "the shapes"), 0, array)
+        return self._buffers[numbers]
+
+    def free(self) -> None:
+        for buffer in self._buffers.values():
+            self._device.free(buffer)
+        self._buffers.clear()
+
+
+def _numbers(weight: Weight) -> F32:
+    """A tensor of plain numbers as float32."""
+    rows = int(np.prod(weight.shape[:-1], dtype=np.int64))
+    return np.ascontiguousarray(
+        dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]]
+    )

@@ -1,0 +1,68 @@
+"""References: what a launch names as its buffers, before the memory behind them is allocated."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from localllm.backends.allocation import Buffer
+from localllm.plan import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The packed matrix of a weight, by the weight's name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Vector:
+    """The float32 numbers of a weight, by the weight's name."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """The keys or the values of a cache layer."""
+
+    layer: int
+    part: Literal["keys", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTable:
+    """Cosines and sines (positions, n_rot)."""
+
+    rope: Rope
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Experts that rows chose, of one mixture: their numbers, their weights, or the pairs grouped by expert.
+
+    `mixture` is the index of the value that the mixture makes.
+    """
+
+    mixture: int
+    what: Literal["experts", "weights", "groups"]
+
+
+class Fixed(Enum):
+    """Buffers that exist once."""
+
+    NOTHING = "nothing"  # small; for parameters that a kernel does not read
+    STEP = "step"  # the rows of the batch
+    TABLES = "tables"  # block tables
+    WINDOW_TABLES = "window tables"  # block tables of layers that have blocks of their own
+    PARTIAL = "partial"  # partial results of attention
+    PICKED = "picked"  # parameters of the search for the largest logits
+    EVEN_KEYS = "keys: even passes"  # its results
+    ODD_KEYS = "keys: odd passes"
+
+
+Scratch = Choices | Fixed  # memory that is neither a weight, a cache nor a value
+Reference = Buffer | Matrix | Vector | Cache | RopeTable | Choices | Fixed
+REFERENCES = (Buffer, Matrix, Vector, Cache, RopeTable, Choices, Fixed)

@@ -1,0 +1,191 @@
+"""The shell of an executable: what every backend does alike around its kernels.
+
+Kernels check nothing. So the shell checks batches, cache blocks and replaced weights before they reach memory, and
+refuses everything after `close`. It counts stages, grows rope tables, and returns what a step left behind.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError, Limits, Memory, Routing
+from localllm.backends.checks import (
+    check_batch,
+    check_blocks,
+    check_content,
+    check_copy,
+    check_limits,
+    check_replacement,
+    not_finite,
+)
+from localllm.plan import F32, Batch, Plan, Rope, Rows, Tensor, Value
+
+ROPE_STEP = 1024  # positions by which rope tables grow
+
+
+class Blocks(Protocol):
+    """The cache of an executable, whose callers check what they ask for. `layout` and `block_bytes`: `Executable`'s."""
+
+    layout: str
+    block_bytes: tuple[int, ...]
+
+    def copy(self, layer: int, source: NDArray[np.int32], target: NDArray[np.int32]) -> None: ...
+
+    def read(self, layer: int, numbers: NDArray[np.int32]) -> NDArray[np.uint8]: ...
+
+    def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None: ...
+
+    def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
+        """Whether the content (n, bytes of a block) holds finite numbers only."""
+        ...
+
+
+class RopeTables:
+    """Tables of cosines and sines, filled as far as needed: most chats never reach the end of a long context.
+
+    `fill(rope, start, stop)` computes and stores the rows of positions start..stop.
+    """
+
+    def __init__(self, ropes: Collection[Rope], positions: int, fill: Callable[[Rope, int, int], None]) -> None:
+        self._ropes, self._positions, self._fill = ropes, positions, fill
+        self._filled = 0
+
+    def reach(self, positions: int) -> None:
+        """Fill the tables for this many positions at least."""
+        if positions > self._filled:
+            stop = min(-(-positions // ROPE_STEP) * ROPE_STEP, self._positions)
+            for rope in self._ropes:
+                self._fill(rope, self._filled, stop)
+            self._filled = stop
+
+
+class Shell(ABC):
+    """An executable without its kernels and its memory, which subclasses add."""
+
+    limits: Limits
+    memory: Memory
+    cache_layout: str
+    block_bytes: tuple[int, ...]
+    _cache: Blocks
+
+    def __init__(self, plan: Plan, limits: Limits) -> None:
+        check_limits(limits)
+        self._plan, self.limits = plan, limits
+        self._is_open = True
+        self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
+        self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
+        self._stage, self._stage_count = 0, len(plan.stages)  # the next to run
+        self._ropes = RopeTables((), 0, lambda rope, start, stop: None)
+        self._kept: dict[int, F32] = {}  # by value: (rows of the largest batch, width)
+        self._routings: dict[int, Routing] = {}
+
+    def _set_cache(self, blocks: Blocks) -> None:
+        self._cache, self.cache_layout, self.block_bytes = blocks, blocks.layout, blocks.block_bytes
+
+    # -- what a backend adds ---------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _take_in(self, batch: Batch) -> None:
+        """Put a checked batch where the kernels find it."""
+
+    @abstractmethod
+    def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
+        """Run a stage of the plan on the batch; see `Executable.run`."""
+
+    @abstractmethod
+    def result(self) -> F32: ...
+
+    @abstractmethod
+    def _fill(self, weight: Tensor) -> object:
+        """Store the numbers of a matrix."""
+
+    @abstractmethod
+    def _free(self) -> None:
+        """Free the memory. Logits that were returned stay readable."""
+
+    @abstractmethod
+    def read_bandwidth(self) -> float: ...
+
+    # -- stepping --------------------------------------------------------------------------------------------------
+
+    def step(self, batch: Batch) -> F32:
+        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        self._must_be_whole()
+        self.begin(batch)
+        self.run()
+        return self.result()
+
+    def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
+        return [np.arange(len(batch.tokens))]
+
+    def begin(self, batch: Batch) -> None:
+        self._check(batch)
+        self._take_in(batch)
+
+    def _check(self, batch: Batch) -> None:
+        """Check the next batch to run, and prepare what does not depend on how it is taken in."""
+        self._must_be_open()
+        check_batch(batch, self.limits, self._vocabulary_in, self._window)
+        self._ropes.reach(int(batch.positions.max()) + 1)
+        self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
+        self._stage = 0
+
+    def run(self, received: Sequence[F32] = ()) -> list[F32]:
+        self._must_be_open()
+        number, self._stage = self._stage, self._stage + 1
+        return self._run_stage(number, received)
+
+    # -- the rest of the interface ---------------------------------------------------------------------------------
+
+    def value(self, value: Value) -> F32:
+        self._must_be_open()
+        return self._kept[value.index][: self._counts[value.rows]]
+
+    def routing(self, out: Value) -> Routing:
+        self._must_be_open()
+        found, count = self._routings[out.index], self._counts[out.rows]
+        return Routing(found.choices[:count], found.hidden[:count])
+
+    def replace(self, weight: Tensor) -> None:
+        self._must_be_open()
+        check_replacement(weight, self._plan.matrices)
+        self._fill(weight)
+
+    def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
+        self._must_be_open()
+        check_copy(source, target, self.limits.window_blocks if windowed else self.limits.blocks)
+        for number, layer in enumerate(self._plan.layers):
+            if self.limits.own_blocks(layer) == windowed:
+                self._cache.copy(number, source, target)
+
+    def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
+        self._must_be_open()
+        check_blocks("read_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
+        return self._cache.read(layer, numbers)
+
+    def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
+        self._must_be_open()
+        check_blocks("write_blocks: numbers", numbers, self.limits.blocks_of(self._plan.layers[layer]))
+        check_content(content, len(numbers), self.block_bytes[layer])
+        if not self._cache.finite(layer, content):  # infinity or NaN with weight zero would still spoil a sum
+            raise not_finite()
+        self._cache.write(layer, numbers, content)
+
+    def close(self) -> None:
+        """Free the memory. Logits that were returned stay readable."""
+        if self._is_open:
+            self._is_open = False
+            self._kept, self._routings = {}, {}
+            self._free()
+
+    def _must_be_whole(self) -> None:
+        assert self._stage_count == 1, "a split plan runs stage by stage"
+
+    def _must_be_open(self) -> None:
+        if not self._is_open:
+            raise BackendError("this executable is closed; bind the plan again")

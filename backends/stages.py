@@ -1,0 +1,26 @@
+"""Stages: a plan that is split over several places runs from one boundary to the next, alternating with the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from localllm.plan import Value
+
+B = TypeVar("B")
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[B]):
+    """The calls or launches of one stage, and the locations of the values that cross its boundaries."""
+
+    work: slice
+    received: tuple[tuple[Value, B], ...] = ()
+    sent: tuple[tuple[Value, B], ...] = ()
+
+    def located(self, find: Callable[[Value, B], C]) -> Stage[C]:
+        """The same stage with other locations, for instance memory instead of planned buffers."""
+        received, sent = ([(value, find(value, at)) for value, at in side] for side in (self.received, self.sent))
+        return Stage(self.work, tuple(received), tuple(sent))

@@ -1,0 +1,168 @@
+"""Fused operations: several operations of a plan that a backend runs as one kernel.
+
+A fused operation keeps the operations it stands for, in `operations`; run in order, they define it. What it reads and
+makes follows from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm.plan.operation import Operation, Read
+from localllm.plan.operations import Add, Append, Glu, Linear, Norm, Rotate
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight
+
+
+class Fused(Operation):
+    """Several operations as one."""
+
+    __slots__ = ()
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        """The operations it stands for, in the order that defines it."""
+        raise NotImplementedError
+
+    @property
+    def internal(self) -> tuple[Value, ...]:
+        """Values that one of its operations makes and only another one reads."""
+        return ()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        made = {value.index for op in self.operations for value in op.outputs}
+        read = {value.index: value for op in self.operations for value in op.inputs}
+        return tuple([value for index, value in read.items() if index not in made])
+
+    @property
+    def outputs(self) -> tuple[Value, ...]:
+        internal = {value.index for value in self.internal}
+        return tuple([value for op in self.operations for value in op.outputs if value.index not in internal])
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return tuple([weight for op in self.operations for weight in op.matrices])
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return tuple([weight for op in self.operations for weight in op.vectors])
+
+    @property
+    def products(self) -> tuple[tuple[Value, Weight], ...]:
+        return tuple([product for op in self.operations for product in op.products])
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        return tuple([read for op in self.operations for read in op.reads])
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return tuple([layer for op in self.operations for layer in op.state])
+
+    @property
+    def flops(self) -> int:
+        return sum(op.flops for op in self.operations)
+
+    @property
+    def flops_per_position(self) -> int:
+        return sum(op.flops_per_position for op in self.operations)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAdd(Fused):
+    """A linear, and the addition of an older value to its result."""
+
+    linear: Linear
+    add: Add
+
+    @property
+    def other(self) -> Value:
+        """The value that is added."""
+        return self.add.b if self.add.a == self.linear.out else self.add.a
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.linear, self.add
+
+    @property
+    def internal(self) -> tuple[Value, ...]:
+        return (self.linear.out,)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearGroup(Fused):
+    """Linears of the same value."""
+
+    linears: tuple[Linear, ...]
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.linears
+
+
+@dataclass(frozen=True, slots=True)
+class LinearGlu(Fused):
+    """Two linears of the same value, and the gated linear unit of their results."""
+
+    gate: Linear
+    up: Linear
+    glu: Glu
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return self.gate, self.up, self.glu
+
+    @property
+    def internal(self) -> tuple[Value, ...]:
+        return self.gate.out, self.up.out
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The rotation of the heads of queries or keys, and the norm of each head before it, if there is one."""
+
+    norm: Norm | None
+    rotation: Rotate
+
+    @property
+    def x(self) -> Value:
+        return self.norm.x if self.norm is not None else self.rotation.x
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return (self.norm, self.rotation) if self.norm is not None else (self.rotation,)
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Equal for queries and keys that one kernel can prepare."""
+        rotation, norm = self.rotation, self.norm
+        return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
+
+
+@dataclass(frozen=True, slots=True)
+class HeadsAppend(Fused):
+    """Queries and keys, normed and rotated head by head, and the keys and values written to the cache."""
+
+    query: Heads
+    key: Heads
+    append: Append
+
+    @property
+    def operations(self) -> tuple[Operation, ...]:
+        return *self.query.operations, *self.key.operations, self.append
+
+    @property
+    def internal(self) -> tuple[Value, ...]:
+        """All but the rotated queries, which attention reads."""
+        made: Sequence[Value] = [value for op in self.operations for value in op.outputs]
+        return tuple([value for value in made if value != self.query.rotation.out])
+
+
+def flattened(operations: Sequence[Operation]) -> list[Operation]:
+    """The operations with each fused one replaced by those that it stands for."""
+    found: list[Operation] = []
+    for op in operations:
+        found += flattened(op.operations) if isinstance(op, Fused) else [op]
+    return found

@@ -1,0 +1,104 @@
+"""Split a plan over several places, such as a graphics card and the host: each place gets a plan of its own.
+
+Neighbouring operations of one place form a stage. Every stage but the first begins with a Receive, every stage but the
+last ends with a Send, and what one stage sends is what the next one receives. A stage also passes on the values that a
+later stage of another place reads and does not have yet. With two places, every value crosses at most once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Generic, TypeVar
+
+from localllm.plan.fused import Fused
+from localllm.plan.operation import Operation
+from localllm.plan.operations import Append, Attention, Receive, Send
+from localllm.plan.plan import Plan
+from localllm.plan.values import Value
+
+Place = TypeVar("Place", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class Split(Generic[Place]):
+    """A plan for every place that has operations; the place of every stage, in order of execution.
+
+    `layers` gives the place of every cache layer of the whole plan, and the layer's number there.
+    """
+
+    plans: dict[Place, Plan]
+    order: tuple[Place, ...]
+    layers: tuple[tuple[Place, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage(Generic[Place]):
+    place: Place
+    operations: tuple[Operation, ...]
+
+
+def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
+    """Split `plan`: operation i goes to `places[i]`. All operations of a cache layer must go to one place.
+
+    Split first, fuse the plans of the places later.
+    """
+    pairs = groupby(zip(places, plan.operations, strict=True), key=lambda pair: pair[0])
+    stages = [_Stage(place, tuple([op for _, op in group])) for place, group in pairs]
+    layers = _layers(stages)
+    numbers = {layer: number for layer, (_, number) in enumerate(layers)}
+    crossing = _crossing(stages)
+    operations: dict[Place, list[Operation]] = {}
+    for at, stage in enumerate(stages):
+        own = operations.setdefault(stage.place, [])
+        own += [Receive(crossing[at - 1])] if at else []
+        own += [_renumbered(op, numbers) for op in stage.operations]
+        own += [Send(crossing[at])] if at + 1 < len(stages) else []
+    plans = {
+        place: replace(
+            plan,
+            operations=tuple(own),
+            layers=tuple([plan.layers[n] for n, (of, _) in enumerate(layers) if of == place]),
+            starts=(),
+        )
+        for place, own in operations.items()
+    }
+    return Split(plans, tuple([stage.place for stage in stages]), layers)
+
+
+def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
+    """The place of every cache layer, and its number there."""
+    places: dict[int, Place] = {}
+    for stage in stages:
+        for layer in (layer for op in stage.operations for layer in op.state):
+            assert places.setdefault(layer, stage.place) == stage.place, f"cache layer {layer} is at two places"
+    counts: dict[Place, int] = {}
+    found = []
+    for layer in range(len(places)):
+        place = places[layer]
+        found.append((place, counts.get(place, 0)))
+        counts[place] = counts.get(place, 0) + 1
+    return tuple(found)
+
+
+def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
+    """The values that each stage sends to the next."""
+    readers: dict[int, set[Place]] = {}
+    for stage in stages:
+        for value in (value for op in stage.operations for value in op.inputs):
+            readers.setdefault(value.index, set()).add(stage.place)
+    known: dict[Place, set[int]] = {stage.place: set() for stage in stages}
+    at_hand: list[Value] = []  # what the stage received or made
+    found: list[tuple[Value, ...]] = []
+    for stage in stages:
+        at_hand += [value for op in stage.operations for value in op.outputs]
+        known[stage.place] |= {value.index for value in at_hand}
+        at_hand = [v for v in at_hand if any(v.index not in known[place] for place in readers.get(v.index, ()))]
+        found.append(tuple(at_hand))
+    return found
+
+
+def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
+    assert not isinstance(op, Fused), "a split plan is fused later"
+    return replace(op, layer=numbers[op.layer]) if isinstance(op, Append | Attention) else op
