@@ -16,11 +16,11 @@ from localllm.notice import FILE, N, Notice, Setting, Together
 from localllm.options import declared
 from tests.test_imports import FILES, name
 
-LATER = ("backends/cpu/", "backends/gpu/", "backends/cuda/", "backends/opencl/", "backends/hybrid/executable.py")
-BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/", *LATER))]
+BELOW = [path for path in FILES if not name(path).startswith(("localllm/cli/", "localllm/options/"))]
 OPTIONS = [each for command in COMMANDS.values() for group in command.groups for each in declared(group)]
 FLAGS = {flag for each in OPTIONS for flag in each.option.flags}
 FOREIGN = {  # what only looks like a flag of ours
+    ("backends/cuda/nvrtc.py", "-v"),  # of NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # Python's
     ("localllm/confined/process.py", "-c"),  # Python's
     ("localllm/notice.py", "--backend"),  # an example

@@ -24,6 +24,7 @@ from localllm.backends.cpu.program import (
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import (
     Activate,
     Add,
@@ -158,10 +159,8 @@ class _Binder:
         for number in numbers:
             op = self.plan.operations[number]
             if type(op) not in emit:
-                raise BackendError(
-                    f"the cpu backend has no kernels for {type(op).__name__.lower()} yet; "
-                    "--backend reference runs it, slowly"
-                )
+                problem = f"the cpu backend has no kernels for {type(op).__name__.lower()} yet"
+                raise BackendError(Notice(problem, "; ", Setting("backend", "reference"), " runs it, slowly"))
             emit[type(op)](op)
 
     def embed(self, op: Embed) -> None:

@@ -17,6 +17,7 @@ from localllm.backends.gpu.kernels.largest import KEYS, SORTED
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import Fixed
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import (
     Activate,
     Add,
@@ -79,9 +80,8 @@ def lower(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value]
         for number in numbers:
             op = plan.operations[number]
             if type(op) not in EMITTERS:
-                raise BackendError(
-                    f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet; use --backend cpu"
-                )
+                problem = f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet"
+                raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
             with low.allocator.operation(dying[number]):
                 EMITTERS[type(op)](low, op)
         work = slice(first, len(program.dispatches))
