@@ -1,6 +1,6 @@
-"""What every backend refuses: limits that hold nothing, and a batch that would read or write what is not its own.
+"""Checks of what callers pass: limits, cache types, batches, cache blocks, replaced weights.
 
-Kernels do not look again, so these checks stand between a caller's mistake and foreign memory.
+Kernels check nothing, so these checks keep a caller's mistake from reaching foreign memory.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from localllm.plan import BLOCK, Batch, Tensor
 
 
 def within(numbers: NDArray[Any], limit: int) -> bool:
-    if numbers.size == 1:  # decoding: a step between tokens is worth its microseconds
+    if numbers.size == 1:  # decoding: between tokens, microseconds count
         return 0 <= int(numbers.item()) < limit
     return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
 
 def check_blocks(what: str, numbers: NDArray[Any], blocks: int) -> None:
-    """BackendError where `numbers` (n,) is not a list of cache blocks."""
+    """BackendError if `numbers` (n,) is not a list of cache blocks."""
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, blocks):
         raise BackendError(f"{what} must list block numbers below {blocks}")
 
@@ -36,7 +36,7 @@ def check_copy(source: NDArray[Any], target: NDArray[Any], blocks: int) -> None:
 
 
 def check_content(content: NDArray[Any], blocks: int, size: int) -> None:
-    """BackendError where `content` is not uint8 (blocks, size)."""
+    """BackendError if `content` is not uint8 (blocks, size)."""
     if content.dtype != np.uint8 or content.shape != (blocks, size):
         raise BackendError(f"write_blocks: {blocks} blocks of {size} bytes are expected, found {content.shape}")
 
@@ -69,7 +69,7 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
 
 
 def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
-    """BackendError where a row would read or write what is not its own; `window` is the largest of the plan."""
+    """BackendError if a row would read or write memory of others; `window` is the largest of the plan."""
     rows = len(batch.tokens)
     for name, array, limit in (
         ("tokens", batch.tokens, vocabulary),
@@ -93,7 +93,7 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
             raise BackendError(f"batch: window_tables must have {len(batch.tables)} rows, as tables has")
         _check_places("window ", batch.window_slots, batch.window_tables, batch, limits.window_blocks, window)
     if rows == 1:
-        return  # decoding: the rest compares rows with each other
+        return  # decoding: the other checks compare rows
     same = batch.sequence[1:] == batch.sequence[:-1]
     runs = rows - np.count_nonzero(same)  # neighbours of one sequence; np.unique would import numpy.ma, 30 ms
     if 1 + np.count_nonzero(np.diff(np.sort(batch.sequence))) != runs or (np.diff(batch.positions)[same] <= 0).any():
@@ -103,7 +103,7 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
 def _check_places(
     which: str, slots: NDArray[Any], tables: NDArray[Any], batch: Batch, blocks: int, window: int = 0
 ) -> None:
-    """Slots and tables against each other and against the blocks there are; `window` 0: all positions are seen."""
+    """Check slots and tables against each other and against the number of blocks; `window` 0: none."""
     rows = len(batch.tokens)
     if slots.shape != (rows,):
         raise BackendError(f"batch: {which}slots must be a vector of one number per row, found shape {slots.shape}")

@@ -1,4 +1,4 @@
-"""Compiles every GPU kernel by NVRTC for four compute types, without a card: registers, spills and stack of each.
+"""Compiles every GPU kernel with NVRTC for four compute types, without a card; reports registers, spills and stack.
 
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 
@@ -77,14 +77,14 @@ def _products(name: str, architecture: str) -> list[Labelled]:
         (f"matvec {name}, experts", products.Matvec(format=name, COLUMNS=1, product=experts)),
         (f"matmul {name}", products.Matmul(format=name, product=own)),
         (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
-        (f"embed {name}", rowwise.Embed(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
+        (f"embed {name}", rowwise.EmbedRows(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
     ]
     if (terms := products.terms(name, 2048, architecture)) is None:
         return found
     if terms:
         stride = terms * 1024 + 4
         own, experts = _product(stride), _expert_product(stride)
-        split = rowwise.Split(format=name, TERMS=terms, K=2048, X_STRIDE=2048, Y_STRIDE=stride)
+        split = rowwise.SplitRows(format=name, TERMS=terms, K=2048, X_STRIDE=2048, Y_STRIDE=stride)
         found.append((f"split {name}", split))
     found += [
         (f"tensor {name}, {tile.x} x {tile.w}", products.tensor(name, tile, terms, own))
@@ -135,7 +135,7 @@ def _cache(name: str) -> list[Labelled]:
     shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "STRIDE": 512, "SLOTS_AT": 2}
     rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
     found: list[Labelled] = [
-        (f"append {name}", attention.Append(**shape)), (f"append {name}, rotated", rotated)
+        (f"append {name}", attention.AppendHeads(**shape)), (f"append {name}, rotated", rotated)
     ]  # fmt: skip
     if name == "f16":
         return found
@@ -161,13 +161,13 @@ def _rowwise() -> list[Labelled]:
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):
-        found.append((f"rotate {style}", rowwise.Rotate(MAX_ROWS=ROWS, HEAD=64, N_ROT=64, NEOX=style, **row)))
+        found.append((f"rotate {style}", rowwise.RotateHeads(MAX_ROWS=ROWS, HEAD=64, N_ROT=64, NEOX=style, **row)))
         found.append((f"norm {style} of heads", _norm(128, style, floats)))
     return found
 
 
 def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
-    return rowwise.Norm(
+    return rowwise.NormRows(
         SIZE=rowwise.norm_size(width), K=width, X_STRIDE=2048, Y_STRIDE=2048, LAYER=layer, EPS=1e-5, HAS_BIAS=layer,
         GROUP_STRIDE=0, delivered=to,
     )  # fmt: skip
@@ -179,7 +179,7 @@ def _experts() -> list[Labelled]:
         for n in range(3)
     ]
     return [
-        ("combine", experts.Combine(WIDTH=2048, STRIDE=2048, USED=4)),
+        ("combine", experts.CombineExperts(WIDTH=2048, STRIDE=2048, USED=4)),
         ("group_pairs", experts.GroupPairs(EXPERTS=128, USED=8, PAIRS=4096, TILE=32, COUNT_AT=0)),
         *((f"route {gating}", kernel) for gating, kernel in enumerate(routes)),
     ]

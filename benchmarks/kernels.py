@@ -27,8 +27,10 @@ sys.path.insert(0, str(ROOT))
 
 from localllm.backends.base import Limits
 from localllm.backends.cpu import dot
+from localllm.backends.cpu.arguments import Address, Struct, Target
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
-from localllm.backends.cpu.kernels.common import Arguments, i32x16, kernel
+from localllm.backends.cpu.kernels.common import i32x16, kernel
+from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.panels import u8x64
 from localllm.backends.cpu.simd import Function, Value
@@ -67,24 +69,30 @@ def best(function: Callable[[], object], repeat: int = 3) -> float:
     return min(times)
 
 
+class PeakArguments(Struct):
+    data: Address
+    sink: Target
+
+
 def byte_peak(backend: CpuBackend) -> float:
     """Operations a second of a loop that only multiplies and adds bytes, on all threads."""
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: PeakArguments, thread: Value, threads: Value) -> None:
         sums = [f.var(f.zeros(i32x16)) for _ in range(CHAINS)]
-        w, x = f.load(a.pointer(0), u8x64), f.load(a.pointer(0) + 64, u8x64)
+        w, x = f.load(a.data, u8x64), f.load(a.data + 64, u8x64)
         with f.loop(0, TURNS):
             for total in sums:
                 total.set(dot.small(f, total.get(), w, x))
         everything = sums[0].get()
         for total in sums[1:]:
             everything = everything ^ total.get()
-        f.store(a.pointer(1) + thread * 64, everything)
+        f.store(a.sink + thread * 64, everything)
 
-    backend.library.load([kernel("byte_peak", body)])
+    backend.library.load([kernel("byte_peak", PeakArguments, body)])
     data, sink = np.ones(128, np.uint8), np.zeros(16 * backend.pool.threads, np.int32)
-    block = np.array([address(data), address(sink)], np.int64)
-    entries = np.array([[backend.library.address("byte_peak"), address(block), 1, 0, 0]], np.int64)
+    arguments = PeakArguments(data=address(data), sink=address(sink)).pack()
+    code = backend.library.address("byte_peak")
+    entries = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0).pack()[None]
     counters = np.zeros((1, 8), np.int64)
     seconds = best(lambda: backend.pool.run(entries, counters))
     return backend.pool.threads * TURNS * CHAINS * 128 / seconds

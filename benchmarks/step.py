@@ -50,7 +50,7 @@ def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
         for start in range(0, depth, model.batch_rows):
             session.evaluate([1] * min(model.batch_rows, depth - start), logits=False)
         session.evaluate([1], logits=False)
-        executable.entries[:, [Entry.TICKS, Entry.WAITED]] = 0
+        executable.entries[:, [Entry.ticks, Entry.waited]] = 0
         whole, plan = [], []
         for _ in range(STEPS):  # in turn: the bandwidth of a shared machine drifts between one loop and the next
             whole.append(clocked(lambda: session.evaluate([1], logits=False)))

@@ -1,26 +1,17 @@
-"""Row buffers for a plan's values: taken when a value is made, reused after its last use."""
+"""Memory for the values of a program: the rows of its buffers, one after the other in one arena."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
+from localllm.backends.allocation import Buffer
 from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.common import X_BLOCK, X_VALUES
 from localllm.backends.cpu.memory import LINE, Arena, aligned
 from localllm.backends.cpu.panels import Activations
-from localllm.plan import Rows
 
 # Rows a power of two apart would share cache sets; an extra line spreads them.
 ROW_PADDING = LINE
-
-
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """`rows` rows, `stride` bytes apart. `number` identifies the buffer; `offset` is from the start of the arena."""
-
-    number: int
-    offset: int
-    stride: int
 
 
 def float_stride(width: int) -> int:
@@ -36,28 +27,20 @@ def activation_stride(kind: Activations, width: int) -> int:
 
 
 class Buffers:
-    """Sizes first, memory last: `take` and `give` plan, `commit` allocates."""
+    """Where each buffer stands; `commit` allocates."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, buffers: Sequence[Buffer], limits: Limits) -> None:
         self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
-        self._free: dict[tuple[Rows, int, int], list[Buffer]] = {}
-        self._kind: dict[int, tuple[Rows, int, int]] = {}
+        self._offsets: list[int] = []
         self.size = 0
+        for buffer in buffers:
+            self._offsets.append(self.size)
+            self.size += self.bytes(buffer)
         self._arena: Arena | None = None
 
-    def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """A buffer of `times` rows of `stride` bytes per row."""
-        free = self._free.get((rows, stride, times))
-        if free:
-            return free.pop()
-        buffer = Buffer(len(self._kind), self.size, stride)
-        self._kind[buffer.number] = (rows, stride, times)
-        # A line more at the end: kernels may read one vector beyond the last row's values.
-        self.size += aligned(self._rows[rows] * stride * times) + LINE
-        return buffer
-
-    def give(self, buffer: Buffer) -> None:
-        self._free.setdefault(self._kind[buffer.number], []).append(buffer)
+    def bytes(self, buffer: Buffer) -> int:
+        """A line more than the rows: kernels may read one vector beyond the last row's values."""
+        return aligned(self._rows[buffer.rows] * buffer.stride * buffer.times) + LINE
 
     def commit(self) -> Arena:
         self._arena = Arena(self.size, "the activations")
@@ -65,4 +48,4 @@ class Buffers:
 
     def address(self, buffer: Buffer) -> int:
         assert self._arena is not None
-        return self._arena.address + buffer.offset
+        return self._arena.address + self._offsets[buffer.number]

@@ -9,6 +9,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu import budget
 from localllm.backends.cpu.cache import CACHE, FOUR
 from localllm.backends.cpu.memory import Arena, aligned
+from localllm.backends.cpu.places import CacheOf
 from localllm.backends.cpu.simd import LANES
 from localllm.plan import Plan
 
@@ -22,15 +23,15 @@ class CacheBlocks:
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
         parts = [
-            (f"{what}_cache:{number}", limits.blocks_of(layer), size)
+            (place, limits.blocks_of(layer), size)
             for number, (layer, sizes) in enumerate(zip(plan.layers, budget.block_bytes(plan, cache), strict=True))
-            for what, size in zip("kv", sizes, strict=True)
+            for place, size in zip((CacheOf(number, "keys"), CacheOf(number, "values")), sizes, strict=True)
         ]
         arena = Arena(sum(aligned(blocks * size) for _, blocks, size in parts), "the cache")
-        self.addresses: dict[str, int] = {}
+        self.addresses: dict[CacheOf, int] = {}
         self._arrays: list[U8] = []  # keys and values of each layer in turn
-        for name, blocks, size in parts:
-            self.addresses[name] = at = arena.take(blocks * size)
+        for place, blocks, size in parts:
+            self.addresses[place] = at = arena.take(blocks * size)
             self._arrays.append(arena.view(at, blocks * size).reshape(blocks, size))
         sizes = [array.shape[1] for array in self._arrays]
         self.block_bytes = tuple(k + v for k, v in zip(sizes[::2], sizes[1::2], strict=True))

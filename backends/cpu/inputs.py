@@ -1,4 +1,4 @@
-"""The inputs of a step, at addresses that never change: kernels find the batch through the step blocks."""
+"""The inputs of a step, at addresses that never change: kernels find the batch through a `Step`."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
 from localllm.plan import Batch
 
-_TABLES, _STRIDE, _COUNTS = int(Step.TABLES), int(Step.TABLE_STRIDE), [int(Step.ROWS), int(Step.LOGIT_ROWS)]
+_COUNTS = [Step.rows, Step.logit_rows]
 
 
 class Inputs:
     """The batch's arrays.
 
-    Layers with a window and their own cache blocks use a step block of their own, with other slots and tables. The
-    arrays are filled between two tokens, when weights have displaced the caches, so as much as possible is precomputed.
+    Layers with a window and cache blocks of their own read `window_step`, which has other slots and tables. Between two
+    tokens the weights have displaced everything from the caches, so `fill` does as little as possible.
     """
 
     def __init__(self, limits: Limits) -> None:
-        self.step, self.window_step = np.zeros(Step.SIZE, np.int64), np.zeros(Step.SIZE, np.int64)
+        self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
         self._rows = np.zeros((5, limits.rows), np.int32)
         self._logit_rows = np.zeros(limits.logit_rows, np.int32)
         self._tables: list[NDArray[np.int32]] = []
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
-            for slot, array in zip((Step.TOKENS, Step.POSITIONS, Step.SEQUENCE), self._rows, strict=False):
+            for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
-            step[Step.SLOTS], step[Step.LOGIT_INDEX] = address(slots), address(self._logit_rows)
+            step[Step.slots], step[Step.logit_index] = address(slots), address(self._logit_rows)
 
     def fill(self, batch: Batch) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)
@@ -41,4 +41,4 @@ class Inputs:
         self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
         for step, tables in zip((self.step, self.window_step), self._tables, strict=True):
             step[_COUNTS] = count, wanted
-            step[_TABLES], step[_STRIDE] = address(tables), tables.shape[1] * 4
+            step[Step.tables], step[Step.table_stride] = address(tables), tables.shape[1] * 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -53,17 +52,5 @@ class Arena:
         return self._bytes[at : at + size]
 
 
-def int_block(size: int, values: dict[int, int | float]) -> NDArray[np.int64]:
-    """A kernel's argument block; a float is stored as float32 bits."""
-    block = np.zeros(size, np.int64)
-    for slot, value in values.items():
-        block[slot] = int(np.float32(value).view(np.int32)) if isinstance(value, float) else value
-    return block
-
-
 def address(array: NDArray[np.generic]) -> int:
     return int(array.ctypes.data)
-
-
-def total(sizes: Sequence[int]) -> int:
-    return sum(aligned(size) for size in sizes)

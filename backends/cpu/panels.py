@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, auto
 
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.memory import LINE
@@ -29,12 +29,12 @@ Scales = tuple[Value, Value | None]  # value = scale * q - minimum, each float32
 SUPER_BLOCK = 256
 
 
-class Activations(IntEnum):
+class Activations(Enum):
     """What a product may want its activations as, where not as float32."""
 
-    BLOCKS = 0  # of 32 integers that share a scale
-    SUPER_BLOCKS = 1  # of 256
-    BFLOATS = 2  # rounded to BF16
+    BLOCKS = auto()  # of 32 integers that share a scale
+    SUPER_BLOCKS = auto()  # of 256
+    BFLOATS = auto()  # rounded to BF16
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,4 @@
-"""Worker threads that live as long as the backend. They replay plans inside compiled code, and sleep between
-answers."""
+"""Worker threads: they replay plans in compiled code, and sleep between answers. They live as long as the backend."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import BackendError
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import executor
-from localllm.backends.cpu.kernels.executor import Sync
+from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
 from localllm.notice import Notice, Setting
 
@@ -29,12 +28,12 @@ class Pool:
         word = ctypes.c_int64
         self._step = ctypes.CFUNCTYPE(word, word, word)(library.address("step"))
         self._worker = ctypes.CFUNCTYPE(word, word, word, word, word)(library.address("worker"))
-        self._library = library  # the workers run its code as long as they live
+        self._library = library  # keeps the code that the workers run
         self.threads = threads
-        self._sync = np.zeros(int(Sync.THREAD) + 8 * (threads + 1), np.int64)
+        self._sync = np.zeros(own_slot(threads), np.int64)
         sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
         assert sched_yield is not None
-        self._sync[Sync.YIELD] = sched_yield
+        self._sync[Sync.sched_yield] = sched_yield
         self._running = threading.Lock()
         # Queues written in C: unlike threading's locks, an exception from Ctrl-C cannot leave one half used.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
@@ -46,17 +45,17 @@ class Pool:
         for started, thread in enumerate(self._workers):
             try:
                 thread.start()
-            except RuntimeError:  # no memory for its stack, or a limit of the system
+            except RuntimeError:  # no memory for a stack, or a system limit
                 self._workers = self._workers[:started]
                 self.close()
                 problem = f"only {started + 1} of {threads} threads can be started"
                 raise BackendError(Notice(problem, "; give fewer (", Setting("threads"), ")")) from None
 
     def _work(self, thread: int) -> None:
-        sync, bed, seen = self._sync, self._beds[thread], Sync.THREAD + 8 * thread + Sync.SEEN
+        sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
-            self._asleep[thread] = True  # before looking: whoever asks after this sees it and wakes us
-            if sync[Sync.ASKED] == sync[seen] and not sync[Sync.QUIT]:
+            self._asleep[thread] = True  # before the check: whoever asks later sees it and wakes this thread
+            if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
             while not bed.empty():
@@ -68,25 +67,25 @@ class Pool:
                 bed.put(None)
 
     def run(self, plan: NDArray[np.int64], counters: NDArray[np.int64]) -> None:
-        """Replay `plan` (operations, Entry.SIZE) once; its last entry has a barrier. `counters` are zeroed."""
+        """Replay `plan` (operations, Entry.size) once; its last entry has a barrier. `counters` are zeroed."""
         sync = self._sync
         with self._running:
-            if sync[Sync.QUIT]:
+            if sync[Sync.quit]:
                 raise BackendError("the cpu backend is closed; open it again")
-            sync[Sync.PLAN], sync[Sync.COUNT] = address(plan), len(plan)
+            sync[Sync.plan], sync[Sync.count] = address(plan), len(plan)
             counters[:] = 0
             try:
-                sync[Sync.ASKED] = sync[Sync.COMMAND] + 1  # before waking anyone, so that no worker goes back to sleep
+                sync[Sync.asked] = sync[Sync.command] + 1  # before waking anyone, so that no worker goes back to sleep
                 self._wake()
                 self._step(address(sync), self.threads)
             finally:
-                sync[Sync.ASKED] = sync[Sync.COMMAND]  # Ctrl-C before the batch began: as if never requested
+                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch began, forget the request
 
     def close(self) -> None:
-        """Stop the threads. Waits for a batch of another thread."""
+        """Stop the threads, after a batch that another thread runs."""
         with self._running:
-            self._sync[Sync.QUIT] = 1
+            self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
-            if thread is not threading.current_thread():  # a worker may be the one that collects a forgotten backend
+            if thread is not threading.current_thread():  # a worker may collect a forgotten backend
                 thread.join(timeout=5)

@@ -1,48 +1,59 @@
-"""A plan on the CPU: kernel calls in order, the readers of every value, fusions, and barriers between threads."""
+"""A plan on the CPU: kernel calls in order, with barriers between threads where one touches what another wrote."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
-from localllm.backends.cpu.buffers import Buffer, Buffers
+from localllm.backends.allocation import Buffer
+from localllm.backends.cpu.arguments import Place, Struct
+from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.kernels.attention import Shape
+from localllm.backends.cpu.places import ListOf, Scratch, Shared
+from localllm.backends.cpu.weights import Panels
 from localllm.backends.stages import Stage
-from localllm.plan import Rope
 
+# How threads share a kernel's work: in runs of the rows, by tasks, or in runs of rows that another kernel counts.
 Domain = Literal["batch", "logits", "tasks", "select"]
-# A number, an address name, an address name with an offset in bytes, a buffer, or a table made at the end.
-Slot = int | float | str | Buffer | tuple[str, int] | tuple[Literal["rope"], Rope] | tuple[Literal["work"], Shape, int]
-Resource = int | str  # a buffer's number, or a name such as "cache.3"
 
 
 @dataclass(slots=True)
 class Call:
-    """One kernel call of the plan. Slots hold numbers, buffers, or names of addresses that are known at the end."""
+    """One kernel call."""
 
     kernel: str
-    size: int
-    slots: dict[int, Slot]
+    arguments: Struct
     domain: Domain
-    reads: set[Resource]
-    writes: set[Resource]
     label: str
     barrier: bool = False
+    reads: set[Shared] = field(default_factory=set)
+    writes: set[Shared] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for place, written in self.arguments.places:
+            if isinstance(place, Shared):
+                (self.writes if written else self.reads).add(place.memory)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class Program:
     """Everything that binding decides before it allocates memory."""
 
     calls: list[Call]
-    buffers: Buffers
     kernels: dict[str, Kernel]
+    panels: dict[str, Panels]  # every matrix by name, without an address yet
+    scratch: dict[Scratch, int]  # bytes per thread
+    buffers: Buffers
     logits: Buffer | None  # None if another place of a split plan makes them
-    lists: dict[str, int]  # address name -> bytes, for memory that belongs to one call
     kept: dict[int, Buffer]  # value -> rows that are used for nothing else
-    routings: dict[int, tuple[str, Buffer]]  # kept result of experts -> (address name of the choices, hidden rows)
+    routings: dict[int, tuple[ListOf, Buffer]]  # kept result of experts -> (choices, hidden rows)
     stages: list[Stage[Buffer]]
+
+    @cached_property
+    def places(self) -> dict[Place, None]:
+        """Every place that the calls name, in order of the first that does."""
+        return {place: None for call in self.calls for place, _ in call.arguments.places}
 
 
 def place_barriers(calls: list[Call], stages: list[Stage[Buffer]]) -> None:

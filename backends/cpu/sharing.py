@@ -1,6 +1,6 @@
-"""Divides the attention of a step between threads: which rows make a tile, and whether tasks are split.
+"""Divides the attention of a step into tasks: which rows make a tile, and whether tasks are split.
 
-This never changes a result: a row's partitions and the order of merging are fixed.
+The division never changes a result: a row's partitions and the order of merging are fixed.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import Limits
-from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
+from localllm.backends.cpu.kernels.attention import PARTITION, Work
+from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.memory import address
 from localllm.plan import BLOCK, Batch
 
-SPLIT_ROWS = 32  # maximum rows of a batch with split tasks; more rows give enough tasks, and are bound by arithmetic
+SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
-TASKS_PER_THREAD = 6  # that the end of one may come while others still work
-_FILLED = Work.PARTITIONS + 1  # of a work block, new for every step
+TASKS_PER_THREAD = 6  # minimum, so that threads finish at about the same time
+_SLOTS = [Work.tiles, Work.tile_rows, Work.split, Work.heads, Work.partitions]
 
 
 class Sharing:
-    """The `Work` block of one kernel, filled for every step."""
+    """The `Work` of one kernel, filled for every step."""
 
     def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
-        self.work = np.zeros(Work.SIZE, np.int64)
+        self.work = np.zeros(Work.size, np.int64)
         self._tiles = np.zeros((limits.rows, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
@@ -32,7 +33,7 @@ class Sharing:
         self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(limits.rows, SPLIT_ROWS)))
 
     def fill(self, batch: Batch, last: int) -> None:
-        """Fill it for a batch whose largest position is `last`."""
+        """Fill the struct for a batch whose largest position is `last`."""
         shape, rows = self._shape, len(batch.tokens)
         tiles = fill_tiles(self._tiles, batch, shape.tokens)
         partitions = last // (BLOCK * PARTITION) + 1
@@ -43,12 +44,14 @@ class Sharing:
             wanted = TASKS_PER_THREAD * self._threads
             divisors = [n for n in range(1, shape.kv_heads + 1) if shape.kv_heads % n == 0]
             heads = max((n for n in divisors if tiles * seen * (shape.kv_heads // n) >= wanted), default=1)
-        self.work[:_FILLED] = tiles, self._at, split, heads, partitions
+        self.work[_SLOTS] = tiles, self._at, split, heads, partitions
 
 
 def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
-    """Runs of neighbouring rows of one sequence at consecutive positions, cut where the position is a multiple of
-    `size`, so that all rows of a tile see the same cache blocks. Returns their number."""
+    """Fill `tiles` with (first row, number of rows) and return their number.
+
+    A tile is a run of rows of one sequence at consecutive positions. It ends before a multiple of `size`, so that all
+    its rows see the same cache blocks."""
     count = len(batch.tokens)
     if count == 1 or size == 1:
         tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1

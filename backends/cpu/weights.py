@@ -1,4 +1,4 @@
-"""Weights from the file to panels: read in pieces and repacked in parallel, never two copies of the model in memory."""
+"""Loads weights into panels: pieces of the file are repacked in parallel, so memory never holds the model twice."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from localllm.backends.base import BackendError
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import wide
-from localllm.backends.cpu.kernels.matrix import RepackArg
-from localllm.backends.cpu.memory import Arena, address, aligned, int_block
+from localllm.backends.cpu.kernels.matrix import RepackArguments
+from localllm.backends.cpu.memory import Arena, address, aligned
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import FORMATS, panel_of
@@ -27,7 +27,7 @@ from localllm.quant import dequantize, row_bytes
 PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
 
 
-PACKED_BYTES = 128 << 10  # bytes of a task that multiplies packed bytes: the longest wait of a thread
+PACKED_BYTES = 128 << 10  # maximum bytes of a task that multiplies packed bytes: a thread waits for one task
 L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 while the rows pass
 
 
@@ -44,8 +44,8 @@ class Panels:
     panels: int  # of one expert
     panel_bytes: int
     blocks: int  # along K
-    tile_bytes: int  # of one panel unpacked for the mat-mul; 0 for float formats
-    widened_bytes: int  # of activations that stand beside unpacked panels
+    tile_bytes: int  # of one unpacked panel; 0 for float formats
+    widened_bytes: int  # of a tile's widened activations, which follow the unpacked panels
     experts: int = 1  # matrices of the same shape, one after the other
 
     @property
@@ -57,7 +57,7 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Panels per task, even: several tasks per thread for balance, and no more than fit L2."""
+        """Panels per task, even: few enough for several tasks per thread and to fit L2."""
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
@@ -65,7 +65,7 @@ class Panels:
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
-        """Scratch bytes of a thread that multiplies unpacked panels."""
+        """Bytes of scratch per thread for a product with unpacked panels."""
         return self.tile_chunk(threads) * self.tile_bytes + self.widened_bytes
 
 
@@ -106,13 +106,13 @@ def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple
 
 
 def load(
-    weights: Iterable[Weight], library: Library, threads: int, progress: Callable[[int, int], None] | None = None
-) -> tuple[Arena, dict[str, Panels]]:
-    """Load every matrix once, by name. `progress(done bytes, all bytes)`."""
+    weights: Iterable[Weight], shapes: dict[str, Panels], library: Library, threads: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Arena, dict[str, Panels]]:  # fmt: skip
+    """Load every matrix once, in panels of these shapes, by name. `progress(done bytes, all bytes)`."""
     matrices = {weight.name: weight for weight in weights}
-    without = shapes(matrices.values(), library.isa)
-    arena = Arena(sum(aligned(panels.bytes) for panels in without.values()), "the weights")
-    found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in without.items()}
+    arena = Arena(sum(aligned(panels.bytes) for panels in shapes.values()), "the weights")
+    found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in shapes.items()}
     fill([(weight, found[name]) for name, weight in matrices.items()], library, threads, progress)
     return arena, found
 
@@ -123,7 +123,7 @@ def fill(
     threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Repack every matrix into the place that is meant for it."""
+    """Read and repack each matrix into its panels."""
     pieces: list[tuple[Tensor, Panels, int, int, int]] = []
     for weight, stored in pairs:
         experts, rows, _ = _matrices(weight)
@@ -142,18 +142,15 @@ def fill(
         weight, stored, expert, start, stop = piece
         rows = weight.shape[-2]
         data = np.ascontiguousarray(weight.read(expert * rows + start, expert * rows + stop))
-        block = int_block(
-            RepackArg.SIZE,
-            {
-                RepackArg.SOURCE: address(data),
-                RepackArg.ROW_BYTES: data.shape[1],
-                RepackArg.ROWS: stop - start,
-                RepackArg.TARGET: stored.address + expert * stored.expert_bytes + start // LANES * stored.panel_bytes,
-                RepackArg.BLOCKS: stored.blocks,
-                RepackArg.PANEL_BYTES: stored.panel_bytes,
-            },
-        )
-        repack[weight.format](address(block), 0, 1)
+        arguments = RepackArguments(
+            source=address(data),
+            row_bytes=data.shape[1],
+            rows=stop - start,
+            target=stored.address + expert * stored.expert_bytes + start // LANES * stored.panel_bytes,
+            blocks=stored.blocks,
+            panel_bytes=stored.panel_bytes,
+        ).pack()
+        repack[weight.format](address(arguments), 0, 1)
         return data.nbytes
 
     everything = sum(math.prod(w.shape[:-1]) * row_bytes(w.format, w.shape[-1]) for w, _ in pairs)
@@ -164,7 +161,7 @@ def fill(
                 done += size
                 if progress is not None:
                     progress(done, everything)
-        except BaseException:  # Ctrl-C does not wait for the rest of the file
+        except BaseException:  # Ctrl-C must not wait for the rest of the file
             workers.shutdown(cancel_futures=True)
             raise
 
@@ -176,7 +173,7 @@ def _matrices(weight: Tensor) -> tuple[int, int, int]:
 
 
 def padded(count: int, lanes: int) -> int:
-    """Whole vectors and one more."""
+    """`count` rounded up to whole runs of `lanes`, and one run more."""
     return -(-count // lanes) * lanes + lanes
 
 

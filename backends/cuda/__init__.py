@@ -1,1 +1,1 @@
-"""NVIDIA cards through PyCUDA, with kernels compiled by NVRTC: a driver is needed, a toolkit is not."""
+"""NVIDIA cards through PyCUDA, with kernels compiled by NVRTC. It needs a driver, but no toolkit."""

@@ -1,7 +1,7 @@
-"""The CUDA backend: a device of PyCUDA under the executable that is written once in `backends.gpu`.
+"""The CUDA backend: a PyCUDA device for the executable of `backends.gpu`.
 
-Kernels have been compiled for four compute types (benchmarks/results) but never run on a card; tests run them, and what
-is asked of PyCUDA 2026.1, over an emulated one (tests/backends/gpu).
+The kernels have been compiled for four compute types (benchmarks/results), but never run on a card. Tests run them, and
+the calls of PyCUDA 2026.1, on an emulated card (tests/backends/gpu).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from localllm.quant.codecache import default_folder
 
 
 def _pycuda() -> Any:
-    """pycuda.driver, initialized; BackendError where it, the driver or a card is missing."""
+    """pycuda.driver, initialized. BackendError if PyCUDA, the driver or a card is missing."""
     try:
         import pycuda.driver as cuda
     except ImportError as error:  # also where libcuda.so.1 is missing
@@ -49,7 +49,7 @@ def _pycuda() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyCUDA's devices; BackendError where there are none."""
+    """PyCUDA's devices. BackendError if there are none."""
     cuda = _pycuda()
     return [cuda.Device(number) for number in range(cuda.Device.count())]
 
@@ -66,7 +66,7 @@ class CudaDevice:
         self._context.push()
         atexit.register(self.close)
         self._stream = cuda.Stream()
-        self._driver = ctypes.CDLL("libcuda.so.1")  # which PyCUDA has opened
+        self._driver = ctypes.CDLL("libcuda.so.1")  # PyCUDA has opened it
         self.store = Store(default_folder("gpu") if cache == "default" else cache)
         major, minor = device.compute_capability()
         free, total = cuda.mem_get_info()
@@ -80,7 +80,7 @@ class CudaDevice:
             local_memory=device.max_shared_memory_per_block,
         )
         self._modules: dict[str, Any] = {}
-        self._cubins: dict[str, bytes] = {}  # translated, not loaded
+        self._cubins: dict[str, bytes] = {}  # translated, not loaded yet
         self._graphs: WeakSet[Graph] = WeakSet()
 
     def alloc(self, size: int, what: str) -> Any:
@@ -107,7 +107,7 @@ class CudaDevice:
     def staging(self, size: int) -> NDArray[np.int32]:
         try:
             found: NDArray[np.int32] = self._cuda.pagelocked_zeros(size, np.int32)
-        except self._cuda.Error:  # the system locks no more memory
+        except self._cuda.Error:  # the system refuses to lock more memory
             return np.zeros(size, np.int32)
         return found
 
@@ -148,7 +148,7 @@ class CudaDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         packed = np.array([int(argument) for argument in arguments], np.uint64).tobytes()
         block, stream = (size, 1, 1), self._stream
-        call = kernel._launch_kernel  # what all of PyCUDA's ways end in, without packing the arguments every time
+        call = kernel._launch_kernel  # all of PyCUDA's calls end here; the others pack the arguments each time
 
         def launch(grid: Grid) -> None:
             try:
@@ -183,19 +183,19 @@ class CudaDevice:
         return BackendError(Notice(f"{self.facts.name}: {error} at ", what))
 
     def close(self) -> None:
-        """Also called when the program ends: PyCUDA aborts where a context is left then."""
+        """Close the context. Python calls this at exit too, because PyCUDA aborts if a context is left then."""
         atexit.unregister(self.close)
         for graph in self._graphs:
             graph.destroy()
         self._modules = {}
         if self._context is not None:
             self._context.pop()
-            self._context.detach()  # what Python's garbage collector calls instead is not for primary contexts
+            self._context.detach()  # the garbage collector would call a function that is not for primary contexts
             self._context = None
 
 
 class CudaBackend(GpuBackend):
-    """One card: its number, as the driver counts, or part of its name."""
+    """One card. `device` is the driver's number of it, or part of its name."""
 
     name = "cuda"
     device: CudaDevice

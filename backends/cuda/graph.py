@@ -1,4 +1,4 @@
-"""CUDA graphs through the driver's own functions, which PyCUDA 2026.1 does not wrap: many launches become one."""
+"""CUDA graphs make one launch of many. They use the driver's functions, since PyCUDA 2026.1 does not wrap them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from localllm.backends.base import BackendError
 
-RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: what other threads and the garbage collector do meanwhile does not matter
+RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED: calls of other threads and of the garbage collector are allowed
 
 
 class Graph:
-    """What `work` queued on a stream, to be launched there again; the buffers it uses must outlive it."""
+    """A recording of what `work` queues on a stream. The buffers that it uses must outlive it."""
 
     def __init__(self, driver: Any, stream: int, work: Callable[[], None]) -> None:
         self._driver, self._stream = driver, ctypes.c_void_p(stream)
@@ -33,7 +33,7 @@ class Graph:
         self._check(self._driver.cuGraphLaunch(self._launchable, self._stream))
 
     def destroy(self) -> None:
-        """While its context is alive."""
+        """Free the graph; its context must still exist."""
         if self._launchable:
             self._driver.cuGraphExecDestroy(self._launchable)
             self._launchable = ctypes.c_void_p()

@@ -1,4 +1,4 @@
-"""NVRTC through ctypes: CUDA C to a cubin for one compute type. Needs neither a driver nor a card nor headers."""
+"""NVRTC through ctypes: compiles CUDA C to a cubin for one compute type, without driver, card or headers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A cubin, and what ptxas says of its kernel."""
+    """A cubin, and ptxas's report about its kernel."""
 
     cubin: bytes
     registers: int
-    spilled: int  # bytes stored and loaded because registers were too few
+    spilled: int  # bytes stored and loaded for want of registers
     stack: int  # bytes
 
 
 def _libraries() -> list[str]:
-    """Where NVRTC may be: in the pip wheel, or on the system."""
+    """The places to look for NVRTC: in the pip wheel, then on the system."""
     found: list[Path] = []
     spec = find_spec("nvidia")
     for base in spec.submodule_search_locations or () if spec is not None else ():
@@ -43,7 +43,7 @@ class Nvrtc:
     def __init__(self) -> None:
         for name in _libraries():
             try:
-                for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):  # 13.0 does not find it alone
+                for builtins in sorted(Path(name).parent.glob("libnvrtc-builtins.so.*")):  # 13.0 needs help
                     ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
                 self._library = ctypes.CDLL(name)
             except OSError:
@@ -61,7 +61,7 @@ class Nvrtc:
             raise BackendError(f"NVRTC: {self._library.nvrtcGetErrorString(result).decode()}")
 
     def compile(self, source: str, name: str, architecture: str, options: Sequence[str] = OPTIONS) -> Compiled:
-        """`architecture` is sm_75, sm_90, ...; BackendError with the compiler's words where it refuses."""
+        """Compile for an architecture such as sm_90. BackendError with the compiler's log if it fails."""
         library, program = self._library, ctypes.c_void_p()
         self._check(
             library.nvrtcCreateProgram(ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None)

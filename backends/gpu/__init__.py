@@ -1,1 +1,1 @@
-"""What CUDA and OpenCL share: kernel sources, how a plan becomes launches, and the executable that replays them."""
+"""What CUDA and OpenCL share: the kernels, the lowering of plans to launches, and the executable that runs them."""

@@ -1,4 +1,4 @@
-"""What the backends of graphics devices share: a device picked from a list, and plans bound to it."""
+"""What the backends of graphics devices share: choosing a device from a list, and binding plans to it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class GpuBackend:
 
 
 def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
-    """Which of a backend's devices is meant by a number, `cuda0`, or part of a name; "" is the first.
+    """The place of the requested device in `names`: by number, as `cuda0`, or by part of its name; "" is the first.
 
-    BackendError says which there are.
+    BackendError, which lists the devices, if there is none or more than one.
     """
     text = str(asked)
     number = re.fullmatch(rf"(?:{backend})?:?\s*(\d+)", text, re.IGNORECASE)

@@ -1,4 +1,4 @@
-"""The memory that a program takes on a device, before anything is allocated, and how fast the device copies."""
+"""The memory that a program will take on a device, and the speed at which the device copies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from localllm.plan import Plan
 
 
 def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-    """The memory that a program takes on a device."""
+    """Count the memory of a program, before anything is allocated."""
     matrices = sum(formats.size_of(weight) for weight in program.matrices.values())
     vectors = sum(4 * int(np.prod(weight.shape)) for weight in program.vectors.values())
     of_block = block_bytes(plan, cache)
     ropes = sum(4 * limits.positions * rope.n_rot for rope in program.ropes)
     shares = dict.fromkeys(program.matrices, 0.0)
     for read in plan.reads:
-        if read.weight.name in shares:  # a table that is the output matrix too is read whole, once
+        if read.weight.name in shares:  # a table that is also the output matrix is read whole, once
             shares[read.weight.name] = max(shares[read.weight.name], read.used / read.of)
     read_bytes = sum(formats.size_of(program.matrices[name]) * share for name, share in shares.items())
     return Memory(
@@ -44,7 +44,7 @@ def must_fit(device: Device, memory: Memory) -> None:
 
 
 def copy_bandwidth(device: Device, size: int) -> float:
-    """Bytes a second, read and written, of a copy within the device's memory; the best of some."""
+    """Bytes per second, read and written, of a copy within the device's memory; the best of several runs."""
     size = max(1 << 20, min(size, 256 << 20))
     buffers = [device.alloc(size, "a measurement of bandwidth") for _ in range(2)]
     try:

@@ -34,7 +34,7 @@ class CacheRow:
 
     @property
     def scaled(self) -> bool:
-        """Whether scales stand apart from the words."""
+        """Whether scales are stored apart from the words."""
         return self.type.blocks and not self.minimum
 
     @property

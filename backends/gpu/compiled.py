@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, by a hash of everything that decides them; what cannot be kept is compiled again."""
+"""Compiled kernels on disk, by a hash of everything they depend on. What cannot be stored is compiled again."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from localllm.quant.codecache import CodeCache
 
 
 class Store:
-    """Binaries in a folder; None keeps nothing."""
+    """Binaries in a folder; with None, nothing is stored."""
 
     def __init__(self, folder: Path | None) -> None:
         self._cache = CodeCache(folder)
-        self.made = 0  # compiled, not found
+        self.made = 0  # number of binaries compiled because they were not found
 
     def get(self, key: tuple[str, ...], make: Callable[[], bytes]) -> bytes:
-        """What was stored under `key`, or what `make` returns, which then is stored."""
+        """Return the binary of `key`; if there is none, make and store it."""
         name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:40]
         found = self._cache.read(name)
         if found:

@@ -25,7 +25,7 @@ from localllm.backends.gpu.lower import lower
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.paged import PagedCache
 from localllm.backends.gpu.program import KeptRouting, Program
-from localllm.backends.gpu.references import Fixed, Reference, RopeTable
+from localllm.backends.gpu.references import Fixed, Reference, RopeTableOf
 from localllm.backends.gpu.replay import MOST, Replays
 from localllm.backends.gpu.steps import ROW_CLASSES, fill_step, groups, pieces, row_class, step_words
 from localllm.backends.shell import RopeTables, Shell
@@ -242,7 +242,7 @@ class GpuExecutable(Shell):
     def _fill_rope(self, rope: Rope, start: int, stop: int) -> None:
         positions = np.arange(start, stop, dtype=np.int32)
         values = np.concatenate(rope_table(rope, positions), axis=1).astype(np.float32)  # (positions, n_rot)
-        self._device.upload(self._buffers[RopeTable(rope)], 4 * start * rope.n_rot, values)
+        self._device.upload(self._buffers[RopeTableOf(rope)], 4 * start * rope.n_rot, values)
 
     def _fill(self, weight: Tensor) -> None:
         self._buffers.fill(weight)

@@ -1,4 +1,4 @@
-"""How the weight formats lie on a device and what their kernels are compiled with: one row per format.
+"""The layout of weight formats on a device, and the macros of their kernels: one row per format.
 
 A block of the file is cut in two, so that kernels can read words: its body, whose size and place allow 4-byte reads,
 and its head, the few bytes that would spoil that. A matrix is all bodies, row by row, then all heads.
@@ -24,14 +24,14 @@ PIECE = 32 << 20  # bytes read from the file at a time
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A format's block on the device; `unpack.cl` or `plain.cl` reads it."""
+    """The block of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
 
-    body: tuple[int, int]  # from, to: bytes of the file's block
+    body: tuple[int, int]  # start and end in the file's block, in bytes
     head: tuple[int, int] = (0, 0)
     halves: int = 1  # scales of 32 values
     minimum: bool = False
-    levels: tuple[int, ...] = ()  # what nibbles stand for, as bytes
-    points: Callable[[], NDArray[np.uint32]] | None = None  # the codebook, four coordinates a word
+    levels: tuple[int, ...] = ()  # the values of nibbles, as bytes
+    points: Callable[[], NDArray[np.uint32]] | None = None  # the codebook, four coordinates per word
 
 
 def _points(name: str, factor: int, bias: int) -> Callable[[], NDArray[np.uint32]]:
@@ -84,7 +84,7 @@ def check(weight: Tensor) -> None:
 
 
 def defines(name: str) -> dict[str, object]:
-    """The constants that a format's kernels are compiled with."""
+    """The macros of a format's kernels."""
     if name in PLAIN:
         return {f"FORMAT_{name}": 1}
     packing = QUANTIZED[name]
@@ -101,7 +101,7 @@ def defines(name: str) -> dict[str, object]:
 
 
 def tables(name: str) -> str:
-    """Source of the codebook that a format's `unpack` reads."""
+    """Source of the codebook that a format's kernels read."""
     packing = QUANTIZED.get(name)
     if packing is None or packing.points is None:
         return ""
@@ -110,16 +110,16 @@ def tables(name: str) -> str:
 
 
 def size_of(weight: Tensor) -> int:
-    """Bytes of a matrix on the device: as in the file, and a few that a word may be read beyond its end."""
+    """Bytes of a matrix on the device: as in the file, and a few more, since kernels read a word beyond the end."""
     rows = math.prod(weight.shape[:-1])
     fmt = FILE_FORMATS[weight.format]
     return rows * (weight.shape[-1] // fmt.block_values) * fmt.block_bytes + 16
 
 
 def pieces(weight: Tensor) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """(offset, bytes) of a matrix as the device is to hold it, some rows at a time."""
+    """(offset, bytes) of a matrix in the device's layout, some rows at a time."""
     rows, fmt = math.prod(weight.shape[:-1]), FILE_FORMATS[weight.format]
-    blocks = weight.shape[-1] // fmt.block_values  # of a row
+    blocks = weight.shape[-1] // fmt.block_values  # per row
     step = max(1, PIECE // max(1, blocks * fmt.block_bytes))
     packing = QUANTIZED.get(weight.format)
     for start in range(0, rows, step):

@@ -14,7 +14,7 @@ from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.device import Grid as Groups
 from localllm.backends.gpu.kernels.kernel import Grid, Launch
 from localllm.backends.gpu.program import Program
-from localllm.backends.gpu.references import Cache, Fixed, Matrix, Reference, RopeTable, Vector
+from localllm.backends.gpu.references import CacheOf, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import step_words
 from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Plan, Tensor, Weight
@@ -47,17 +47,17 @@ class DeviceMemory:
             self._alloc(tables, self.tables_size, "block tables")
         for number, layer in enumerate(self._plan.layers):
             keys, values = part_bytes(layer, cache)
-            for own, size in ((Cache(number, "keys"), keys), (Cache(number, "values"), values)):
+            for own, size in ((CacheOf(number, "keys"), keys), (CacheOf(number, "values"), values)):
                 what = Notice("the cache (", Setting("ctx_size"), " makes it smaller)")
                 self._alloc(own, limits.blocks_of(layer) * size, what)
         for rope in program.ropes:
-            self._alloc(RopeTable(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
+            self._alloc(RopeTableOf(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
         for weight in program.vectors.values():
             numbers = _numbers(weight)
-            self._device.upload(self._alloc(Vector(weight.name), numbers.nbytes, "the weights"), 0, numbers)
+            self._device.upload(self._alloc(VectorOf(weight.name), numbers.nbytes, "the weights"), 0, numbers)
         done, total = 0, sum(formats.size_of(weight) for weight in program.matrices.values())
         for weight in program.matrices.values():
-            self._alloc(Matrix(weight.name), formats.size_of(weight), "the weights")
+            self._alloc(MatrixOf(weight.name), formats.size_of(weight), "the weights")
             for size in self.fill(weight):
                 done += size
                 report("loading weights", min(done, total), total)
@@ -71,7 +71,7 @@ class DeviceMemory:
         """Upload a matrix; returns the bytes of each piece."""
         sizes = []
         for offset, data in formats.pieces(weight):
-            self._device.upload(self._buffers[Matrix(weight.name)], offset, data)
+            self._device.upload(self._buffers[MatrixOf(weight.name)], offset, data)
             sizes.append(data.nbytes)
         return sizes
 

@@ -12,7 +12,7 @@ from localllm.backends.base import CacheTypes
 from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.memory import DeviceMemory
-from localllm.backends.gpu.references import Cache
+from localllm.backends.gpu.references import CacheOf
 from localllm.plan import BLOCK, Plan
 
 U8 = NDArray[np.uint8]
@@ -32,8 +32,8 @@ class PagedCache:
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
         """Of the keys and of the values: buffer, place in the content of a block, bytes of a block."""
         keys, values = self._part_bytes[layer]
-        yield self._memory[Cache(layer, "keys")], slice(0, keys), keys
-        yield self._memory[Cache(layer, "values")], slice(keys, keys + values), values
+        yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
+        yield self._memory[CacheOf(layer, "values")], slice(keys, keys + values), values
 
     def copy(self, layer: int, source: Numbers, target: Numbers) -> None:
         for buffer, _, size in self._parts(layer):

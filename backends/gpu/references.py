@@ -11,21 +11,21 @@ from localllm.plan import Rope
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class MatrixOf:
     """The packed matrix of a weight, by the weight's name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Vector:
+class VectorOf:
     """The float32 numbers of a weight, by the weight's name."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
+class CacheOf:
     """The keys or the values of a cache layer."""
 
     layer: int
@@ -33,7 +33,7 @@ class Cache:
 
 
 @dataclass(frozen=True, slots=True)
-class RopeTable:
+class RopeTableOf:
     """Cosines and sines (positions, n_rot)."""
 
     rope: Rope
@@ -64,5 +64,4 @@ class Fixed(Enum):
 
 
 Scratch = Choices | Fixed  # memory that is neither a weight, a cache nor a value
-Reference = Buffer | Matrix | Vector | Cache | RopeTable | Choices | Fixed
-REFERENCES = (Buffer, Matrix, Vector, Cache, RopeTable, Choices, Fixed)
+Reference = Buffer | MatrixOf | VectorOf | CacheOf | RopeTableOf | Choices | Fixed

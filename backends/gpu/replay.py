@@ -1,7 +1,8 @@
-"""Steps of few rows again and again: their launches are recorded once per shape and replayed as one.
+"""Replays of steps with few rows: their launches are recorded once per shape and replayed as one.
 
-Tokens, positions and tables are read from device memory, so a replay is right for every batch of its shape: rows, rows
-of logits, partitions of attention in powers of two (work-groups past the last one find nothing to do).
+Kernels read tokens, positions and tables from device memory, so a replay is right for every batch of its shape. A shape
+is the rows, the rows of logits, and the partitions of attention rounded up to a power of two; the work-groups of
+partitions that do not exist return at once.
 """
 
 from __future__ import annotations
@@ -11,20 +12,20 @@ from collections.abc import Callable, Hashable
 from localllm.backends.base import BackendError
 from localllm.backends.gpu.device import Device
 
-MOST = 64  # shapes that are held of a part of a plan
+MOST = 64  # maximum of recorded shapes per stage of a plan
 
 
 class Replays:
-    """What a device has recorded, by shape."""
+    """Recordings of a device, by shape."""
 
     def __init__(self, device: Device, most: int = MOST) -> None:
         self._device, self._most = device, most
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Callable[[], None]] = {}
-        self.refused = ""  # why the device records nothing, where it does not
+        self.refused = ""  # the reason why the device does not record, if it does not
 
     def run(self, shape: Hashable, work: Callable[[], None]) -> None:
-        """Queue what `work` queues; at the second time of a shape that is recorded, from then on replayed."""
+        """Queue what `work` queues. The second call with a shape records it, later ones replay it."""
         replay = self._recorded.get(shape)
         if replay is None:
             replay = self._record(shape, work) if shape in self._seen and not self.refused else work
@@ -42,11 +43,11 @@ class Replays:
         return replay
 
     def clear(self) -> None:
-        """Before what was recorded would use memory that is gone."""
+        """Forget all recordings; call it before freeing the memory that they use."""
         self._device.sync()
         self._recorded.clear()
 
 
 def bucket(partitions: int) -> int:
-    """The power of two that stands for so many."""
+    """The number of partitions, rounded up to a power of two."""
     return 1 << (partitions - 1).bit_length()

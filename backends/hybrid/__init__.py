@@ -1,1 +1,1 @@
-"""Two backends as one: some of a plan's layers on a graphics card, the rest on the CPU."""
+"""Two backends as one: some layers of a plan run on a graphics card, the others on the CPU."""

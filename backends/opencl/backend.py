@@ -1,4 +1,4 @@
-"""The OpenCL backend: a device of PyOpenCL under the executable that is written once in `backends.gpu`."""
+"""The OpenCL backend: a PyOpenCL device for the executable of `backends.gpu`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localllm.notice import Notice, Setting
 from localllm.quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)
-SIMULATOR = "oclgrind"  # tests run kernels on it; it calls itself a card and is a thousand times slower than any device
+SIMULATOR = "oclgrind"  # for tests; it presents itself as a card, but is a thousand times slower
 NO_MEMORY = ("MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_RESOURCES", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE")
 
 
@@ -33,7 +33,7 @@ def _pyopencl() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyOpenCL's devices, graphics cards first; BackendError where there is no PyOpenCL or no driver."""
+    """PyOpenCL's devices, graphics cards first. BackendError if PyOpenCL, a driver or a device is missing."""
     cl = _pyopencl()
     try:
         platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
@@ -72,14 +72,14 @@ class OpenClDevice:
             api=f"{device.version.strip()}, driver {device.driver_version.strip()}",
             compute=kind_of(device),
             memory=device.global_mem_size,
-            free=device.global_mem_size,  # OpenCL has no question for what is free
+            free=device.global_mem_size,  # OpenCL does not tell free memory
             local_memory=device.local_mem_size,
         )
-        # PoCL runs kernels on the CPU and compiles each in a second, again for every work-group size where a binary is
-        # asked for; it keeps what it made in a cache of its own.
+        # PoCL runs kernels on the CPU and takes a second to compile one; if asked for a binary, it compiles again for
+        # every work-group size. It has a cache of its own.
         self.generic = "pocl" in device.version.lower()
         self._programs: dict[str, Any] = {}
-        self._tape: list[tuple[Any, Grid, Grid]] | None = None  # what is being recorded
+        self._tape: list[tuple[Any, Grid, Grid]] | None = None  # the launches of the recording in progress
 
     def alloc(self, size: int, what: str) -> Any:
         cl = self._cl
@@ -132,7 +132,7 @@ class OpenClDevice:
             binary = self.store.get(key, lambda: self._binary(source))
             try:
                 program = cl.Program(self._context, [self._device], [binary]).build(list(OPTIONS))
-            except cl.Error:  # a binary that the driver no longer takes
+            except cl.Error:  # the driver no longer accepts the binary
                 program = self._from_source(source)
             self._programs[source] = program
         return program, kernel
@@ -149,7 +149,7 @@ class OpenClDevice:
     def prepare(self, kernel: Any, size: int, local_bytes: int, arguments: Sequence[Any]) -> Callable[[Grid], None]:
         cl, queue, local = self._cl, self._queue, (size, 1, 1)
         program, name = kernel
-        made = cl.Kernel(program, name)  # its own: the arguments stay set
+        made = cl.Kernel(program, name)  # one per launch, so that its arguments stay set
         made.set_args(*arguments, *([cl.LocalMemory(local_bytes)] if local_bytes else []))
 
         def launch(grid: Grid) -> None:
@@ -165,7 +165,7 @@ class OpenClDevice:
         return launch
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Launches with everything set: OpenCL 1.2 has no graphs."""
+        """Keep a list of launches: OpenCL 1.2 has no graphs."""
         tape: list[tuple[Any, Grid, Grid]] = []
         self._tape = tape
         try:
@@ -206,7 +206,7 @@ class OpenClDevice:
 
 
 class OpenClBackend(GpuBackend):
-    """One OpenCL device of some kinds: its number among them, as `devices` counts, or part of its name."""
+    """One OpenCL device. `device` is its number among the devices of these kinds, or part of its name."""
 
     name = "opencl"
     device: OpenClDevice

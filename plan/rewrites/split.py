@@ -89,7 +89,7 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
         for value in (value for op in stage.operations for value in op.inputs):
             readers.setdefault(value.index, set()).add(stage.place)
     known: dict[Place, set[int]] = {stage.place: set() for stage in stages}
-    at_hand: list[Value] = []  # what the stage received or made
+    at_hand: list[Value] = []  # values that the stage received or made
     found: list[tuple[Value, ...]] = []
     for stage in stages:
         at_hand += [value for op in stage.operations for value in op.outputs]

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from localllm.backends.cpu import isa
+from localllm.backends.cpu.arguments import Address, Int64, Rows, Struct
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel, assembly
@@ -204,14 +205,10 @@ def mat_vec(format: str) -> Kernel:
     panel = INTEGER_PANELS[format]
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
-        row = lambda slot: lambda _: a.pointer(slot)  # noqa: E731
-        place = linear.Place(
-            a.pointer(linear.LinearArg.WEIGHTS), row(linear.LinearArg.X), row(linear.LinearArg.Y),
-            a.f32(linear.LinearArg.SCALE), a.i64(linear.LinearArg.BIAS),
-        )  # fmt: skip
-        linear._direct_rows(f, a, panel, place, f.i64(1), f.i64(0), a.i64(linear.LinearArg.PANELS))
+        operands = linear.Operands(a.weights, lambda _: a.x.address, lambda _: a.y.address, a.scale, a.bias)
+        linear._direct_rows(f, a, panel, operands, f.i64(1), f.i64(0), a.panels)
 
-    return kernel(f"mat_vec_{format}", body)
+    return kernel(f"mat_vec_{format}", linear.LinearArguments, body)
 
 
 @pytest.mark.parametrize("name", INSTRUCTIONS)
@@ -245,17 +242,23 @@ def test_formats_of_any_byte_multiply_in_pairs_on_avx2_alone() -> None:
     assert {name: in_pairs(name) for name in INSTRUCTIONS if in_pairs(name)} == {"avx2": ["Q8_0", "IQ4_NL", "IQ4_XS"]}
 
 
+class WideArguments(Struct):
+    x: Rows
+    w: Address
+    widened: Address
+    blocks: Int64
+    sums: Address
+
+
 @pytest.mark.parametrize("format", in_pairs("avx2"))
 def test_a_tile_in_pairs_keeps_its_sums_in_registers(format: str) -> None:
     """Two instructions for each 16 products, 32 values a turn; the stack for no more than the turn's end."""
 
     def body(f, a, thread, threads) -> None:  # type: ignore[no-untyped-def]
-        x = [a.pointer(slot) for slot in range(wide.ROWS)]
-        w, widened, blocks, sums = (wide.ROWS + slot for slot in range(4))
-        panel = INTEGER_PANELS[format]
-        wide.tile(f, panel, a.pointer(w), x, a.pointer(widened), a.i64(blocks), a.pointer(sums))
+        x = [a.x.row(f.i64(row)) for row in range(wide.ROWS)]
+        wide.tile(f, INTEGER_PANELS[format], a.w, x, a.widened, a.blocks, a.sums)
 
-    text = assembly(kernel(f"wide_{format}", body), isa.named("avx2"))
+    text = assembly(kernel(f"wide_{format}", WideArguments, body), isa.named("avx2"))
     loops = [block for block in re.split(r"^\.?\w+:.*$", text, flags=re.MULTILINE) if "vpmaddwd" in block]
     assert len(loops) == 1
     products, sums = (len(re.findall(rf"{name}\s.*%ymm", loops[0])) for name in ("vpmaddwd", "vpaddd"))

@@ -11,7 +11,8 @@ import pytest
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES, rotate
 from localllm.backends.cpu.backend import CpuBackend
-from localllm.backends.cpu.kernels.attention import PARTITION, Shape, Work
+from localllm.backends.cpu.kernels.attention import PARTITION, Work
+from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.sharing import Sharing
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import bind, record
@@ -74,12 +75,12 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
         one = np.array([position], np.int32)
         row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
         sharing.fill(row, position)
-        assert (sharing.work[Work.SPLIT], sharing.work[Work.HEADS]) == (split, heads)
+        assert (sharing.work[Work.split], sharing.work[Work.heads]) == (split, heads)
         many = np.arange(position // 4 * 4, position // 4 * 4 + 512, dtype=np.int32)
         sharing.fill(
             replace(row, tokens=many, positions=many, slots=many, sequence=np.zeros(512, np.int32)), int(many[-1])
         )
-        assert (sharing.work[Work.SPLIT], sharing.work[Work.TILES]) == (0, 128)
+        assert (sharing.work[Work.split], sharing.work[Work.tiles]) == (0, 128)
 
 
 @pytest.mark.parametrize("name", CACHE_TYPES)

@@ -19,15 +19,17 @@ import localllm.backends.cpu.backend
 import localllm.backends.cpu.buffers
 import localllm.backends.cpu.inputs
 import localllm.backends.cpu.sharing
+import localllm.backends.cpu.storage
 import localllm.backends.cpu.weights
+from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError
-from localllm.backends.cpu.buffers import Buffer, Buffers
+from localllm.backends.cpu.buffers import Buffers
 from localllm.backends.cpu.jit import Library
-from localllm.backends.cpu.memory import LINE, aligned
+from localllm.backends.cpu.memory import aligned
 
 PAGE = mmap.PAGESIZE
 MODULES = (
-    localllm.backends.cpu.backend,
+    localllm.backends.cpu.storage,
     localllm.backends.cpu.buffers,
     localllm.backends.cpu.weights,
 )  # modules that use Arena
@@ -111,7 +113,7 @@ def install() -> None:
     for name in ("vector", "expert_vectors"):
         setattr(localllm.backends.cpu.weights, name, _then_moved(getattr(localllm.backends.cpu.weights, name)))
     localllm.backends.cpu.weights.address = lambda array: moved(array).ctypes.data  # rows as in the file
-    for module in (localllm.backends.cpu.backend, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
+    for module in (localllm.backends.cpu.storage, localllm.backends.cpu.inputs, localllm.backends.cpu.sharing):
         module.np = _Zeros()  # type: ignore[attr-defined]
     localllm.backends.cpu.backend.Library = cache(Library)  # type: ignore[misc]
 
@@ -128,8 +130,7 @@ def _commit(self: Buffers) -> FencedArena:
 def _address(self: Buffers, buffer: Buffer) -> int:
     fences: dict[int, int] = self._fences  # type: ignore[attr-defined]
     if buffer.number not in fences:
-        rows, stride, times = self._kind[buffer.number]
-        size = aligned(self._rows[rows] * stride * times) + LINE  # kernels may read a line more
+        size = self.bytes(buffer)
         fences[buffer.number] = found = fenced(size)
         at(found, min(size, 1 << 22))[:] = 0xFF  # NaN
     return fences[buffer.number]

@@ -2,43 +2,38 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
+from localllm.backends.cpu.arguments import Address, Int64, Rows, Struct, Target
 from localllm.backends.cpu.cache import CACHE
-from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.kernels.common import Arguments, Step, kernel, own_rows
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, kernel, own_rows
 from localllm.backends.cpu.simd import Function, Value
 from localllm.plan import BLOCK
 
 
-class AppendArg(IntEnum):
-    STEP = 0
-    K = 1
-    K_STRIDE = 2
-    V = 3
-    V_STRIDE = 4
-    K_CACHE = 5  # for this layer: (blocks, kv heads) in the layout of `backends.cpu.cache`
-    V_CACHE = 6
-    HEADS = 7
-    SIZE = 8
+class AppendArguments(Struct):
+    step: Address
+    k: Rows
+    v: Rows
+    k_cache: Target  # of the layer: (blocks, kv heads) in the layout of `backends.cpu.cache`
+    v_cache: Target
+    heads: Int64
 
 
-def append(head_dim: int, key_type: str, value_type: str) -> Kernel:
+def append(head_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendArguments]:
     keys, values = CACHE[key_type], CACHE[value_type]
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        step = a.pointer(AppendArg.STEP)
-        heads = a.i64(AppendArg.HEADS)
-        with own_rows(f, f.load_int(step, Step.ROWS), thread, threads) as row:
-            slot = f.load_i32(f.pointer(f.load_int(step, Step.SLOTS)), row)
+    def body(f: Function, a: AppendArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        heads = a.heads
+        with own_rows(f, step.rows, thread, threads) as row:
+            slot = f.load_i32(step.slots, row)
             block, position = slot // BLOCK, slot % BLOCK
             with f.loop(0, heads) as head:
                 at = block * heads + head
-                k = a.pointer(AppendArg.K) + (row * a.i64(AppendArg.K_STRIDE) + head * (4 * head_dim))
-                v = a.pointer(AppendArg.V) + (row * a.i64(AppendArg.V_STRIDE) + head * (4 * head_dim))
-                k_to = a.pointer(AppendArg.K_CACHE) + at * keys.key_bytes(head_dim)
-                v_to = a.pointer(AppendArg.V_CACHE) + at * values.value_bytes(head_dim)
+                k = a.k.address + (row * a.k.stride + head * (4 * head_dim))
+                v = a.v.address + (row * a.v.stride + head * (4 * head_dim))
+                k_to = a.k_cache + at * keys.key_bytes(head_dim)
+                v_to = a.v_cache + at * values.value_bytes(head_dim)
                 keys.write_key(f, k, k_to, head_dim, position)
                 values.write_value(f, v, v_to, head_dim, position)
 
-    return kernel(f"append_{head_dim}_{key_type}_{value_type}", body)
+    return kernel(f"append_{head_dim}_{key_type}_{value_type}", AppendArguments, body)

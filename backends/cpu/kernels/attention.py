@@ -1,176 +1,98 @@
 """Attention over the paged cache: online softmax block by block in order of position, for decode and prefill alike.
 
-Positions are cut into partitions of a fixed number of cache blocks. Of every partition a row has a maximum, a sum and
-an output of its own, and these are merged in order of position: that order is part of what a result is. So a long
-sequence can be shared out between threads (`attention`, then `merge`) or be gone through by one, with the same bits.
-What a row may not see of a cache block of 64 positions weighs exactly 0, and is left out where no row of a tile sees
-it. So a row's result does not depend on the tile, the batch or the threads either.
+Positions are divided into partitions of PARTITION cache blocks. A row has a maximum, a sum and an output for each
+partition, and merges them in order of position. One thread may compute all partitions, or several threads may share
+them (`attention`, then `merge`): the order is the same, so the bits are. Positions that a row must not see weigh
+exactly 0; blocks that no row of a tile sees are skipped. So a row's result does not depend on the tile or the batch.
 
-A task is a tile of neighbouring rows of one sequence with some key-value heads and all their query heads, over one
-partition ("split") or over all of them. Split tasks take as many heads as they can: the heads of a block stand one
-after the other, and memory that is read straight on comes two to three times as fast as pieces of 8 KiB.
+A task is a tile of neighbouring rows of one sequence, some key-value heads with all their query heads, and one
+partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
+neighbours in memory: reading on is two to three times as fast as reading pieces of 8 KiB.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import IntEnum
 
-from localllm.backends.cpu.cache import CACHE, Blocks, CacheRow, rotate
-from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, SCALED, Reach, prepare, query_bytes, scores, weigh
-from localllm.backends.cpu.kernels.common import Arguments, Step, f32x16, kernel, tanh, tasks
-from localllm.backends.cpu.kernels.softmax import State, exp_negative, row_bytes, softmax, state_bytes
-from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.arguments import (
+    Address,
+    AddressOrZero,
+    Float32,
+    Int64,
+    Output,
+    Rows,
+    Struct,
+    Target,
+)  # fmt: skip
+from localllm.backends.cpu.cache import Blocks, rotate
+from localllm.backends.cpu.kernels.attend import FLOOR, LOWEST, Reach, prepare, query_bytes, scores, weigh
+from localllm.backends.cpu.kernels.attention_shape import Shape, scratch
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, f32x16, kernel, tanh, tasks
+from localllm.backends.cpu.kernels.softmax import State, exp_negative, softmax
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 from localllm.plan import BLOCK
 
 
-class AttentionArg(IntEnum):
-    STEP = 0
-    Q = 1
-    Q_STRIDE = 2
-    Y = 3
-    Y_STRIDE = 4
-    K_CACHE = 5
-    V_CACHE = 6
-    KV_HEADS = 7
-    SCALE = 8
-    COUNTER = 9
-    SCRATCH = 10
-    SCRATCH_STRIDE = 11  # bytes of one thread
-    WORK = 12  # address of a block of `Work`
-    WINDOW = 13  # number of positions that a row sees, itself included
-    SOFTCAP = 14  # float32
-    SINKS = 15  # float32 (heads,)
-    PARTIALS = 16  # results of split tasks, for `merge`
-    SIZE = 20
+class MergeArguments(Struct):
+    step: Address
+    y: Output
+    counter: Address
+    scratch: Rows  # one per thread
+    work: Address  # of a `Work`
+    window: Int64  # number of positions that a row sees, itself included
+    sinks: AddressOrZero  # float32 (heads,)
+    partials: Address  # results of split tasks
 
 
-class Work(IntEnum):
-    """How a step's attention is divided into tasks, int64; `backends.cpu.sharing` fills it."""
+class AttentionArguments(MergeArguments):
+    q: Rows
+    k_cache: Address
+    v_cache: Address
+    scale: Float32
+    softcap: Float32
+    partials: Target
 
-    TILES = 0  # how many
-    LIST = 1  # address of int32 (first row, rows) by tile
-    SPLIT = 2  # 0: a task covers all partitions
-    HEADS = 3  # key-value heads per task
-    PARTITIONS = 4  # of the longest row, from position 0 on
-    SIZE = 8
+
+class Work(Struct):
+    """How a step's attention is divided into tasks; `backends.cpu.sharing` fills it."""
+
+    tiles: Int64  # number of tiles
+    tile_rows: Address  # int32 (tiles, 2): first row, number of rows
+    split: Int64  # 0: a task covers all partitions
+    heads: Int64  # key-value heads per task
+    partitions: Int64  # of the longest row, from position 0 on
 
 
 PARTITION = 4  # cache blocks
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The parameters that a kernel is compiled for."""
-
-    head_dim: int
-    group: int  # query heads per key-value head
-    kv_heads: int
-    key_type: str = "f16"
-    value_type: str = "f16"
-    window: bool = False
-    softcap: bool = False
-    sinks: bool = False
-
-    @property
-    def name(self) -> str:
-        extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks") if getattr(self, n))
-        return f"{self.head_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
-
-    @property
-    def keys(self) -> CacheRow:
-        return CACHE[self.key_type]
-
-    @property
-    def values(self) -> CacheRow:
-        return CACHE[self.value_type]
-
-    @property
-    def width(self) -> int:
-        return self.values.width(self.head_dim)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens per tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
-        tokens = 1
-        while tokens * 2 * self.group <= MAX_QUERY_ROWS:
-            tokens *= 2
-        return tokens
-
-    def state_bytes(self, rows: int) -> int:
-        """Outputs, maxima and sums of query rows."""
-        return state_bytes(rows, self.width)
-
-
-MAX_QUERY_ROWS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class _Scratch:
-    """Offsets in a thread's scratch."""
-
-    queries: int
-    head: int  # one head of whole groups
-    scores: int
-    scaled: int
-    shrink: int
-    state: int
-    final: int
-    size: int
-
-
-def _scratch(shape: Shape) -> _Scratch:
-    rows = shape.group * shape.tokens
-    sizes = (
-        shape.kv_heads * rows * query_bytes(shape.keys, shape.head_dim),
-        4 * aligned(shape.head_dim + 32),
-        rows * BLOCK * 4,
-        SCALED * BLOCK * 4,
-        2 * row_bytes(rows),
-        shape.state_bytes(rows),
-        shape.state_bytes(rows),
-    )
-    offsets = [0]
-    for size in sizes:
-        offsets.append(offsets[-1] + aligned(size))
-    return _Scratch(*offsets)
-
-
-def scratch_bytes(shape: Shape) -> int:
-    """Bytes of one thread's scratch."""
-    return _scratch(shape).size
-
-
 class _Rows:
-    """The query rows of `tokens` rows of the batch from `first`, while their kernel is emitted."""
+    """Emits the attention of `tokens` rows of the batch, from row `first` on."""
 
     def __init__(
-        self, f: Function, a: Arguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Value
+        self, f: Function, a: MergeArguments, shape: Shape, first: Value, tokens: int, thread: Value, work: Work
     ) -> None:
         self.f, self.a, self.shape, self.first, self.tokens = f, a, shape, first, tokens
         self.rows = tokens * shape.group
-        self.step = a.pointer(AttentionArg.STEP)
-        positions = f.pointer(f.load_int(self.step, Step.POSITIONS))
+        self.step = Step.at(a.step)
+        positions = self.step.positions
         self.limits = [f.load_i32(positions, first + token) for token in range(tokens)]
-        self.window = a.i64(AttentionArg.WINDOW) if shape.window else None
+        self.window = a.window if shape.window else None
         self.start = f.i64(0)  # the first visible block
         if self.window is not None:
-            # A block that only other rows of the tile see has weight 0 in the end: its maximum is the lowest.
+            # The maximum of a block that only other rows of the tile see is the lowest: its weight becomes 0.
             oldest = self.limits[0] - self.window + 1
             self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
         self.partitions = (self.start // PARTITION, (self.stop + (PARTITION - 1)) // PARTITION)
-        at = a.pointer(AttentionArg.SCRATCH) + thread * a.i64(AttentionArg.SCRATCH_STRIDE)
-        offsets = _scratch(shape)
+        at = a.scratch.row(thread)
+        offsets = scratch(shape)
         self.queries, self.head, self.scores, self.scaled, self.shrink = (
             at + offset for offset in (offsets.queries, offsets.head, offsets.scores, offsets.scaled, offsets.shrink)
         )
         self.own, self.final = self.state(at + offsets.state), self.state(at + offsets.final)
-        of_row = f.load_int(work, Work.PARTITIONS) * (shape.kv_heads * shape.state_bytes(shape.group))
-        self.partials = a.pointer(AttentionArg.PARTIALS) + first * of_row
+        of_row = work.partitions * (shape.kv_heads * shape.state_bytes(shape.group))
+        self.partials = a.partials + first * of_row
 
     def state(self, at: Value) -> State:
         return State(at, self.rows, self.shape.width)
@@ -179,28 +101,28 @@ class _Rows:
         """The result of a split task for a partition and a head."""
         return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
 
-    def head_row(self, slot: int, head: Value, row: Value) -> Value:
-        """Address of a query row of a key-value head, in q or y."""
+    def head_row(self, of: Rows, head: Value, row: Value) -> Value:
+        """Address of a query row of a key-value head in q or y."""
         group = self.shape.group
-        base = self.a.pointer(slot) + (self.first + row // group) * self.a.i64(slot + 1)
+        base = of.address + (self.first + row // group) * of.stride
         return base + (head * group + row % group) * (4 * self.shape.head_dim)
 
-    def prepare(self, head: Value, heads: Value) -> None:
+    def prepare(self, a: AttentionArguments, head: Value, heads: Value) -> None:
         f, shape = self.f, self.shape
         size = query_bytes(shape.keys, shape.head_dim)
         with f.loop(0, heads) as number, f.loop(0, self.rows) as row:
             out = self.queries + (number * self.rows + row) * size
-            x, scale = self.head_row(AttentionArg.Q, head + number, row), self.a.f32(AttentionArg.SCALE)
+            x, scale = self.head_row(a.q, head + number, row), a.scale
             prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
-    def block(self, number: Value, head: Value, queries: Value, state: State) -> None:
+    def block(self, a: AttentionArguments, number: Value, head: Value, queries: Value, state: State) -> None:
         """Add one more cache block to the state of a head."""
-        f, a, shape, D = self.f, self.a, self.shape, self.shape.head_dim
-        softcap = f.splat(a.f32(AttentionArg.SOFTCAP)) if shape.softcap else None
+        f, shape, D = self.f, self.shape, self.shape.head_dim
+        softcap = f.splat(a.softcap) if shape.softcap else None
         key_bytes, value_bytes = shape.keys.key_bytes(D), shape.values.value_bytes(D)
         at = self.physical(number) * shape.kv_heads + head
-        keys = a.pointer(AttentionArg.K_CACHE) + at * key_bytes
-        values = a.pointer(AttentionArg.V_CACHE) + at * value_bytes
+        keys = a.k_cache + at * key_bytes
+        values = a.v_cache + at * value_bytes
 
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
@@ -208,7 +130,7 @@ class _Rows:
             limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
             return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
-        # One row waits for memory. Keys in blocks are done before it answers: then the values of the next head are due.
+        # One row waits for memory. Scores of quantized keys are done before its values come: prefetch the next head's.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
@@ -222,12 +144,12 @@ class _Rows:
     def physical(self, number: Value) -> Value:
         """The physical block for a block of the sequence."""
         f = self.f
-        sequence = f.load_i32(f.pointer(f.load_int(self.step, Step.SEQUENCE)), self.first)
-        table = f.pointer(f.load_int(self.step, Step.TABLES)) + sequence * f.load_int(self.step, Step.TABLE_STRIDE)
+        sequence = f.load_i32(self.step.sequence, self.first)
+        table = self.step.tables + sequence * self.step.table_stride
         return f.load_i32(table, number)
 
-    def partition(self, number: Value, head: Value, heads: Value, states: Value) -> None:
-        """All blocks of a partition into fresh states of some heads, which stand one after the other."""
+    def partition(self, a: AttentionArguments, number: Value, head: Value, heads: Value, states: Value) -> None:
+        """Compute fresh states of some heads, one after the other in memory, from all blocks of a partition."""
         f = self.f
         size = self.shape.state_bytes(self.rows)
         per_head = self.rows * query_bytes(self.shape.keys, self.shape.head_dim)
@@ -236,15 +158,15 @@ class _Rows:
         first, last = number * PARTITION, number * PARTITION + PARTITION
         first = f.select(first > self.start, first, self.start)
         with f.loop(first, f.minimum(last, self.stop)) as block, f.loop(0, heads) as i:
-            self.block(block, head + i, self.queries + i * per_head, self.state(states + i * size))
+            self.block(a, block, head + i, self.queries + i * per_head, self.state(states + i * size))
 
     def finish(self, head: Value) -> None:
-        """y of all query rows from the merged state."""
+        """Write y of all query rows from the merged state."""
         f, a, shape = self.f, self.a, self.shape
         with f.loop(0, self.rows) as row:
             numerator, total = f.constant(F32, 1.0), f.load(self.final.sums + row * 4, F32)
             if shape.sinks:
-                sink = f.load(a.pointer(AttentionArg.SINKS) + (head * shape.group + row % shape.group) * 4, F32)
+                sink = f.load(f.pointer(a.sinks) + (head * shape.group + row % shape.group) * 4, F32)
                 before = f.load(self.final.maxima + row * 4, F32)
                 now = f.fmax(before, sink)
                 numerator = f.lane(exp_negative(f, f.splat(before - now, 4)), 0)
@@ -254,23 +176,24 @@ class _Rows:
             parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
             if shape.values.type.rotated:
                 parts = rotate(f, parts, shape.head_dim)
-            target = self.head_row(AttentionArg.Y, head, row)
+            target = self.head_row(a.y, head, row)
             for part, d in zip(parts, range(0, shape.head_dim, LANES), strict=False):
                 f.store_lanes(target + 4 * d, part, min(LANES, shape.head_dim - d))
 
 
-def attention(shape: Shape) -> Kernel:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names;
-    where the work is split, the states of the partitions, which `merge` makes y of."""
+def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
+    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names.
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        work = a.pointer(AttentionArg.WORK)
-        split, heads = f.load_int(work, Work.SPLIT).differs(0), f.load_int(work, Work.HEADS)
-        parts = f.select(split, f.load_int(work, Work.PARTITIONS), f.i64(1))
+    If the work is split, write the states of the partitions, from which `merge` makes y."""
+
+    def body(f: Function, a: AttentionArguments, thread: Value, threads: Value) -> None:
+        work = Work.at(a.work)
+        split, heads = work.split.differs(0), work.heads
+        parts = f.select(split, work.partitions, f.i64(1))
         of_tile = parts * (f.constant(heads.type, shape.kv_heads) // heads)
-        tiles = f.load_int(work, Work.TILES)
-        with tasks(f, a.pointer(AttentionArg.COUNTER), tiles * of_tile, thread, threads) as task:
-            # A head's keys and values stay at hand from tile to tile. The last see the most positions: they go first.
+        tiles = work.tiles
+        with tasks(f, a.counter, tiles * of_tile, thread, threads) as task:
+            # Tiles of one head follow each other: its keys and values stay in the cache. The longest rows go first.
             part, rest = task % parts, task // parts
             tile, head = tiles - 1 - rest % tiles, rest // tiles * heads
             for rows in _tile(f, a, shape, tile, thread, work):
@@ -280,27 +203,27 @@ def attention(shape: Shape) -> Kernel:
                 first = f.select(first > rows.partitions[0], first, rows.partitions[0])
                 last = f.minimum(last, rows.partitions[1])
                 with f.when(first < last):
-                    rows.prepare(head, heads)
+                    rows.prepare(a, head, heads)
                     with f.when(split.equals(0)):
                         rows.final.clear(f)
                     with f.loop(first, last) as number:
                         partial = rows.partial(number, head).outputs
-                        rows.partition(number, head, heads, f.select(split, partial, rows.own.outputs))
+                        rows.partition(a, number, head, heads, f.select(split, partial, rows.own.outputs))
                         with f.when(split.equals(0)):
                             rows.final.merge(f, rows.own, rows.shrink)
                     with f.when(split.equals(0)):
                         rows.finish(head)
 
-    return kernel(f"attention_{shape.name}", body)
+    return kernel(f"attention_{shape.name}", AttentionArguments, body)
 
 
-def merge(shape: Shape) -> Kernel:
-    """y of rows whose partitions were split, one head of a tile a task; nothing to do where they were not."""
+def merge(shape: Shape) -> PlanKernel[MergeArguments]:
+    """Write y of split rows; a task is one head of a tile. Without a split there are no tasks."""
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        work = a.pointer(AttentionArg.WORK)
-        count = f.load_int(work, Work.TILES) * f.load_int(work, Work.SPLIT) * shape.kv_heads
-        with tasks(f, a.pointer(AttentionArg.COUNTER), count, thread, threads) as task:
+    def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
+        work = Work.at(a.work)
+        count = work.tiles * work.split * shape.kv_heads
+        with tasks(f, a.counter, count, thread, threads) as task:
             head = task % shape.kv_heads
             for rows in _tile(f, a, shape, task // shape.kv_heads, thread, work):
                 rows.final.clear(f)
@@ -308,12 +231,12 @@ def merge(shape: Shape) -> Kernel:
                     rows.final.merge(f, rows.partial(number, head), rows.shrink)
                 rows.finish(head)
 
-    return kernel(f"attention_merge_{shape.name}", body)
+    return kernel(f"attention_merge_{shape.name}", MergeArguments, body)
 
 
-def _tile(f: Function, a: Arguments, shape: Shape, tile: Value, thread: Value, work: Value) -> Iterator[_Rows]:
+def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Value, work: Work) -> Iterator[_Rows]:
     """The rows of a tile: all together if it is full, otherwise one by one."""
-    list_ = f.pointer(f.load_int(work, Work.LIST))
+    list_ = work.tile_rows
     first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
     if shape.tokens > 1:
         with f.when(count.equals(shape.tokens)):
@@ -324,7 +247,8 @@ def _tile(f: Function, a: Arguments, shape: Shape, tile: Value, thread: Value, w
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
-    """Scores of positions first .. first + 15 with the lowest number where a row that ends at `last` must not look."""
+    """Scores of positions first .. first + 15, the lowest number for those that a row at position `last` must not
+    see."""
 
     def splat(number: Value) -> Value:
         return f.splat(Value(f, f.builder.trunc(number.ir, I32)))

@@ -1,13 +1,16 @@
-"""What kernels share: argument blocks, row shares, tasks taken from a counter, quantized activations, exp."""
+"""What kernels share: the step block, row shares, tasks taken from a counter, quantized activations, exp."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
+import numpy as np
 from llvmlite import ir
 
+from localllm.backends.cpu.arguments import Address, Int64, Struct
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.memory import LINE
@@ -16,78 +19,86 @@ from localllm.backends.cpu.simd import F32, I8, I16, I32, Function, Value, vecto
 f32x16 = vector(F32)
 i32x16 = vector(I32)
 
-# A quantized activation row is a run of blocks of 32 values: value = scale * int8. Sums of the integers stand beside
-# them, ready for what the formats need: -128 * sum of the block and of each half (a dot product with bytes q + 128
-# starts from it), and scale * sum (a format with minimums subtracts minimum * that).
-X_BLOCK, X_VALUES = 52, 32
-X_SCALE, X_OFFSET, X_OFFSET_HALF, X_SUM = 32, 36, 40, 48
-
-# For formats of super-blocks: 256 values that share a scale, and in place of the sums times scale the sums themselves,
-# so that a super-block is exact in integers: of each 16 and each 32 values as int16, -32 * those of 16 and -128 * those
-# of 32 and of all as int32.
-S_BLOCK, S_VALUES = 416, 256
-S_SCALE, S_OFFSET, S_SUMS_16, S_SUMS_32, S_OFFSETS_16, S_OFFSETS_32 = 256, 260, 264, 296, 312, 376
-assert S_BLOCK * X_VALUES == X_BLOCK * S_VALUES  # rows of both kinds are as long
-
-
-class Step(IntEnum):
-    """Slots of the step block: what changes from one batch to the next. Counts and addresses, int64."""
-
-    ROWS = 0
-    LOGIT_ROWS = 1
-    TOKENS = 2
-    POSITIONS = 3
-    SLOTS = 4
-    SEQUENCE = 5
-    TABLES = 6
-    TABLE_STRIDE = 7  # bytes
-    LOGIT_INDEX = 8
-    SIZE = 16
+# Activations are quantized in blocks of 32 values, value = scale * int8, or in super-blocks of 256. A block also holds
+# the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts from
+# it. `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
+ACTIVATION_BLOCK = np.dtype(
+    [("values", "i1", 32), ("scale", "f4"), ("offset", "i4"), ("offset_half", "i4", 2), ("sum", "f4")]
+)
+# A super-block is summed in integers, so its sums are integers: of each 16 and each 32 values, and -32 and -128 times
+# those. It is as long as eight blocks.
+ACTIVATION_SUPER_BLOCK = np.dtype(
+    [
+        ("values", "i1", 256), ("scale", "f4"), ("offset", "i4"), ("sums_16", "i2", 16), ("sums_32", "i2", 8),
+        ("offsets_16", "i4", 16), ("offsets_32", "i4", 8), ("unused", "i4", 2),
+    ]
+)  # fmt: skip
 
 
-class Arguments:
-    """The int64 argument block of a kernel, by the names of an IntEnum."""
-
-    def __init__(self, f: Function) -> None:
-        self.f = f
-        self._base = f.pointer(f.arguments[0])
-
-    def i64(self, slot: int) -> Value:
-        return self.f.load_int(self._base, slot)
-
-    def pointer(self, slot: int) -> Value:
-        return self.f.pointer(self.i64(slot))
-
-    def f32(self, slot: int) -> Value:
-        """A float32 stored in the low half of the slot."""
-        return self.f.load(self._base + 8 * slot, F32, 4)
+def _offsets(layout: np.dtype[np.void], *names: str) -> tuple[int, ...]:
+    assert layout.fields is not None
+    return tuple([layout.fields[name][1] for name in names])
 
 
-def kernel(name: str, body: Callable[[Function, Arguments, Value, Value], None]) -> Kernel:
-    """A plan kernel `int64 name(arguments, thread, threads)` from the function that emits its body."""
+X_BLOCK, X_VALUES = ACTIVATION_BLOCK.itemsize, 32
+X_SCALE, X_OFFSET, X_OFFSET_HALF, X_SUM = _offsets(ACTIVATION_BLOCK, "scale", "offset", "offset_half", "sum")
+S_BLOCK, S_VALUES = ACTIVATION_SUPER_BLOCK.itemsize, 256
+S_SCALE, S_OFFSET, S_SUMS_16, S_SUMS_32, S_OFFSETS_16, S_OFFSETS_32 = _offsets(
+    ACTIVATION_SUPER_BLOCK, "scale", "offset", "sums_16", "sums_32", "offsets_16", "offsets_32"
+)
+assert S_BLOCK * X_VALUES == X_BLOCK * S_VALUES
+
+
+class Step(Struct):
+    """The batch of a step."""
+
+    rows: Int64
+    logit_rows: Int64
+    tokens: Address  # int32 (rows,), as are positions, slots and sequence
+    positions: Address
+    slots: Address
+    sequence: Address
+    tables: Address  # int32 (sequences, table_stride / 4)
+    table_stride: Int64  # bytes
+    logit_index: Address  # int32 (logit_rows,)
+
+
+Arguments = TypeVar("Arguments", bound=Struct)
+Body = Callable[[Function, Arguments, Value, Value], None]  # (function, arguments, thread, threads)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanKernel(Kernel, Generic[Arguments]):
+    """A kernel `int64 name(arguments, thread, threads)`, which the entries of a plan call."""
+
+    arguments: type[Arguments]
+
+
+def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> PlanKernel[Arguments]:
+    """The kernel whose code `body` emits."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function(name, 3, isa)
-        _, thread, threads = f.arguments
-        body(f, Arguments(f), thread, threads)
+        block, thread, threads = f.arguments
+        body(f, arguments.at(f.pointer(block)), thread, threads)
         return f.finish()
 
-    return Kernel(name, emit)
+    return PlanKernel(name, emit, arguments)
 
 
 @contextmanager
 def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over this thread's share of the rows. The share depends only on the count, so consecutive row-wise kernels
-    need no barrier."""
+    """Loop over this thread's share of the rows. It depends only on their number, so consecutive row-wise kernels need
+    no barrier."""
     with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
         yield row
 
 
 @contextmanager
 def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over task numbers: each thread its own run of them from the front, then what is left of the others' runs,
-    from the back. So each thread reads memory straight on for as long as possible (a thread that takes whatever task
-    is next jumps: 4 to 9 % of a decode step on Zen 4), and no thread waits for longer than one task.
+    """Loop over task numbers: each thread takes its own run from the front, then the rest of the others' runs from the
+    back. So a thread reads memory in order as long as possible, and waits for one task at most. If threads took the
+    next task of all, each would jump in memory: 4 to 9 % of a decode step on Zen 4.
 
     `counters`: a cache line per thread, zeroed: tasks taken from the front of its run, and << 32 from the back.
     """
@@ -113,8 +124,8 @@ def read_ahead(f: Function, lines: Sequence[Value]) -> None:
 
 
 def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:
-    """(127 / maximum, maximum / 127) of the bits of magnitudes, which are ordered as integers with a NaN above all: the
-    block's scale becomes one."""
+    """(127 / maximum, maximum / 127) from the bits of magnitudes. As integers, bits are in the order of the numbers,
+    with NaN above all: then the scale is NaN."""
     largest = f.bits(f.reduce(sizes, f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
     # A subnormal maximum would give an infinite inverse: such a block is zero.
@@ -127,7 +138,7 @@ def _size(f: Function, x: Value) -> Value:
 
 
 def _quantized_16(f: Function, x: Value, inverse: Value, out: Value) -> Value:
-    """Store 16 integers; returns their sum."""
+    """Store 16 integers; return their sum."""
     integers = f.to_int32(f.round_even(x * inverse))
     f.store(out, f.truncate(integers, I8))
     return f.reduce(integers, lambda p, q: p + q)
@@ -182,8 +193,8 @@ def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
 
 
 def round_row(f: Function, x: Value, out: Value, width: Value) -> None:
-    """float32 to the nearest bfloats: in pairs as weights have them where `isa.bfloat_dot`, else as float32; and a zero
-    behind the last, for a pair that wants one."""
+    """Round float32 to bfloats: stored in pairs, as weights are, with `isa.bfloat_dot`, else as float32. A zero follows
+    the last, for a pair that needs one."""
     with f.loop(0, width, 32) as i:
         both = [f.to_bfloat(f.load(x + (i * 4 + at), f32x16)) for at in (0, 64)]
         if f.isa.bfloat_dot:
@@ -227,7 +238,7 @@ def sigmoid(f: Function, x: Value) -> Value:
 
 
 def tanh(f: Function, x: Value) -> Value:
-    """1 - 2 / (e^2x + 1): absolute error below 2e-7, which is what soft caps need."""
+    """1 - 2 / (e^2x + 1): absolute error below 2e-7, which is enough for soft caps."""
     one = f.constant(x.type, 1.0)
     return one - f.constant(x.type, 2.0) / (exp(f, x * 2.0) + one)
 

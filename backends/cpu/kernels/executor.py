@@ -6,44 +6,53 @@ Python to sleep.
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 from llvmlite import ir
 
+from localllm.backends.cpu.arguments import SLOT, Apart, Int64, Struct
 from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.simd import I64, Function, Value
 
 
-class Entry(IntEnum):
-    """int64 slots of one plan entry."""
+class Entry(Struct):
+    """One call of a plan."""
 
-    KERNEL = 0
-    ARGUMENTS = 1
-    BARRIER = 2  # 1: all threads meet after this operation
-    TICKS = 3  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
-    WAITED = 4  # and how many of them it waited for the other threads
-    SIZE = 5
+    kernel: Int64  # address of its code
+    arguments: Int64  # address of their struct
+    barrier: Int64  # 1: all threads meet after this call
+    ticks: Int64  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
+    waited: Int64  # those of them that it spent waiting for other threads
 
 
-class Sync(IntEnum):
-    """int64 slots of the memory the threads share; a cache line for each word that is written while others spin."""
+class Own(Struct):
+    """Counts of one thread."""
 
-    COMMAND = 0  # number of batches begun so far
-    ASKED = 1  # COMMAND, or one more while a batch is about to begin: then nobody goes to sleep
-    QUIT = 8
-    ARRIVALS = 16
-    PLAN = 24
-    COUNT = 25
-    YIELD = 28  # address of sched_yield
-    THREAD = 32  # + 8 * thread: barrier round, batches seen
-    SEEN = 1  # after THREAD + 8 * thread
+    rounds: Apart  # barriers
+    seen: Int64  # batches
+
+
+class Sync(Struct):
+    """Memory that threads share. A word that one thread writes while others spin has a cache line of its own."""
+
+    command: Apart  # number of batches begun so far
+    asked: Int64  # `command`, or one more while a batch is about to begin: then no thread goes to sleep
+    quit: Apart
+    arrivals: Apart
+    plan: Apart  # address of the entries
+    count: Int64  # number of entries
+    sched_yield: Int64  # address of the system's function of this name
+    threads: Apart  # `Own` of the first thread; a cache line per thread
+
+
+def own_slot(thread: int) -> int:
+    """Slot of a thread's `Own`."""
+    return Sync.threads + Apart.aligned * thread
 
 
 SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than any balanced operation's wait, short beside a time slice
 
 
-def _spin(f: Function, sync: Value, blocked: object) -> None:
+def _spin(f: Function, sync: Sync, blocked: object) -> None:
     """Wait while blocked(); yield the processor now and then, for machines with fewer cores than threads."""
     assert callable(blocked)
     spins = f.var(f.i64(0))
@@ -51,14 +60,18 @@ def _spin(f: Function, sync: Value, blocked: object) -> None:
         f.pause()
         spins.set(spins.get() + 1)
         with f.when((spins.get() % SPINS_BEFORE_YIELD).equals(0)):
-            f.call(f.load_int(sync, Sync.YIELD))
+            f.call(sync.sched_yield)
 
 
-def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
+def _own(sync: Sync, thread: Value, slot: int) -> Value:
+    """Pointer to a slot of a thread's `Own`."""
+    return sync.pointer + (thread * Apart.aligned + (Sync.threads + slot)) * SLOT
+
+
+def _replay(f: Function, sync: Sync, thread: Value, threads: Value) -> None:
     """Run every operation of the plan on this thread."""
-    plan, count = f.pointer(f.load_int(sync, Sync.PLAN)), f.load_int(sync, Sync.COUNT)
-    own = sync + (thread * 8 + int(Sync.THREAD)) * 8
-    arrivals = sync + 8 * Sync.ARRIVALS
+    plan, count = f.pointer(sync.plan), sync.count
+    own, arrivals = _own(sync, thread, Own.rounds), sync.where(Sync.arrivals)
     ticks = f.module.declare_intrinsic("llvm.readcyclecounter", (), ir.FunctionType(I64, []))
 
     def clock() -> Value:
@@ -66,10 +79,10 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
 
     before = f.var(clock())
     with f.loop(0, count) as i:
-        entry = plan + i * (8 * Entry.SIZE)
-        f.call(f.load_int(entry, Entry.KERNEL), f.load_int(entry, Entry.ARGUMENTS), thread, threads)
+        entry = Entry.at(plan + i * (SLOT * Entry.size))
+        f.call(entry.kernel, entry.arguments, thread, threads)
         done = clock()
-        with f.when(f.load_int(entry, Entry.BARRIER).differs(0)):
+        with f.when(entry.barrier.differs(0)):
             rounds = f.load_int(own) + 1
             f.store(own, rounds, 8)
             target = rounds * threads
@@ -77,8 +90,8 @@ def _replay(f: Function, sync: Value, thread: Value, threads: Value) -> None:
                 _spin(f, sync, lambda: f.atomic_load(arrivals) < target)
         with f.when(thread.equals(0)):
             now = clock()
-            f.store(entry + 8 * Entry.TICKS, f.load_int(entry, Entry.TICKS) + (now - before.get()), 8)
-            f.store(entry + 8 * Entry.WAITED, f.load_int(entry, Entry.WAITED) + (now - done), 8)
+            f.store(entry.where(Entry.ticks), entry.ticks + (now - before.get()), 8)
+            f.store(entry.where(Entry.waited), entry.waited + (now - done), 8)
             before.set(now)
 
 
@@ -87,8 +100,8 @@ def step() -> Kernel:
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)
-        sync, threads = f.pointer(f.arguments[0]), f.arguments[1]
-        f.atomic_store(sync + 8 * Sync.COMMAND, f.load_int(sync, Sync.ASKED))
+        sync, threads = Sync.at(f.pointer(f.arguments[0])), f.arguments[1]
+        f.atomic_store(sync.where(Sync.command), sync.asked)
         _replay(f, sync, f.i64(0), threads)
         return f.finish()
 
@@ -100,19 +113,19 @@ def worker() -> Kernel:
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("worker", 4, isa)
-        sync, (thread, threads, limit) = f.pointer(f.arguments[0]), f.arguments[1:]
-        seen = sync + (thread * 8 + int(Sync.THREAD) + int(Sync.SEEN)) * 8
+        sync, (thread, threads, limit) = Sync.at(f.pointer(f.arguments[0])), f.arguments[1:]
+        seen = _own(sync, thread, Own.seen)
         idle = f.var(f.i64(0))
-        quit_ = sync + 8 * Sync.QUIT
+        quit_ = sync.where(Sync.quit)
         with f.while_(lambda: idle.get() < limit):
-            with f.when(f.atomic_load(sync + 8 * Sync.COMMAND) > f.load_int(seen)):
+            with f.when(f.atomic_load(sync.where(Sync.command)) > f.load_int(seen)):
                 f.store(seen, f.load_int(seen) + 1, 8)
                 _replay(f, sync, thread, threads)
                 idle.set(f.i64(0))
             with f.when(f.atomic_load(quit_).differs(0)):
                 idle.set(limit)
             f.pause()
-            with f.when(f.atomic_load(sync + 8 * Sync.ASKED) <= f.load_int(seen)):
+            with f.when(f.atomic_load(sync.where(Sync.asked)) <= f.load_int(seen)):
                 idle.set(idle.get() + 1)
         return f.finish(f.atomic_load(quit_))
 

@@ -1,19 +1,27 @@
-"""Mixture of experts: choose, sort rows by expert, multiply, and add up.
+"""Mixture of experts: choose, sort rows by expert, multiply, add.
 
 A pair is a row and one of its chosen experts, number row * used + choice. `route` chooses; `group` lists the pairs of
-each expert; `multiply` runs the kernels of linear.py over the rows of each expert that has any, so only active experts
-are read; `combine` adds a row's pairs in order of choice, so the sum does not depend on what else is in the batch.
+each expert; `multiply` runs the kernels of linear.py on the rows of each expert and skips experts without rows;
+`combine` adds a row's pairs in order of choice, so its sum does not depend on the rest of the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import IntEnum
 from operator import add
 
-from localllm.backends.cpu.jit import Kernel
-from localllm.backends.cpu.kernels.common import Arguments, exp, f32x16, kernel, own_rows, sigmoid, tasks
-from localllm.backends.cpu.kernels.linear import LinearArg, Place, ways
+from localllm.backends.cpu.arguments import (
+    Address,
+    AddressOrZero,
+    Float32,
+    Int64,
+    Output,
+    Rows,
+    Struct,
+    Target,
+)  # fmt: skip
+from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel, own_rows, sigmoid, tasks
+from localllm.backends.cpu.kernels.linear import Operands, Product, ways
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
@@ -23,38 +31,35 @@ UNROLLED = 32  # chosen experts per row; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
 
 
-class RouteArg(IntEnum):
-    LOGITS = 0
-    LOGITS_STRIDE = 1
-    CHOICES = 2  # int32 (rows, used) experts
-    WEIGHTS = 3  # float32 (rows, used)
-    EXPERTS = 4
-    SCALE = 5
-    BIAS = 6  # float32 (experts,), 0 for none
-    ROWS = 7
-    SCRATCH = 8  # float32: for each thread, twice the padded number of experts
-    SCRATCH_STRIDE = 9
-    SIZE = 16
+class RouteArguments(Struct):
+    logits: Rows
+    choices: Target  # int32 (rows, used): experts
+    weights: Target  # float32 (rows, used)
+    experts: Int64
+    scale: Float32
+    bias: AddressOrZero  # float32 (experts,)
+    rows: Address  # of the number of rows
+    scratch: Rows  # one per thread: twice the padded number of experts, float32
 
 
-def route(gating: Gating, used: int, normalize: bool) -> Kernel:
+def route(gating: Gating, used: int, normalize: bool) -> PlanKernel[RouteArguments]:
     """Choose `used` experts per row and weigh them, as `plan.Experts` says."""
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        experts = a.i64(RouteArg.EXPERTS)
-        weights = a.pointer(RouteArg.SCRATCH) + thread * a.i64(RouteArg.SCRATCH_STRIDE)
-        ranks = weights + a.i64(RouteArg.SCRATCH_STRIDE) // 2
-        bias = a.i64(RouteArg.BIAS)
-        with own_rows(f, f.load_int(a.pointer(RouteArg.ROWS)), thread, threads) as row:
-            logits = a.pointer(RouteArg.LOGITS) + row * a.i64(RouteArg.LOGITS_STRIDE)
+    def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
+        experts = a.experts
+        weights = a.scratch.row(thread)
+        ranks = weights + a.scratch.stride // 2
+        bias = a.bias
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            logits = a.logits.row(row)
             _weigh_all(f, gating, logits, weights, experts)
             with f.loop(0, experts, LANES) as i:
                 rank = f.var(f.load(weights + i * 4, f32x16))
                 with f.when(bias.differs(0)):
                     rank.set(rank.get() + f.load(f.pointer(bias) + i * 4, f32x16))
                 f.store(ranks + i * 4, f.select(_inside(f, experts, i), rank.get(), f.constant(f32x16, LOWEST)))
-            choices = a.pointer(RouteArg.CHOICES) + row * (4 * used)
-            chosen_weights = a.pointer(RouteArg.WEIGHTS) + row * (4 * used)
+            choices = a.choices + row * (4 * used)
+            chosen_weights = a.weights + row * (4 * used)
             with f.loop(0, used) as n:
                 best, at = f.var(f.constant(F32, LOWEST)), f.var(f.i64(0))
                 with f.loop(0, experts) as e:
@@ -65,9 +70,9 @@ def route(gating: Gating, used: int, normalize: bool) -> Kernel:
                 f.store(choices + n * 4, Value(f, f.builder.trunc(at.get().ir, I32)))
                 f.store(chosen_weights + n * 4, f.load(weights + at.get() * 4, F32))
                 f.store(ranks + at.get() * 4, f.constant(F32, LOWEST))
-            _finish_weights(f, gating, chosen_weights, used, normalize, a.f32(RouteArg.SCALE))
+            _finish_weights(f, gating, chosen_weights, used, normalize, a.scale)
 
-    return kernel(f"route_{gating}_{used}{'_normalized' * normalize}", body)
+    return kernel(f"route_{gating}_{used}{'_normalized' * normalize}", RouteArguments, body)
 
 
 def _inside(f: Function, count: Value, i: Value) -> Value:
@@ -99,7 +104,7 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """Normalize the chosen weights in place. Few are unrolled; many use a loop, whatever a file asks for."""
+    """Normalize the chosen weights in place: unrolled if they are few, else in a loop."""
     if used > UNROLLED:
         _finish_many(f, gating, chosen, used, normalize, scale)
         return
@@ -124,7 +129,7 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
 
 
 def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """The same numbers, bit for bit, one after the other in memory."""
+    """The same numbers, bit for bit, in a loop over memory."""
 
     def weight(n: int | Value) -> Value:
         return f.load(chosen + n * 4, F32)
@@ -150,24 +155,23 @@ def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normaliz
     change(lambda value: value * scale)
 
 
-class GroupArg(IntEnum):
-    CHOICES = 0
-    EXPERTS = 1
-    USED = 2
-    ROWS = 3
-    STARTS = 4  # int64 (experts + 1): where an expert's pairs begin in ORDER; the last is their number
-    ORDER = 5  # int64 (pairs,)
-    SIZE = 8
+class GroupArguments(Struct):
+    choices: Address
+    experts: Int64
+    used: Int64
+    rows: Address  # of the number of rows
+    starts: Target  # int64 (experts + 1): where an expert's pairs begin in `order`; the last is the number of pairs
+    order: Target  # int64 (pairs,)
 
 
-def group() -> Kernel:
+def group() -> PlanKernel[GroupArguments]:
     """List the pairs of each expert in order of row: a counting sort, by thread 0."""
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
+    def body(f: Function, a: GroupArguments, thread: Value, threads: Value) -> None:
         with f.when(thread.equals(0)):
-            experts = a.i64(GroupArg.EXPERTS)
-            pairs = f.load_int(a.pointer(GroupArg.ROWS)) * a.i64(GroupArg.USED)
-            starts, order, choices = (a.pointer(n) for n in (GroupArg.STARTS, GroupArg.ORDER, GroupArg.CHOICES))
+            experts = a.experts
+            pairs = f.load_int(a.rows) * a.used
+            starts, order, choices = a.starts, a.order, a.choices
             with f.loop(0, experts + 1) as e:
                 f.store(starts + e * 8, f.i64(0), 8)
             with f.loop(0, pairs) as pair:
@@ -181,52 +185,46 @@ def group() -> Kernel:
                 f.store(order + at * 8, pair, 8)
                 f.store(slot, at + 1, 8)
             last = f.var(f.i64(0))
-            with f.loop(0, experts) as e:  # and back
+            with f.loop(0, experts) as e:  # shift the starts back
                 end = f.load_int(starts, e)
                 f.store(starts + e * 8, last.get(), 8)
                 last.set(end)
 
-    return kernel("group", body)
+    return kernel("group", GroupArguments, body)
 
 
-class ExpertArg(IntEnum):
-    """Slots after those of LinearArg."""
-
-    EXPERTS = LinearArg.SIZE
-    EXPERT_BYTES = LinearArg.SIZE + 1  # stride from one expert's panels to the next's
-    STARTS = LinearArg.SIZE + 2
-    ORDER = LinearArg.SIZE + 3
-    PAIRS_PER_ROW = LinearArg.SIZE + 4  # of x: `used` where pairs read their row, 1 where they read their own
-    SCALES = LinearArg.SIZE + 5  # float32 (experts,), 0 for none
-    BIAS_STRIDE = LinearArg.SIZE + 6
-    SIZE = LinearArg.SIZE + 8
+class ExpertsArguments(Product):
+    experts: Int64
+    expert_bytes: Int64  # stride between the panels of two experts
+    starts: Address
+    order: Address
+    pairs_per_row: Int64  # pairs that read one row of x: `used` or 1
+    scales: AddressOrZero  # float32 (experts,)
+    bias_stride: Int64
 
 
-def multiply(format_name: str) -> Kernel:
+def multiply(format_name: str) -> PlanKernel[ExpertsArguments]:
     """y[pair] = scale[e] * (W[e] x) + bias[e] for every pair, e its expert."""
     panel = panel_of(format_name)
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        starts, order = a.pointer(ExpertArg.STARTS), a.pointer(ExpertArg.ORDER)
-        panels, chunk = a.i64(LinearArg.PANELS), a.i64(LinearArg.CHUNK)
+    def body(f: Function, a: ExpertsArguments, thread: Value, threads: Value) -> None:
+        starts, order = a.starts, a.order
+        panels, chunk = a.panels, a.chunk
         per_expert = (panels + chunk - 1) // chunk
-        with tasks(f, a.pointer(LinearArg.COUNTER), per_expert * a.i64(ExpertArg.EXPERTS), thread, threads) as task:
+        with tasks(f, a.counter, per_expert * a.experts, thread, threads) as task:
             expert = task // per_expert
             begin = f.load_int(starts, expert)
             rows = f.load_int(starts, expert + 1) - begin
-            scales, bias = a.i64(ExpertArg.SCALES), a.i64(LinearArg.BIAS)
+            scales, bias = a.scales, a.bias
             scale = f.var(f.constant(F32, 1.0))
             with f.when(scales.differs(0)):
                 scale.set(f.load(f.pointer(scales) + expert * 4, F32))
-            place = Place(
-                a.pointer(LinearArg.WEIGHTS) + expert * a.i64(ExpertArg.EXPERT_BYTES),
-                lambda row: (
-                    a.pointer(LinearArg.X)
-                    + f.load_int(order, begin + row) // a.i64(ExpertArg.PAIRS_PER_ROW) * a.i64(LinearArg.X_STRIDE)
-                ),
-                lambda row: a.pointer(LinearArg.Y) + f.load_int(order, begin + row) * a.i64(LinearArg.Y_STRIDE),
+            place = Operands(
+                a.weights + expert * a.expert_bytes,
+                lambda row: a.x.address + f.load_int(order, begin + row) // a.pairs_per_row * a.x.stride,
+                lambda row: a.y.address + f.load_int(order, begin + row) * a.y.stride,
                 scale.get(),
-                f.select(bias.differs(0), bias + expert * a.i64(ExpertArg.BIAS_STRIDE), f.i64(0)),
+                f.select(bias.differs(0), bias + expert * a.bias_stride, f.i64(0)),
             )
             first = task % per_expert * chunk
             with f.when(rows > 0):
@@ -234,34 +232,31 @@ def multiply(format_name: str) -> Kernel:
                     with f.when(wanted):
                         part(place, rows, first, f.minimum(first + chunk, panels))
 
-    return kernel(f"experts_{format_name}", body)
+    return kernel(f"experts_{format_name}", ExpertsArguments, body)
 
 
-class CombineArg(IntEnum):
-    X = 0  # (pairs, width)
-    X_STRIDE = 1
-    Y = 2
-    Y_STRIDE = 3
-    WEIGHTS = 4
-    USED = 5
-    WIDTH = 6
-    ROWS = 7
-    SIZE = 8
+class CombineArguments(Struct):
+    x: Rows  # (pairs, width)
+    y: Output
+    weights: Address
+    used: Int64
+    width: Int64
+    rows: Address  # of the number of rows
 
 
-def combine() -> Kernel:
+def combine() -> PlanKernel[CombineArguments]:
     """y[row] = sum over its pairs, in order of choice, of weight * x[pair]."""
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        used = a.i64(CombineArg.USED)
-        with own_rows(f, f.load_int(a.pointer(CombineArg.ROWS)), thread, threads) as row:
-            y = a.pointer(CombineArg.Y) + row * a.i64(CombineArg.Y_STRIDE)
-            with f.loop(0, a.i64(CombineArg.WIDTH), LANES) as i:
+    def body(f: Function, a: CombineArguments, thread: Value, threads: Value) -> None:
+        used = a.used
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            y = a.y.row(row)
+            with f.loop(0, a.width, LANES) as i:
                 total = f.var(f.zeros(f32x16))
                 with f.loop(row * used, (row + 1) * used) as pair:
-                    weight = f.broadcast(a.pointer(CombineArg.WEIGHTS) + pair * 4, F32)
-                    x = f.load(a.pointer(CombineArg.X) + (pair * a.i64(CombineArg.X_STRIDE) + i * 4), f32x16)
+                    weight = f.broadcast(a.weights + pair * 4, F32)
+                    x = f.load(a.x.address + (pair * a.x.stride + i * 4), f32x16)
                     total.set(f.fma(x, weight, total.get()))
                 f.store(y + i * 4, total.get())
 
-    return kernel("combine", body)
+    return kernel("combine", CombineArguments, body)

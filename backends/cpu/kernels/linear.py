@@ -1,117 +1,117 @@
 """y = x W^T from weight panels.
 
-One or two rows (decoding) multiply straight out of the panel's bytes. More rows (prefill, verification) take two steps:
-a thread unpacks a few panels to bytes and float scales in its L2 cache, once, and runs register tiles of rows over
-them. All formats share this tile kernel (on AVX2 some use another: `wide`). Lane = output row: every output is one
-chain of fused multiply-adds over its groups in order of k in all ways, so a row's bits do not depend on the number of
-rows in the batch. Tasks are runs of panels taken from a counter.
+Few rows (decoding) multiply the panel's packed bytes. For more rows (prefill, verification) a thread first unpacks a
+few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All formats
+share this tile kernel, but some use `wide` on AVX2. A lane is an output row. Every output is one chain of fused
+multiply-adds over its groups in order of k, however many rows the batch has, so its bits never change. A task is a run
+of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from types import ModuleType
 
 from localllm.backends.cpu import dot
-from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.arguments import (
+    Address,
+    AddressOrZero,
+    Float32,
+    Int64,
+    Output,
+    Rows,
+    RowsOrNone,
+    Struct,
+)  # fmt: skip
 from localllm.backends.cpu.kernels import blocks, super_blocks, wide
-from localllm.backends.cpu.kernels.common import Arguments, f32x16, kernel, read_ahead, tasks
+from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, read_ahead, tasks
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel
 from localllm.backends.cpu.simd import LANES, Function, Value, Variable
 from localllm.backends.cpu.unpack import panel_of
 
-READ_AHEAD = 4608  # bytes; measured on Cascade Lake: Q4_K decodes at 0.87 of the bandwidth with it, at 0.69 without
+
+class Product(Struct):
+    """Arguments that a product with a matrix and one with the matrices of experts share."""
+
+    weights: Address
+    blocks: Int64  # along K: blocks of a quantized format, values of a float format
+    panels: Int64  # even
+    panel_bytes: Int64
+    chunk: Int64  # panels per task, even
+    x: Rows
+    y: Output  # of 16 * panels floats
+    bias: AddressOrZero  # float32
+    counter: Address
+    scratch: Rows  # one per thread: the unpacked panels of a task
 
 
-class LinearArg(IntEnum):
-    WEIGHTS = 0
-    BLOCKS = 1  # along K: blocks of a quantized format, values of a float format
-    PANELS = 2  # even
-    PANEL_BYTES = 3
-    CHUNK = 4  # panels of one task, even, when multiplying out of the packed bytes
-    TILE_CHUNK = 5  # and when unpacking
-    X = 6
-    X_STRIDE = 7  # bytes
-    Y = 8
-    Y_STRIDE = 9  # bytes; a row holds 16 * PANELS floats
-    BIAS = 10  # float32 address, 0 for none
-    RESIDUAL = 11  # added last; may be y itself; 0 for none
-    RESIDUAL_STRIDE = 12
-    SCALE = 13  # float32
-    ROWS = 14  # address of the row count
-    COUNTER = 15
-    SCRATCH = 16  # TILE_CHUNK unpacked panels for each thread
-    SCRATCH_STRIDE = 17  # bytes of one thread
-    SIZE = 24
+class LinearArguments(Product):
+    tile_chunk: Int64  # as `chunk`, for tasks that unpack
+    residual: RowsOrNone  # added last; may be y itself
+    scale: Float32
+    rows: Address  # of the number of rows
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Locations of a product's operands: row numbers to addresses. Rows may be scattered, such as those of an
-    expert."""
+class Operands:
+    """The operands of a product. `x`, `y` and `residual` map a row number to an address: an expert's rows are
+    scattered."""
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
     y: Callable[[Value], Value]
     scale: Value  # float32
-    bias: Value  # float32 address as int64, 0 for none
+    bias: Value  # int64: address of float32 values, or 0
     residual: Callable[[Value], Value] | None = None
-    residual_given: Value | None = None  # whether there is one, where `residual` is not None
+    residual_given: Value | None = None  # whether the residual has an address
 
 
-def linear(format_name: str) -> Kernel:
-    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32 or
-    bfloats."""
+def linear(format_name: str) -> PlanKernel[LinearArguments]:
+    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32
+    or bfloats."""
     panel = panel_of(format_name)
 
-    def body(f: Function, a: Arguments, thread: Value, threads: Value) -> None:
-        def row_at(slot: int) -> Callable[[Value], Value]:
-            return lambda row: a.pointer(slot) + row * a.i64(slot + 1)
-
-        place = Place(
-            a.pointer(LinearArg.WEIGHTS), row_at(LinearArg.X), row_at(LinearArg.Y), a.f32(LinearArg.SCALE),
-            a.i64(LinearArg.BIAS), row_at(LinearArg.RESIDUAL), a.i64(LinearArg.RESIDUAL).differs(0),
-        )  # fmt: skip
-        rows = f.load_int(a.pointer(LinearArg.ROWS))
-        for wanted, chunk_slot, part in ways(f, a, panel, thread, rows):
+    def body(f: Function, a: LinearArguments, thread: Value, threads: Value) -> None:
+        weights, scale, bias = a.weights, a.scale, a.bias
+        place = Operands(weights, a.x.row, a.y.row, scale, bias, a.residual.row, a.residual.given)
+        rows = f.load_int(a.rows)
+        for wanted, unpacks, part in ways(f, a, panel, thread, rows):
             with f.when(wanted):
-                panels, chunk = a.i64(LinearArg.PANELS), a.i64(chunk_slot)
-                with tasks(f, a.pointer(LinearArg.COUNTER), (panels + chunk - 1) // chunk, thread, threads) as task:
+                panels, chunk = a.panels, a.tile_chunk if unpacks else a.chunk
+                with tasks(f, a.counter, (panels + chunk - 1) // chunk, thread, threads) as task:
                     first = task * chunk
                     part(place, rows, first, f.minimum(first + chunk, panels))
 
-    return kernel(f"linear_{format_name}", body)
+    return kernel(f"linear_{format_name}", LinearArguments, body)
 
 
-Part = Callable[[Place, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
+Part = Callable[[Operands, Value, Value, Value], None]  # (place, rows, first panel, end of panels)
 
 
 def ways(
-    f: Function, a: Arguments, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
-) -> list[tuple[Value, int, Part]]:
-    """(condition, chunk slot, kernel) for each way to multiply: exactly one applies to a number of rows."""
+    f: Function, a: Product, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
+) -> list[tuple[Value, bool, Part]]:
+    """(condition, whether it unpacks, code) of each way to multiply; exactly one condition holds."""
     if isinstance(panel, FloatPanel):
 
-        def floats(place: Place, count: Value, first: Value, last: Value) -> None:
+        def floats(place: Operands, count: Value, first: Value, last: Value) -> None:
             _float_rows(f, a, panel, place, count, first, last)
 
-        return [(rows > 0, LinearArg.CHUNK, floats)]
+        return [(rows > 0, False, floats)]
 
-    def direct(place: Place, count: Value, first: Value, last: Value) -> None:
+    def direct(place: Operands, count: Value, first: Value, last: Value) -> None:
         _direct_rows(f, a, panel, place, count, first, last)
 
-    def tiled(place: Place, count: Value, first: Value, last: Value) -> None:
-        scratch = a.pointer(LinearArg.SCRATCH) + thread * a.i64(LinearArg.SCRATCH_STRIDE)
-        _tiled_rows(f, a, panel, place, scratch, count, first, last)
+    def tiled(place: Operands, count: Value, first: Value, last: Value) -> None:
+        _tiled_rows(f, a, panel, place, a.scratch.row(thread), count, first, last)
 
     few = rows <= panel.direct_rows
-    return [(few, LinearArg.CHUNK, direct), (rows > panel.direct_rows, LinearArg.TILE_CHUNK, tiled)]
+    return [(few, False, direct), (rows > panel.direct_rows, True, tiled)]
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:
-    """Call part(first row, size) for runs of rows, the largest sizes first."""
+    """Call part(first row, size) for runs of rows, largest sizes first."""
     assert callable(part)
     done = f.var(f.i64(0))
     for size in dict.fromkeys(sizes):
@@ -121,8 +121,8 @@ def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> N
             done.set(row + size)
 
 
-def _finish(f: Function, place: Place, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
-    """Scale, bias and residual, and the store of a tile's outputs: panels from p, rows from `row`."""
+def _finish(f: Function, place: Operands, p: Value, row: Value, sums: Sequence[Sequence[Variable]]) -> None:
+    """Apply scale, bias and residual, and store a tile's outputs: panels from p, rows from `row`."""
     scale = f.splat(place.scale)
     for t, of_row in enumerate(sums):
         target = place.y(row + t)
@@ -145,7 +145,7 @@ def _sums(f: Function, rows: int, panels: int) -> list[list[Variable]]:
 
 
 def _float_rows(
-    f: Function, a: Arguments, panel: FloatPanel, place: Place, rows: Value, first: Value, last: Value
+    f: Function, a: Product, panel: FloatPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
     pairs = panel.activations is not None
     tile_rows, tile_panels = f.isa.bfloat_tile if pairs else f.isa.float_tile
@@ -156,9 +156,9 @@ def _float_rows(
     def tile(row: Value, size: int) -> None:
         panels = tile_panels if size > 1 else 2
         with f.loop(first, last, panels) as p:
-            w = [place.weights + (p + i) * a.i64(LinearArg.PANEL_BYTES) for i in range(panels)]
+            w = [place.weights + (p + i) * a.panel_bytes for i in range(panels)]
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
-            with f.loop(0, (a.i64(LinearArg.BLOCKS) + (panel.together - 1)) // panel.together) as step:
+            with f.loop(0, (a.blocks + (panel.together - 1)) // panel.together) as step:
                 at = [v + step * panel.step_bytes for v in w]
                 if size == 1:
                     read_ahead(f, at)
@@ -181,17 +181,17 @@ def _arithmetic(panel: IntegerPanel) -> ModuleType:
 
 
 def _direct_rows(
-    f: Function, a: Arguments, panel: IntegerPanel, place: Place, rows: Value, first: Value, last: Value
+    f: Function, a: Product, panel: IntegerPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
     way = _arithmetic(panel)
 
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last) as p:
-            w = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
+            w = place.weights + p * a.panel_bytes
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, 1)
             x_bytes = panel.block_values // way.VALUES * way.X_BYTES
-            with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
-                here = panel.block(w, block, a.i64(LinearArg.BLOCKS))
+            with f.loop(0, a.blocks) as block:
+                here = panel.block(w, block, a.blocks)
                 way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
             _finish(f, place, p, row, sums)
 
@@ -202,20 +202,27 @@ def _direct_rows(
 
 
 def _tiled_rows(
-    f: Function, a: Arguments, panel: IntegerPanel, place: Place, scratch: Value, rows: Value, first: Value, last: Value
+    f: Function,
+    a: Product,
+    panel: IntegerPanel,
+    place: Operands,
+    scratch: Value,
+    rows: Value,
+    first: Value,
+    last: Value,
 ) -> None:
     way = _arithmetic(panel)
     in_pairs = wide.used(f.isa, panel)
     unpacking = wide if in_pairs else way
     per_block, size_ = panel.block_values // way.VALUES, unpacking.tile_bytes(f.isa, panel)
-    parts = a.i64(LinearArg.BLOCKS) * per_block
+    parts = a.blocks * per_block
     unpacked = parts * size_
     with f.loop(first, last) as p:
-        source = place.weights + p * a.i64(LinearArg.PANEL_BYTES)
+        source = place.weights + p * a.panel_bytes
         target = scratch + (p - first) * unpacked
-        with f.loop(0, a.i64(LinearArg.BLOCKS)) as block:
+        with f.loop(0, a.blocks) as block:
             at = block * (per_block * size_)
-            unpacking.unpack(f, panel, panel.block(source, block, a.i64(LinearArg.BLOCKS)), target + at)
+            unpacking.unpack(f, panel, panel.block(source, block, a.blocks), target + at)
     if in_pairs:
         _wide_tiles(f, panel, place, rows, first, last, scratch, parts)
         return
@@ -235,14 +242,14 @@ def _tiled_rows(
 def _wide_tiles(
     f: Function,
     panel: IntegerPanel,
-    place: Place,
+    place: Operands,
     rows: Value,
     first: Value,
     last: Value,
     unpacked: Value,
     parts: Value,
 ) -> None:
-    """As the tiles above over panels that `wide` unpacked; a tile's widened activations stand behind them."""
+    """As above, for panels that `wide` unpacked; a tile's widened activations follow them in memory."""
     panel_bytes = parts * wide.tile_bytes(f.isa, panel)
     widened = unpacked + (last - first) * panel_bytes
     waiting = f.buffer(wide.SUMS_BYTES)

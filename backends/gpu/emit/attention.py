@@ -9,17 +9,17 @@ from localllm.backends.gpu.emit.context import Delivery, Lowering
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
-from localllm.backends.gpu.references import Cache, Fixed, RopeTable
+from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
 def append(low: Lowering, op: Append) -> None:
     layer, k, v = low.layers[op.layer], low.floats(op.k), low.floats(op.v)
-    kernel = kernels.Append(
+    kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), STRIDE=v.stride,
         SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
-    buffers = kernels.AppendBuffers(k=k, v=v, keys=Cache(op.layer, "keys"), values=Cache(op.layer, "values"))
+    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=CacheOf(op.layer, "values"))
     low.dispatch("append", "batch", [kernel.launch((2 * layer.kv_heads, ("batch", 1, 1), 1), buffers)])
 
 
@@ -35,9 +35,9 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
         SLOTS_AT=_slots_at(low, layer), Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
         NORMED=None if key.norm is None else True, EPS=None if key.norm is None else float(key.norm.eps),
     )  # fmt: skip
-    buffers = kernels.RotatedBuffers(
-        k=k, v=v, keys=Cache(number, "keys"), values=Cache(number, "values"), q=q, key_table=RopeTable(rope),
-        query_table=RopeTable(query.rotation.rope), key_weight=weights[0], query_weight=weights[1],
+    buffers = kernels.AppendRotatedBuffers(
+        k=k, v=v, keys=CacheOf(number, "keys"), values=CacheOf(number, "values"), q=q, key_table=RopeTableOf(rope),
+        query_table=RopeTableOf(query.rotation.rope), key_weight=weights[0], query_weight=weights[1],
         queries=low.make(query.rotation.out),
     )  # fmt: skip
     groups = 2 * layer.kv_heads + query.x.width // layer.head_dim
@@ -61,7 +61,7 @@ def attention(low: Lowering, op: Attention) -> None:
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.head_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
-    keys, values, sinks = Cache(op.layer, "keys"), Cache(op.layer, "values"), low.vector(op.sinks)
+    keys, values, sinks = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values"), low.vector(op.sinks)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = q
     if CACHE[low.cache.keys].type.blocks:
@@ -70,20 +70,20 @@ def attention(low: Lowering, op: Attention) -> None:
             HEAD=shape.cache.HEAD, HEADS=op.heads, Q_STRIDE=q.stride, KEY_TYPE=shape.cache.KEY_TYPE,
             KEY_SIZE=shape.cache.KEY_SIZE, ROTATION=shape.cache.ROTATION,
         )  # fmt: skip
-        launch = prepare.launch((op.heads, ("batch", 1, 1), 1), kernels.QueriesBuffers(q=q, y=queries))
+        launch = prepare.launch((op.heads, ("batch", 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
         low.dispatch("queries", "batch", [launch])
         low.give(queries)
     of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), ("batch", 1, 1)
     few = [
         kernels.AttendPartition(shape=shape).launch(
-            of_row, kernels.PartitionBuffers(q=queries, tables=tables, keys=keys, values=values)
+            of_row, kernels.AttendPartitionBuffers(q=queries, tables=tables, keys=keys, values=values)
         ),
         kernels.AttendCombine(shape=shape, delivered=to.delivered).launch(
-            (op.heads, ("batch", 1, 1), 1), kernels.CombineBuffers(sinks=sinks, y=to.y, blocks=to.y_blocks)
+            (op.heads, ("batch", 1, 1), 1), kernels.AttendCombineBuffers(sinks=sinks, y=to.y, blocks=to.y_blocks)
         ),
     ]
     tile = kernels.attend_tile(shape)
-    buffers = kernels.TileBuffers(q=queries, tables=tables, keys=keys, values=values, sinks=sinks, y=tiled)
+    buffers = kernels.AttendTileBuffers(q=queries, tables=tables, keys=keys, values=values, sinks=sinks, y=tiled)
     many = [tile.launch((op.heads, ("tiles", 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1), buffers)]
     if to.blocks is not None:
         many.append(elements("batch", "a", tiled, tiled, op.out.width, replace(to, floats=None)))

@@ -13,7 +13,7 @@ from localllm.backends.gpu.kernels.kernel import Launch
 from localllm.backends.gpu.kernels.products import block_words
 from localllm.backends.gpu.kernels.rowwise import Delivered, delivered
 from localllm.backends.gpu.program import Dispatch, Program
-from localllm.backends.gpu.references import Fixed, Matrix, Reference, Vector
+from localllm.backends.gpu.references import Fixed, MatrixOf, Reference, VectorOf
 from localllm.plan import CacheLayer, Plan, Rows, Value, Weight, flattened
 
 FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats of matrices, for split rows
@@ -92,16 +92,16 @@ class Lowering:
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
-    def matrix(self, weight: Weight) -> Matrix:
+    def matrix(self, weight: Weight) -> MatrixOf:
         formats.check(weight)
         self.program.matrices[weight.name] = weight
-        return Matrix(weight.name)
+        return MatrixOf(weight.name)
 
     def vector(self, weight: Weight | None) -> Reference:
         if weight is None:
             return Fixed.NOTHING
         self.program.vectors[weight.name] = weight
-        return Vector(weight.name)
+        return VectorOf(weight.name)
 
     # -- launches --------------------------------------------------------------------------------------------------
 

@@ -51,8 +51,8 @@ def experts(low: Lowering, op: Experts) -> None:
     mixed = low.take(rows, op.out.width * used)
     _multiply(low, op.down, own, down, mixed, 1)
     y = low.make(op.out)
-    combine = kernels.Combine(WIDTH=op.out.width, STRIDE=op.out.width, USED=used)
-    buffers = kernels.CombineBuffers(x=mixed, weights=Choices(op.out.index, "weights"), y=y)
+    combine = kernels.CombineExperts(WIDTH=op.out.width, STRIDE=op.out.width, USED=used)
+    buffers = kernels.CombineExpertsBuffers(x=mixed, weights=Choices(op.out.index, "weights"), y=y)
     low.dispatch("combine", rows, [combine.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])
     if kept:
         low.program.routings[op.out.index] = KeptRouting(own.choices, forms.buffers.pop(FLOATS), used)

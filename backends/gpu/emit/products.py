@@ -45,8 +45,8 @@ def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int =
     split = forms.find(weight.format)
     if split is None:
         split = forms.make(weight.format, stride)
-        kernel = rowwise.Split(format=weight.format, TERMS=terms, K=width, X_STRIDE=width, Y_STRIDE=stride)
-        launch = kernel.launch((1, (rows, 1, times), 1), rowwise.SplitBuffers(x=own, y=split))
+        kernel = rowwise.SplitRows(format=weight.format, TERMS=terms, K=width, X_STRIDE=width, Y_STRIDE=stride)
+        launch = kernel.launch((1, (rows, 1, times), 1), rowwise.SplitRowsBuffers(x=own, y=split))
         low.dispatch("split", rows, (), [launch])
     return Input(own, width), Input(split, stride)
 

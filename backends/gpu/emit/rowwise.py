@@ -7,7 +7,7 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.emit.context import Delivery, Lowering
 from localllm.backends.gpu.kernels import rowwise
 from localllm.backends.gpu.kernels.kernel import Launch
-from localllm.backends.gpu.references import RopeTable
+from localllm.backends.gpu.references import RopeTableOf
 from localllm.plan import (
     Activate,
     Add,
@@ -41,34 +41,34 @@ def embed(low: Lowering, op: Embed) -> None:
     weight, y = op.table, low.make(op.out)
     matrix = low.matrix(weight)
     chunks = op.out.width // 32 if weight.format in formats.QUANTIZED else op.out.width
-    kernel = rowwise.Embed(
+    kernel = rowwise.EmbedRows(
         format=weight.format, MAX_ROWS=low.limits.rows, K=op.out.width, N=weight.shape[0], Y_STRIDE=y.stride
     )
     grid = (-(-chunks // 64), ("batch", 1, 1), 1)
-    low.dispatch("embed", "batch", [kernel.launch(grid, rowwise.EmbedBuffers(w=matrix, y=y))])
+    low.dispatch("embed", "batch", [kernel.launch(grid, rowwise.EmbedRowsBuffers(w=matrix, y=y))])
 
 
 def norm(low: Lowering, op: Norm) -> None:
     x, width, rows = low.floats(op.x), op.x.width // op.groups, op.x.rows
     to = low.deliver(op.out) if op.groups == 1 else Delivery(low.make(op.out))
-    kernel = rowwise.Norm(
+    kernel = rowwise.NormRows(
         SIZE=rowwise.norm_size(width), K=width, X_STRIDE=x.stride, Y_STRIDE=op.out.width, LAYER=op.kind == "layer",
         EPS=float(op.eps), HAS_BIAS=op.bias is not None, GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0,
         delivered=to.delivered,
     )  # fmt: skip
     weight, bias = low.vector(op.weight), low.vector(op.bias)
-    buffers = rowwise.NormBuffers(x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)
+    buffers = rowwise.NormRowsBuffers(x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)
     low.dispatch("norm", rows, [kernel.launch((op.groups, (rows, 1, 1), 1), buffers)])
 
 
 def rotate(low: Lowering, op: Rotate) -> None:
     x, y = low.floats(op.x), low.make(op.out)
     low.program.ropes.add(op.rope)
-    kernel = rowwise.Rotate(
+    kernel = rowwise.RotateHeads(
         MAX_ROWS=low.limits.rows, WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
         NEOX=op.rope.style == "neox",
     )  # fmt: skip
-    buffers = rowwise.RotateBuffers(x=x, table=RopeTable(op.rope), y=y)
+    buffers = rowwise.RotateHeadsBuffers(x=x, table=RopeTableOf(op.rope), y=y)
     low.dispatch("rotate", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
 
 

@@ -90,7 +90,7 @@ def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendBuffers(Buffers):
+class AppendHeadsBuffers(Buffers):
     k: FloatIn
     v: FloatIn
     step: IntIn = Fixed.STEP
@@ -99,7 +99,7 @@ class AppendBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Append(Kernel[AppendBuffers]):
+class AppendHeads(Kernel[AppendHeadsBuffers]):
     """Keys and values to the cache. SLOTS_AT: where the step has the slots."""
 
     name, parts, flag = "append", "blocks cache", "APPEND"
@@ -115,7 +115,7 @@ class Append(Kernel[AppendBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotatedBuffers(Buffers):
+class AppendRotatedBuffers(Buffers):
     k: FloatIn
     v: FloatIn
     step: IntIn = Fixed.STEP
@@ -130,8 +130,8 @@ class RotatedBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AppendRotated(Kernel[RotatedBuffers]):
-    """Like `Append`; keys and queries are rotated on the way, and normed before if NORMED."""
+class AppendRotated(Kernel[AppendRotatedBuffers]):
+    """Like `AppendHeads`; keys and queries are rotated on the way, and normed before if NORMED."""
 
     name, parts, flag = "append", "rotate blocks cache", "APPEND"
     MAX_ROWS: Shape
@@ -151,13 +151,13 @@ class AppendRotated(Kernel[RotatedBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueriesBuffers(Buffers):
+class PrepareQueriesBuffers(Buffers):
     q: FloatIn
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrepareQueries(Kernel[QueriesBuffers]):
+class PrepareQueries(Kernel[PrepareQueriesBuffers]):
     """Queries as they meet keys in blocks: rotated if the keys are, and rounded to bytes."""
 
     name, parts, flag = "prepare_queries", "blocks cache", "PREPARE"
@@ -196,7 +196,7 @@ class AttentionShape(Macros):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionBuffers(Buffers):
+class AttendPartitionBuffers(Buffers):
     q: FloatIn
     step: IntIn = Fixed.STEP
     tables: IntIn
@@ -206,7 +206,7 @@ class PartitionBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttendPartition(Kernel[PartitionBuffers]):
+class AttendPartition(Kernel[AttendPartitionBuffers]):
     """A row's attention to a partition of its positions."""
 
     name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
@@ -218,7 +218,7 @@ class AttendPartition(Kernel[PartitionBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CombineBuffers(Buffers):
+class AttendCombineBuffers(Buffers):
     partial: FloatIn = Fixed.PARTIAL
     step: IntIn = Fixed.STEP
     sinks: FloatIn
@@ -227,7 +227,7 @@ class CombineBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttendCombine(Kernel[CombineBuffers]):
+class AttendCombine(Kernel[AttendCombineBuffers]):
     """A row's partitions together."""
 
     name, parts, flag = "attend_combine", "blocks cache attention", "STAGE_attend_combine"
@@ -240,7 +240,7 @@ class AttendCombine(Kernel[CombineBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TileBuffers(Buffers):
+class AttendTileBuffers(Buffers):
     q: FloatIn
     step: IntIn = Fixed.STEP
     tables: IntIn
@@ -251,7 +251,7 @@ class TileBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttendTile(Kernel[TileBuffers]):
+class AttendTile(Kernel[AttendTileBuffers]):
     """Prefill's attention: TILE_ROWS rows of a sequence, OWN_ROWS of them per work-group."""
 
     name, parts, flag = "attend_tile", "blocks cache attention", "STAGE_attend_tile"

@@ -58,14 +58,14 @@ class GroupPairs(Kernel[GroupBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CombineBuffers(Buffers):
+class CombineExpertsBuffers(Buffers):
     x: FloatIn
     weights: FloatIn
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Combine(Kernel[CombineBuffers]):
+class CombineExperts(Kernel[CombineExpertsBuffers]):
     """The weighted sum of a row's USED experts."""
 
     name, parts, flag = "combine", "experts", "COMBINE"

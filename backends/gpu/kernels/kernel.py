@@ -117,11 +117,17 @@ class Buffers(Declared):
     __slots__ = ()
 
     @classmethod
-    def parameters(cls) -> list[tuple[str, Access]]:
-        """(name in the source, access) of every parameter. Names that Python reserves end with _ in the declaration."""
+    def parameters(cls, groups: bool = True) -> list[tuple[str, Access]]:
+        """(name in the source, access) of every parameter, with or without those of optional groups.
+
+        Names that Python reserves end with _ in the declaration.
+        """
         found: list[tuple[str, Access]] = []
         for name, (kinds, access) in _hints(cls).items():
-            found += [(name.rstrip("_"), access)] if access is not None else kinds[0].parameters()
+            if access is not None:
+                found.append((name.rstrip("_"), access))
+            elif groups:
+                found += kinds[0].parameters()
         return found
 
     def references(self) -> tuple[Reference, ...]:

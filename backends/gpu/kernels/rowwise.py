@@ -36,14 +36,14 @@ def delivered(floats: bool, block_words: int) -> Delivered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EmbedBuffers(Buffers):
+class EmbedRowsBuffers(Buffers):
     w: ByteIn
     step: IntIn = Fixed.STEP
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Embed(Kernel[EmbedBuffers]):
+class EmbedRows(Kernel[EmbedRowsBuffers]):
     name, parts, flag = "embed", "rows", "EMBED"
     format: str
     MAX_ROWS: Shape
@@ -57,7 +57,7 @@ class Embed(Kernel[EmbedBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NormBuffers(Buffers):
+class NormRowsBuffers(Buffers):
     x: FloatIn
     weight: FloatIn
     bias: FloatIn
@@ -66,7 +66,7 @@ class NormBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Norm(Kernel[NormBuffers]):
+class NormRows(Kernel[NormRowsBuffers]):
     """A work-group norms a group of K numbers of a row."""
 
     name, parts, flag = "norm_rows", "blocks rows", "NORM"
@@ -90,18 +90,18 @@ class Norm(Kernel[NormBuffers]):
 
 
 def norm_size(width: int) -> int:
-    """Work-items of a group of `Norm`, so that one of a wide row still ends soon."""
+    """Work-items of a group of `NormRows`, so that one of a wide row still ends soon."""
     return 128 if width < WIDE else 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitBuffers(Buffers):
+class SplitRowsBuffers(Buffers):
     x: FloatIn
     y: FloatOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Split(Kernel[SplitBuffers]):
+class SplitRows(Kernel[SplitRowsBuffers]):
     """Rows of activations as TERMS 16-bit numbers each, for tensor cores; `format` is the matrix's."""
 
     name, parts, flag = "split_rows", "rows", "SPLIT"
@@ -163,7 +163,7 @@ class Select(Kernel[SelectBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotateBuffers(Buffers):
+class RotateHeadsBuffers(Buffers):
     x: FloatIn
     step: IntIn = Fixed.STEP
     table: FloatIn
@@ -171,7 +171,7 @@ class RotateBuffers(Buffers):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rotate(Kernel[RotateBuffers]):
+class RotateHeads(Kernel[RotateHeadsBuffers]):
     name, parts, flag = "rotate_heads", "rotate", "ROTATE"
     MAX_ROWS: Shape
     WIDTH: Shape

@@ -28,7 +28,7 @@ MUTANTS = {
 
 
 class Simulator(OpenClDevice):
-    """Oclgrind in the place of a card; `mutant`: what is to stand for what in the kernels."""
+    """Oclgrind in the place of a card; `mutant`: a text of the kernels, and its replacement."""
 
     def __init__(self, mutant: tuple[str, str] | None = None) -> None:
         import pyopencl
@@ -36,7 +36,7 @@ class Simulator(OpenClDevice):
         (found,) = (p.get_devices()[0] for p in pyopencl.get_platforms() if SIMULATOR in p.name.lower())
         super().__init__(found, cache=None)
         self._mutant = mutant
-        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # all buffers, and what the host has written there
+        self._images: dict[int, tuple[Any, NDArray[np.uint8]]] = {}  # every buffer, and what the host wrote to it
 
     def alloc(self, size: int, what: str) -> Any:
         buffer = self._cl.Buffer(self._context, self._cl.mem_flags.READ_WRITE, max(size, 4))

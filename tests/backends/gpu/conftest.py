@@ -1,4 +1,4 @@
-"""The devices of these tests: PoCL, which runs OpenCL on the CPU, always; a real card with `pytest -m gpu`."""
+"""The devices of these tests: always PoCL, which runs OpenCL on the CPU; real cards with `pytest -m gpu`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.backends.opencl.backend import OpenClBackend, devices
 
 
 def pocl() -> OpenClBackend:
-    """PoCL is a test dependency: it is there, or these tests fail."""
+    """PoCL is a test dependency; without it these tests fail."""
     found = [number for number, device in enumerate(devices()) if "pocl" in device.version.lower()]
     assert found, "PoCL is missing: pip install 'pyopencl[pocl]'"
     return OpenClBackend(found[0], cache=None)
@@ -42,7 +42,7 @@ CARD_PARAMETERS = [pytest.param(name, marks=pytest.mark.gpu) for name in CARDS]
 
 @pytest.fixture(scope="session", params=["pocl", *CARD_PARAMETERS])
 def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
-    """PoCL must be there; a card that `-m gpu` does not find is skipped with the reason."""
+    """PoCL, and the cards that `-m gpu` finds; others are skipped with the reason."""
     backend = pocl() if request.param == "pocl" else of_card(request.param)
     yield backend
     backend.close()
@@ -50,7 +50,7 @@ def gpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
 
 @pytest.fixture(params=["opencl", pytest.param("cuda", marks=pytest.mark.gpu)])
 def backend_name(request: pytest.FixtureRequest) -> str:
-    """A backend by its name on the command line: OpenCL, on whatever device it finds first, and CUDA."""
+    """A backend by its name on the command line: OpenCL on the first device it finds, and CUDA."""
     if request.param == "cuda":
         of_card("cuda").close()
     return str(request.param)

@@ -1,4 +1,4 @@
-"""A device that runs the CUDA side of the kernels on the host: a C++ compiler, `emulation.h`, no card and no driver.
+"""A device that runs the CUDA side of the kernels on the host, with a C++ compiler and `emulation.h`.
 
 It takes the place of a card under the executable, so that a plan is bound with tensor cores and runs end to end.
 """
@@ -32,7 +32,7 @@ OPTIONS = (
     "-shared",
     "-w",
     "-DHOST_EMULATION",
-    "-fsanitize=alignment",  # which calls a function of emulation.h
+    "-fsanitize=alignment",  # calls a function of emulation.h
     "-nodefaultlibs",
 )
 LIBRARIES = ("-lm", "-lc", "-lgcc")
@@ -124,7 +124,7 @@ class EmulatedDevice:
 
 
 class EmulatedBackend:
-    """The executable of every card on it."""
+    """The backend of that device, with the executable of all cards."""
 
     name = "emulated"
 

@@ -1,4 +1,4 @@
-"""What `backends.cuda` asks of PyCUDA and of libcuda, over emulated kernels: memory, one stream, events, graphs.
+"""The parts of PyCUDA and libcuda that `backends.cuda` uses, on emulated kernels: memory, a stream, events, graphs.
 
 Strict where a card is: what is queued runs when somebody waits for it, with what page-locked memory holds then; copies
 must lie within an allocation; a stream that is captured runs nothing; nothing works without a context.

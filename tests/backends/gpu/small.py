@@ -1,4 +1,4 @@
-"""Every kernel in small: plans that between them launch all of them, in shapes that fill no work-group and no tile.
+"""Small plans that together launch every kernel, in shapes that fill no work-group and no tile.
 
 They run where much cannot: on Oclgrind, on PoCL with shapes and types as constants, and in emulated CUDA.
 """
@@ -20,12 +20,12 @@ from tests.backends.support import Build, bind, record, stored
 from tests.backends.test_conformance import VOCABULARY, Heads
 from tests.models.support import Driver, MemoryWeight, stack
 
-STEPS = (1, 2, 17)  # rows: decoded, a few, prefilled
+STEPS = (1, 2, 17)  # rows of decode, verify, prefill
 
 
 @dataclass(frozen=True)
 class Small:
-    """A plan, the steps it goes through, and how far it may be from the reference: of the largest result."""
+    """A plan, its steps, and the allowed distance from the reference, relative to the largest result."""
 
     build: Build
     table: MemoryWeight
@@ -45,7 +45,7 @@ def table(width: int) -> MemoryWeight:
 
 
 def rows(r: Recorder, x: Value) -> Value:
-    """Everything that goes row by row."""
+    """All row-wise operations."""
     y = r.layer_norm(r.rms_norm(x, VECTOR, 1e-5), VECTOR, VECTOR, 1e-5)
     y = r.rms_norm(y, GROUPS, 1e-5, 3)
     for style in ("norm", "neox"):
@@ -56,7 +56,7 @@ def rows(r: Recorder, x: Value) -> Value:
 
 
 def layer(r: Recorder, x: Value) -> Value:
-    """What is made in one launch of several operations, in a layer: two heads of 32, all of them normed and rotated."""
+    """A layer with every fused operation: two heads of 32, normed and rotated."""
 
     def product(name: str, y: Value, rows: int) -> Value:
         values = np.random.RandomState(len(name)).standard_normal((rows, y.width)) / y.width**0.5
@@ -74,7 +74,7 @@ def layer(r: Recorder, x: Value) -> Value:
 
 
 def products(*names: str, depth: int) -> Small:
-    """Matrices of these formats, of five rows, with factor and bias and each with the sum of those before it."""
+    """Products with matrices of these formats, five rows each, with factor and bias, all added up."""
 
     def build(r: Recorder, x: Value) -> Value:
         bias, sum = MemoryWeight.of("bias", np.linspace(-1.0, 1.0, 5)), None
@@ -87,7 +87,7 @@ def products(*names: str, depth: int) -> Small:
 
 
 def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
-    """Queries are the row, keys and values made of it."""
+    """Attention whose queries are the row; keys and values are made from it."""
     width = h.heads * h.head_dim
     picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
@@ -103,7 +103,7 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
 
 
 def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple[int, ...] = (1, 2)) -> Small:
-    """Three experts; `kinds`: formats of gate, up and down."""
+    """A mixture of three experts; `kinds`: formats of gate, up and down."""
     random = np.random.RandomState(6)
     weights = [
         MemoryWeight.of(name, random.standard_normal((3, 32, 32)) / 4, kind)
@@ -157,7 +157,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
 
 
 def check(backend: Backend, small: Small) -> None:
-    """Steps of a plan, compared with the reference backend; where rows are selected, the largest logits too."""
+    """Compare the steps of a plan with the reference backend, and its largest logits if it selects rows."""
     plan = record(small.table, small.build)
     executable = bind(backend, plan, 20, 1, small.cache)
     assert isinstance(executable, GpuExecutable)

@@ -1,5 +1,5 @@
-"""Every cache type on a graphics device: the bytes that `backends.cache` defines, the same bits alone and in company,
-and blocks that are taken out and put back."""
+"""Every cache type on a device: the bytes that `backends.cache` defines, the same bits in any batch, blocks that
+are read and written back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plan_of(h: Heads, values: np.ndarray) -> Plan:
 @pytest.mark.parametrize("name", CACHE_TYPES)
 @pytest.mark.parametrize("head", [20, 64, 96])
 def test_stored_bytes_are_the_defined_ones(gpu: Backend, name: str, head: int) -> None:
-    """Of keys and of values, rounded from numbers of every size; beyond the type's largest, and none at all."""
+    """Keys and values are rounded from numbers of every size, beyond the type's largest too, and from NaN."""
     h = Heads(2, 2, head)
     random = np.random.RandomState(head)
     values = random.standard_normal((VOCABULARY, 6 * head)) * 10.0 ** random.randint(-3, 3, (VOCABULARY, 1))

@@ -1,4 +1,4 @@
-"""The CUDA backend whole, over a card that is emulated (`fake_cuda`): memory, copies, launches, graphs, refusals."""
+"""The whole CUDA backend on an emulated card (`fake_cuda`): memory, copies, launches, graphs, refusals."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFacto
 
 @needs_compiler
 def test_plans(card: Card) -> None:
-    """The small plans: copies that happen later and launches in order, with the results of the reference backend."""
+    """Copies happen late, launches in order; the small plans give the results of the reference backend."""
     backend = CudaBackend("emulated", cache=None)
     assert backend.describe() == "cuda: Emulated card (sm_90), 2.0 GiB"
     assert backend.device.facts.api == "CUDA driver 13.0, NVRTC 13.0"
@@ -44,14 +44,14 @@ def test_plans(card: Card) -> None:
 
 @needs_compiler
 def test_decoding_is_one_launch_of_a_graph(card: Card) -> None:
-    """Captured at the second step of a shape, which runs nothing, and launched from then on, with the same bits."""
+    """The second step of a shape captures a graph, which runs nothing; later steps launch it, with the same bits."""
     plan, rows = record(SMALL.table, SMALL.build), []
     backend = CudaBackend(cache=None)
     driver, graphs = Driver(bind(backend, plan, 20, 1)), []
     for token in (3, 5, 7, 9):
         rows.append(driver.step([(0, [token])]))
         graphs.append(len(card.graphs))
-    assert graphs == [0, 2, 2, 2]  # what was captured, and what was made of it
+    assert graphs == [0, 2, 2, 2]  # captured, and instantiated
     plain = Driver(bind(EmulatedBackend(card.folder), plan, 20, 1))
     np.testing.assert_array_equal(rows, [plain.step([(0, [token])]) for token in (3, 5, 7, 9)])
     backend.close()

@@ -1,4 +1,4 @@
-"""Every weight format on a graphics device: its numbers to the bit, its products within rounding of the definition."""
+"""Every weight format on a device: exact numbers, and products within rounding of the definition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_every_format_that_holds_weights_is_there() -> None:
 
 @pytest.mark.parametrize("format", formats.FORMATS)
 def test_embed_gives_the_numbers_of_the_file(gpu: Backend, format: str) -> None:
-    """To the bit, for blocks of every size from subnormal up."""
+    """The same bits, for blocks of every size from subnormal up."""
     width = 2 * quant.FORMATS[format].block_values if quant.FORMATS[format].block_values > 1 else 21
     weight = stored("table", format, (VOCABULARY, width), low=0.0, high=3e38)
     tokens = np.arange(VOCABULARY)[::-1]

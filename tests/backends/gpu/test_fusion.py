@@ -1,6 +1,6 @@
-"""What a step is made of: how many launches, and that operations made in one launch have the bits of one launch each.
+"""The launches of a step, and fused operations that give the bits of single ones.
 
-Where every value of a plan is kept to be read, nothing can be fused: that is the other side of the comparisons.
+If every value of a plan is kept, nothing can be fused: the comparisons use this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[
 
 @pytest.mark.parametrize("rows", [1, 2, FEW_ROWS])
 def test_a_layer_is_nine_launches(rows: int) -> None:
-    """In one format, with biases and normed heads too, and where float rows are read as they are."""
+    """For matrices of one format, also with biases, with normed heads, and with float rows as inputs."""
     for format in ("Q4_0", "Q8_0", "F16"):
         assert launched(plan(format, SHAPE), rows) == WHOLE
     assert launched(plan("Q4_0", Shape(head_dim=32, layers=3, biased=True)), rows) == WHOLE
@@ -46,7 +46,7 @@ def test_a_layer_is_nine_launches(rows: int) -> None:
 
 
 def test_what_cannot_be_one_is_few() -> None:
-    """Values of another format: a launch each. Heads that end within a block of 32, keys in blocks."""
+    """Another format for values; heads that end within a block of 32; keys in blocks."""
 
     def count(model: Plan, cache: CacheTypes = F16_CACHE) -> dict[str, int]:
         names = launched(model, 1, cache)
@@ -74,8 +74,8 @@ def test_experts_make_blocks_with_their_glu() -> None:
 
 
 def side_by_side(r: Recorder, x: Value) -> Value:
-    """Six products of a value: two formats, biases in some, scales of their own, rows that fill no work-group, one row
-    among many; then two whose glu is read again."""
+    """Six products of one value, in two formats, some with biases, with different scales and few rows; then two whose
+    glu is read twice."""
     random = np.random.RandomState(9)
 
     def product(number: int, format: str, biased: bool, height: int = 37) -> Value:
@@ -112,11 +112,11 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 
 @pytest.mark.parametrize(("name", "cache"), CACHES, ids=str)
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
-    """Decoded, a few rows at a time, prefilled; two sequences. And as far from float32 as int8 activations are."""
+    """Decode, few rows and prefill of two sequences. The distance from float32 is that of int8 activations."""
     model = MODELS[name]
     single = lower(model, LIMITS, cache, model.values)
     assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)
-    ids = tokens(80, 29)  # no model knows fewer
+    ids = tokens(80, 29)  # the smallest vocabulary
     found = []
     for backend, keep in ((gpu, []), (gpu, model.values), (ReferenceBackend(), [])):
         executable = backend.bind(model, LIMITS, cache, keep=keep)
@@ -130,7 +130,7 @@ def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, 
 
 
 def test_side_by_side_is_right(gpu: Backend) -> None:
-    """int8 activations: a hundredth of the largest result."""
+    """int8 activations are off by at most a hundredth of the largest result."""
     model = MODELS["side by side"]
     ours, theirs = (Driver(b.bind(model, LIMITS, F16_CACHE)) for b in (gpu, ReferenceBackend()))
     for count in (1, 3, 16, 20):

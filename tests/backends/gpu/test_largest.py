@@ -1,4 +1,4 @@
-"""The largest logits found on the device: the same ids in the same order as on the host, so the same tokens sampled."""
+"""The search for the largest logits on the device: the same ids in the same order as on the host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 5
 
 
 def rows_of(vocabulary: int) -> np.ndarray:
-    """Normal numbers; many equal ones; nearly all ruled out; zeros of both signs; all equal."""
+    """Normal numbers; many equal ones; nearly all minus infinity; zeros of both signs; all equal."""
     random = np.random.RandomState(vocabulary)
     x = 4 * random.standard_normal((ROWS, vocabulary)).astype(np.float32)
     x[1] = np.round(x[1])

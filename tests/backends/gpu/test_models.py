@@ -19,7 +19,7 @@ from tests.models.support import nmse
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_every_position_of_the_reference_models(backend_name: str, architecture: str) -> None:
-    """Prefilled in one and in several pieces, then token by token."""
+    """Prefill in one piece and in several, then token by token."""
     found = list(paths(architecture))
     if not found:
         pytest.skip(f"no reference model of {architecture}")
@@ -39,7 +39,7 @@ def test_greedy_text(backend_name: str, name: str) -> None:
 
 
 def said(backend: str, words: list[str], typed: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """What the program answers on a backend; greedy, so that it says the same on every one."""
+    """The greedy answer of the program on a backend, which is the same on all backends."""
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
     with redirect_stdout(io.StringIO()) as out:
         assert main([*words, "--backend", backend, "--temp", "0", "-n", "24"]) == 0
@@ -60,7 +60,7 @@ def test_the_model_in_the_box_says_what_it_says_on_the_cpu(
 
 
 def test_chat_in_a_terminal(backend_name: str) -> None:
-    """`localllm chat --backend opencl`: it says what it runs on, answers, and says what that cost."""
+    """`localllm chat --backend opencl` names its device, answers, and prints statistics."""
     terminal = Terminal("chat", "--backend", backend_name, "--temp", "0", "-n", "16")
     assert f" on {backend_name}: " in terminal.wait_for(">>> ")
     for text in ("Hello! How are you?", "What is your name?"):

@@ -1,4 +1,4 @@
-"""No kernel races, reads what nobody wrote or leaves its buffers: every kernel in small on Oclgrind."""
+"""No kernel has a race, reads uninitialized memory or leaves its buffers: small plans on Oclgrind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def oclgrind() -> None:
 
 
 def report(folder: Path, *words: str) -> tuple[str, subprocess.CompletedProcess[str]]:
-    """What Oclgrind says of a plan, and what the program that ran it says."""
+    """Oclgrind's report on a plan, and the output of the program that ran it."""
     log = folder / "log"
     ran = subprocess.run(
         [sys.executable, "-m", "tests.backends.gpu.checked", *words],

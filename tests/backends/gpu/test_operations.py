@@ -1,5 +1,5 @@
-"""The conformance table on a graphics device: every operation against the reference backend, with the bounds that the
-CPU backend is held to. Rows that are decoded have the same bits alone and in company."""
+"""The conformance table on a device: every operation against the reference backend, within the CPU backend's bounds.
+Decoded rows have the same bits in any batch."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def run(backend: Backend, build: Build, embedding: MemoryWeight, tokens: np.ndar
 
 
 def looseness(backend: Backend, plan: Plan) -> float:
-    """How many times the bound for float32 a tile may err: tensor cores get activations rounded to 11 bits and more
-    for matrices of 16-bit numbers."""
+    """The factor on the bound for float32: tensor cores get activations rounded to 11 bits or more if matrices have
+    16-bit numbers."""
     compute, linears = backend.device.facts.compute, [op for op in plan.operations if isinstance(op, Linear)]
     shapes = [(op.weight.format, op.weight.shape[-1]) for op in linears]
     return 512.0 if any(products.terms(*shape, compute) for shape in shapes) else 1.0
@@ -71,7 +71,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
-    """Two sequences in one batch, decoded and prefilled, over several blocks and partitions; then one goes on from a
+    """Decode and prefill of two sequences in one batch, over several blocks and partitions; then one continues from a
     copy of the other's blocks."""
     width = (h.heads + 2 * h.kv_heads) * h.head_dim
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
@@ -94,7 +94,7 @@ def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
 
 
 def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:
-    """One sequence decodes alone; then with others that decode, that verify, and that are prefilled meanwhile."""
+    """One sequence decodes alone, then in batches with others that decode, verify and prefill."""
     h = Heads(4, 2, 16)
     values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
@@ -152,7 +152,7 @@ def test_experts(gpu: Backend, name: str) -> None:
 
 
 def test_quantized_experts(gpu: Backend) -> None:
-    """int8 activations in three products in a row: a hundredth of the largest result."""
+    """Three int8 products in a row are off by at most a hundredth of the largest result."""
     plan = record(TABLE, mixture("softmax", 3, formats=lambda name: {"down": "Q4_0", "up": "F16"}.get(name, "Q8_0")))
     rows, truth = (feed(bind(b, plan), np.arange(TOKENS)) for b in (gpu, ReferenceBackend()))
     assert np.abs(rows - truth).max() < 0.01 * np.abs(truth).max()

@@ -1,4 +1,4 @@
-"""Decoding replayed: recorded once per shape, with the bits of launches made one by one, on whatever comes next."""
+"""Replays of decoding: recorded once per shape, with the same bits as single launches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS = [[(0, 1)]] * 5 + [[(0, 1), (1, 1)]] * 3 + [[(0, 4)]] * 3 + [[(1, 200)], 
 
 
 class Spied:
-    """A device's `record`, which counts, and refuses if it is told to."""
+    """A device's `record` that counts its calls, and refuses on demand."""
 
     def __init__(self, device: Any, monkeypatch: pytest.MonkeyPatch, refuse: bool = False) -> None:
         self.recorded, self.replayed, self._real, self._refuse = 0, 0, device.record, refuse
@@ -51,7 +51,7 @@ def opened(gpu: Backend) -> tuple[Driver, GpuExecutable]:
 
 
 def test_replays_have_the_bits_of_launches(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Alone, in company, several rows, after a prefill and past a partition; by the largest logits too."""
+    """One row, several rows and sequences, after a prefill, past a partition, and the largest logits."""
     results = []
     for refuse in (False, True):
         spied = Spied(gpu.device, monkeypatch, refuse)
@@ -104,7 +104,7 @@ def test_shapes_that_are_held_are_few() -> None:
 
 
 class Driver12:
-    """The functions of libcuda that a graph needs; `fails` is the one that does not work."""
+    """The functions of libcuda that a graph needs; the one named by `fails` returns an error."""
 
     def __init__(self, fails: str = "") -> None:
         self.calls: list[str] = []

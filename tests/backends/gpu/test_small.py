@@ -1,5 +1,4 @@
-"""Every kernel in small as CUDA, emulated for two compute types with threads that run from the first to the last or
-from the last to the first."""
+"""The small plans as CUDA, emulated for two compute types, with threads in ascending or descending order."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What only CUDA has, emulated on the host: products on tensor cores, with copies that end as late as they may and
-threads that run one after the other, from the first to the last or from the last to the first."""
+"""Products on tensor cores, emulated on the host: copies end as late as they may, threads run one after the other, in
+ascending or descending order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def blocks_of(x: np.ndarray) -> np.ndarray:
-    """Rows of activations as `quantize` leaves them: int8, scales, sums of halves times scale; as words."""
+    """Rows of activation blocks as words: int8, scales, sums of halves times scale."""
     integers, scales = quantized(x)
     sums = scales * integers.astype(np.float32).reshape(*integers.shape[:2], 2, 16).sum(axis=3)
     parts = integers.astype(np.int8).reshape(len(x), -1).view(np.float32), scales[:, :, 0], sums.reshape(len(x), -1)
@@ -39,7 +39,7 @@ def blocks_of(x: np.ndarray) -> np.ndarray:
 def multiplied(
     device: EmulatedDevice, kernel: Kernel[Any], tile: Tile, weight: MemoryWeight, rows: np.ndarray
 ) -> np.ndarray:
-    """(T, N) by one launch of a kernel on rows as it reads them."""
+    """The result (T, N) of one launch of a kernel on rows in the form that it reads."""
     count, n = len(rows), weight.shape[0]
     matrix, x, y = (device.alloc(size, "") for size in (formats.size_of(weight), rows.nbytes, 4 * count * n))
     for offset, data in formats.pieces(weight):
@@ -92,7 +92,7 @@ SIXTEEN = {"F16": (2.0**-11, 2.0**-38), "BF16": (2.0**-17, 0.0)}
 @pytest.mark.parametrize("format", SIXTEEN)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_products_of_16_bit_numbers(folder: Path, format: str, backwards: bool) -> None:
-    """Activations of any size, rows of zeros among them, and beyond the range of halves; bias, scale and residual."""
+    """Activations of any size, also zeros and beyond the range of halves, with bias, scale and residual."""
     weight, bias = stored("w", format, (48, 48)), MemoryWeight.of("b", np.arange(48.0))
     x = np.random.RandomState(2).standard_normal((70, 48)).astype(np.float32)
     x *= 10.0 ** np.linspace(-30, 30, 70, dtype=np.float32)[:, None]
@@ -124,7 +124,7 @@ def test_prefill_of_a_mixture(folder: Path) -> None:
 @pytest.mark.parametrize("compute", ["sm_75", "sm_90"])
 @pytest.mark.parametrize(("format", "width"), [("Q8_0", 32), ("Q8_0", 96), ("F16", 32), ("F16", 48), ("BF16", 48)])
 def test_what_is_no_number_stays_in_its_row(folder: Path, format: str, width: int, compute: str) -> None:
-    """Also where a row ends within a step of the tile: what follows it there is the next row."""
+    """Also if a row ends within a step of the tile, so that the next row follows it there."""
     x = np.ones((20, width), np.float32)
     x[0, 5], x[3, 5], x[4, 7] = np.nan, np.nan, np.inf
     plan = record(MemoryWeight.of("table", x), lambda r, v: r.linear(v, stored("a", format, (20, width))))

@@ -15,13 +15,13 @@ PLANS = {DENSE: lambda: plan("F32", Shape(layers=3)), EXPERTS: lambda: plan_of(*
 
 
 def names(plan: Plan) -> set[str]:
-    """Matrices that a plan multiplies with."""
+    """The matrices of a plan's products, by name."""
     found = {op.weight.name for op in plan.operations if isinstance(op, Linear)}
     return found | {op.gate.weight.name for op in plan.operations if isinstance(op, Experts)}
 
 
 def test_the_last_layers_go_to_the_card_and_the_output_counts_as_one() -> None:
-    """As -ngl of llama.cpp counts."""
+    """Layers count as for -ngl of llama.cpp."""
     model = PLANS[DENSE]()
     assert most_layers(model) == 4
     for layers, first in ((1, 3), (2, 2), (3, 1)):
@@ -44,7 +44,7 @@ def test_all_layers_take_the_embeddings_along(layers: int) -> None:
 
 
 def test_experts_of_the_first_layers_alone_stay_on_the_host() -> None:
-    """Router, shared expert, attention and cache do not; llama.cpp's -ncmoe means the tensors of the experts too."""
+    """Router, shared expert, attention and cache go to the card, as with llama.cpp's -ncmoe."""
     model = PLANS[EXPERTS]()
     for count, layers in ((1, {0}), (2, {0, 1}), (9, {0, 1})):
         parts = cut(model, Placement(99, count))

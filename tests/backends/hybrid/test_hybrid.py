@@ -1,4 +1,4 @@
-"""A plan on a card and the CPU together: logits of every cut, caches that move, batches of many sequences."""
+"""A plan on a card and the CPU: logits of every split, caches that move, batches of many sequences."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from localllm.backends.base import Backend, BackendError, Executable, Limits, Pi
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
+from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
@@ -32,7 +33,7 @@ def bound(pair: Pair, model: Plan, layers: int, host_experts: int = 0, limits: L
 
 
 def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarray:
-    """Of every row: a prompt in one batch, then one by one."""
+    """Logits of every row: a prompt in one batch, then the other tokens one by one."""
     driver = Driver(executable)
     rows = [driver.step([(0, ids[:prompt])]), *(driver.step([(0, [token])]) for token in ids[prompt:])]
     executable.close()
@@ -40,7 +41,7 @@ def logits(executable: Executable, ids: Sequence[int], prompt: int) -> np.ndarra
 
 
 def placements(model: Plan, experts: bool) -> list[tuple[int, int]]:
-    """Every cut that leaves something on both sides."""
+    """Every placement that leaves something on both sides."""
     most = most_layers(model)
     cuts = [(layers, 0) for layers in range(1, most)]
     return cuts + [(layers, n) for layers in (most - 1, most) for n in (1, most)] if experts else cuts
@@ -53,7 +54,7 @@ TINY = {**{name: VARIANTS[name] for name in ("llama plain", "qwen3")}, **FAMILIE
     "name", ["llama plain", "qwen3", "llama experts", "glm4moe", "gpt-oss", "gemma2", "gemma3 pattern", "olmo3"]
 )
 def test_every_cut_of_a_tiny_model(pair: Pair, name: str) -> None:
-    """Dense, of experts, with windows, with soft caps and tied embeddings."""
+    """Dense models and mixtures, with windows, soft caps and tied embeddings."""
     model = plan_of(*TINY[name]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 16)
     for layers, host_experts in placements(model, "experts" in name or name in ("glm4moe", "gpt-oss")):
@@ -71,6 +72,20 @@ def test_every_cut_of_the_reference_models(pair: Pair, file: str) -> None:
         assert nmse(ours, truth["logits"]).max() < 5e-6, (layers, host_experts)
 
 
+@pytest.mark.parametrize("name", ["llama plain", "llama experts", "gpt-oss"])
+def test_every_split_has_the_bits_of_the_whole_plan_on_the_reference_backend(name: str) -> None:
+    """Without a device: the sides only take turns."""
+    model = plan_of(*TINY[name]())
+    whole = ReferenceBackend().bind(model, LIMITS)
+    truth = logits(whole, TOKENS.tolist(), 16)
+    for layers, host_experts in placements(model, experts=name != "llama plain"):
+        split = HybridBackend(ReferenceBackend(), ReferenceBackend(), Placement(layers, host_experts))
+        found = split.bind(model, LIMITS)
+        assert isinstance(found, HybridExecutable)
+        assert found.block_bytes == whole.block_bytes
+        np.testing.assert_array_equal(logits(found, TOKENS.tolist(), 16), truth)
+
+
 def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
     model = plan("Q8_0", MODEL)
     for layers, side in ((0, 1), (4, 0), (99, 0)):
@@ -83,7 +98,7 @@ def test_nothing_and_all_of_a_plan_need_one_backend(pair: Pair) -> None:
 
 
 def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
-    """A long run and short ones go to the card in pieces; every row has the bits that it has alone."""
+    """The card runs long and short sequences in pieces; every row has the bits that it has alone."""
     model, ids = plan("Q4_0", MODEL), tokens(60)
     alone = []
     for s in range(3):
@@ -129,7 +144,7 @@ def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pai
     assert there.block_bytes == (*host.block_bytes[:2], card.block_bytes[2])
     for layer in range(3):
         here.write_blocks(layer, np.array([4, 1]), there.read_blocks(layer, np.array([0, 1])))
-    here.copy_blocks(np.array([4]), np.array([5]))  # as a fork that goes on
+    here.copy_blocks(np.array([4]), np.array([5]))  # as for a fork
     driver = Driver(here)
     driver.tables, driver.lengths = np.array([[5, 1, 3]], np.int32), [2 * BLOCK]
     assert nmse(driver.step([(0, ids[2 * BLOCK :])]), truth).max() < 1e-9  # pieces of other sizes on the card
@@ -138,7 +153,7 @@ def test_blocks_that_moved_give_the_same_bits_and_every_layer_knows_its_side(pai
 
 
 def test_layers_with_a_window_keep_blocks_of_their_own_on_both_sides(pair: Pair) -> None:
-    """The tables of windows are given apart; another block than in the whole tables holds a token."""
+    """The tables of windows are separate, and name other blocks than the whole tables."""
     model = plan_of(*FAMILIES["gemma3 pattern"]())
     truth = logits(bind_reference(model, "f16", positions=64), TOKENS.tolist(), 24)
     ids = TOKENS.astype(np.int32)
@@ -166,7 +181,7 @@ def test_what_needs_one_place_is_refused(pair: Pair) -> None:
 
 @dataclass
 class Remembering:
-    """A backend that knows what it bound."""
+    """A backend that remembers its executables."""
 
     backend: Backend
     bound: list[Executable]

@@ -1,0 +1,253 @@
+"""Structs of int64 slots, which Python fills and kernels read: a kernel's arguments, the state of a step.
+
+A class declares a struct by annotations in order of memory. Each names a `Field` or another struct. From this follow:
+
+- layout: `Rows.size` is the number of slots, `Rows.stride` the number of one slot;
+- packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` makes int64 numbers of it;
+- access: `rows = Rows.at(pointer)` is the struct in a kernel, where `rows.stride` emits the load of a slot;
+- barriers: `places` says which memory the kernel reads and which it writes.
+
+mypy reports a wrong name or a value of the wrong kind, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, NoReturn, Self, dataclass_transform, get_type_hints, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.cpu.memory import LINE
+from localllm.backends.cpu.simd import F32, Value
+
+SLOT = 8  # bytes
+
+
+class Place:
+    """An address that is known once memory is allocated. Subclasses say of what."""
+
+    __slots__ = ()
+
+
+class Field:
+    """A slot of a struct: what may be put into it, and how a kernel reads it.
+
+    A struct is filled when it is made, so `__set__` refuses. Its annotation is what the constructor takes.
+    """
+
+    accepts: ClassVar[tuple[type, ...]] = (int,)
+    aligned: ClassVar[int] = 1  # the slot's number is a multiple of this
+    written: ClassVar[bool] = False  # whether the kernel writes what the slot points to
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+
+    @overload
+    def __get__(self, struct: None, owner: type[Struct]) -> int: ...
+    @overload
+    def __get__(self, struct: Struct, owner: type[Struct]) -> Value: ...
+    def __get__(self, struct: Struct | None, owner: type[Struct]) -> int | Value:
+        return self.slot if struct is None else self.load(*struct.located(self.slot))
+
+    def load(self, pointer: Value, slot: int) -> Value:
+        return pointer.f.load_int(pointer, slot)
+
+    def stored(self, given: Any) -> int | Place:
+        """What stands in the slot for a value of the right kind."""
+        found: int | Place = given
+        return found
+
+
+class Int64(Field):
+    def __set__(self, struct: Struct, given: int) -> None:
+        _refuse()
+
+
+class Apart(Int64):
+    """An int64 that begins a cache line of its own, because threads write it while others read its neighbours."""
+
+    aligned = LINE // SLOT
+
+
+class Float32(Field):
+    """A float32 in the lower half of the slot."""
+
+    accepts = (float, int)
+
+    def __set__(self, struct: Struct, given: float) -> None:
+        _refuse()
+
+    def stored(self, given: float) -> int:
+        return int(np.float32(given).view(np.int32))
+
+    def load(self, pointer: Value, slot: int) -> Value:
+        return pointer.f.load(pointer + SLOT * slot, F32, 4)
+
+
+class AddressOrZero(Field):
+    """An address, or 0 for none. A kernel reads it as int64, and makes a pointer of it if it is not 0."""
+
+    accepts = (int, Place)
+
+    def __set__(self, struct: Struct, given: int | Place) -> None:
+        _refuse()
+
+
+class Address(AddressOrZero):
+    """An address, which a kernel reads as a pointer."""
+
+    def load(self, pointer: Value, slot: int) -> Value:
+        return pointer.f.pointer(super().load(pointer, slot))
+
+
+class Target(Address):
+    """The address of what a kernel writes."""
+
+    written = True
+
+
+class TargetOrZero(AddressOrZero):
+    written = True
+
+
+class _Nested:
+    """A struct within a struct."""
+
+    written = False
+
+    def __init__(self, slot: int, kind: type[Struct]) -> None:
+        self.slot, self.kind = slot, kind
+        self.accepts = (kind,)
+
+    def __get__(self, struct: Struct | None, owner: type[Struct]) -> Any:
+        return self if struct is None else self.kind.at(*struct.located(self.slot))
+
+    def __set__(self, struct: Struct, given: Struct) -> None:
+        _refuse()
+
+    def stored(self, given: Struct) -> Struct:
+        return given
+
+
+def _refuse() -> NoReturn:
+    raise AttributeError("a struct is filled when it is made")
+
+
+@dataclass_transform(kw_only_default=True)
+class Struct:
+    """The base of all structs."""
+
+    __slots__ = ("_given", "_located")
+    size: ClassVar[int] = 0  # number of slots
+    _fields: ClassVar[dict[str, Field | _Nested]] = {}
+
+    def __init_subclass__(cls) -> None:
+        cls._fields, at = {}, 0
+        for name, kind in get_type_hints(cls).items():
+            if isinstance(kind, type) and issubclass(kind, Field):
+                at = -(-at // kind.aligned) * kind.aligned
+                cls._fields[name], at = kind(at), at + 1
+            elif isinstance(kind, type) and issubclass(kind, Struct):
+                cls._fields[name], at = _Nested(at, kind), at + kind.size
+        for name, field in cls._fields.items():
+            setattr(cls, name, field)
+        cls.size = at
+
+    def __init__(self, **given: Any) -> None:
+        fields, what = self._fields, type(self).__name__
+        if given.keys() != fields.keys():
+            missing, unknown = sorted(fields.keys() - given.keys()), sorted(given.keys() - fields.keys())
+            raise TypeError(f"{what}: missing {missing}, unknown {unknown}")
+        for name, field in fields.items():
+            if not isinstance(given[name], field.accepts):
+                accepted = " or ".join(kind.__name__ for kind in field.accepts)
+                raise TypeError(f"{what}.{name} is {given[name]!r}, not {accepted}")
+        self._given = [field.stored(given[name]) for name, field in fields.items()]
+        self._located: tuple[Value, int] | None = None  # in a kernel: pointer and first slot
+
+    # -- in Python ---------------------------------------------------------------------------------------------------
+
+    @property
+    def places(self) -> list[tuple[Place, bool]]:
+        """The addresses that are not known yet, and whether the kernel writes there."""
+        found: list[tuple[Place, bool]] = []
+        for field, given in zip(self._fields.values(), self._given, strict=True):
+            if isinstance(given, Place):
+                found.append((given, field.written))
+            elif isinstance(given, Struct):
+                found += given.places
+        return found
+
+    def pack(self, locate: Callable[[Place], int] | None = None) -> NDArray[np.int64]:
+        """The slots, int64 (size,); `locate` gives the addresses of places."""
+        packed = [0] * self.size
+        self._pack(packed, 0, locate)
+        return np.array(packed, np.int64)
+
+    def _pack(self, packed: list[int], first: int, locate: Callable[[Place], int] | None) -> None:
+        for field, given in zip(self._fields.values(), self._given, strict=True):
+            slot = first + field.slot
+            if isinstance(given, Struct):
+                given._pack(packed, slot, locate)
+            elif isinstance(given, Place):
+                assert locate is not None, f"{given} has no address yet"
+                packed[slot] = locate(given)
+            else:
+                packed[slot] = given
+
+    # -- in a kernel -------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def at(cls, pointer: Value, first: int = 0) -> Self:
+        """The struct that a kernel finds `first` slots behind the pointer."""
+        struct = cls.__new__(cls)
+        struct._located = (pointer, first)
+        return struct
+
+    @property
+    def pointer(self) -> Value:
+        pointer, first = self.located(0)
+        return pointer + SLOT * first if first else pointer
+
+    def where(self, slot: int) -> Value:
+        """Pointer to a slot."""
+        pointer, number = self.located(slot)
+        return pointer + SLOT * number
+
+    def located(self, slot: int) -> tuple[Value, int]:
+        """Where a kernel finds a slot: a pointer, and the number of slots from there."""
+        assert self._located is not None, "only kernels read a struct"
+        pointer, first = self._located
+        return pointer, first + slot
+
+
+class Rows(Struct):
+    """Rows of anything, `stride` bytes apart: of a value, or one for each thread."""
+
+    address: Address
+    stride: Int64
+
+    def row(self, number: Value) -> Value:
+        return self.address + number * self.stride
+
+
+class Output(Rows):
+    """Rows that a kernel writes."""
+
+    address: Target
+
+
+class RowsOrNone(Struct):
+    """As `Rows`, or nothing."""
+
+    address: AddressOrZero
+    stride: Int64
+
+    @property
+    def given(self) -> Value:
+        return self.address.differs(0)
+
+    def row(self, number: Value) -> Value:
+        address = self.address
+        return address.f.pointer(address) + number * self.stride

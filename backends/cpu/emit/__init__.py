@@ -1,0 +1,53 @@
+"""The operations that the CPU runs: one emitter each, which turns the operation into kernel calls.
+
+An emitter takes buffers for what its operation makes, and calls kernels on the buffers of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.backends.cpu.emit import attention, boundaries, experts, products, rowwise
+from localllm.backends.cpu.lowering import Lowering
+from localllm.plan import (
+    Activate,
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Glu,
+    Linear,
+    LinearAdd,
+    Norm,
+    Operation,
+    Receive,
+    Rotate,
+    Scale,
+    SelectRows,
+    Send,
+    Softcap,
+)
+from localllm.plan.rewrites.fusion import fuse_additions
+
+REWRITES = (fuse_additions,)  # for whose results there are kernels
+
+EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
+    Activate: rowwise.activate,
+    Add: rowwise.add,
+    Append: rowwise.append_,
+    Attention: attention.attention,
+    Embed: products.embed,
+    Experts: experts.experts,
+    Glu: rowwise.glu,
+    Linear: products.linear_,
+    LinearAdd: products.linear_add,
+    Norm: rowwise.norm,
+    Receive: boundaries.receive,
+    Rotate: rowwise.rotate,
+    Scale: rowwise.scale,
+    SelectRows: rowwise.select,
+    Send: boundaries.send,
+    Softcap: rowwise.softcap,
+}

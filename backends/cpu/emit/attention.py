@@ -1,0 +1,25 @@
+"""Emitter of attention: the tasks of a step, and the merge of those that are split."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.kernels import attention as kernels
+from localllm.backends.cpu.lowering import Lowering, shape_of, vector
+from localllm.backends.cpu.places import COUNTER, PARTIALS, CacheOf, StepOf, WorkOf, output_to, rows_in
+from localllm.plan import Attention
+
+
+def attention(low: Lowering, op: Attention) -> None:
+    q, y = low.floats(op.q), low.make(op.out)
+    shape, step = shape_of(low.plan, op, low.cache), StepOf(low.limits.own_blocks(low.plan.layers[op.layer]))
+    work, sinks, scratch = WorkOf(shape, op.window), vector(op.sinks), low.scratch_rows["attention"]
+    arguments = kernels.AttentionArguments(
+        step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
+        v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,
+        window=op.window, softcap=op.softcap, sinks=sinks, partials=PARTIALS,
+    )  # fmt: skip
+    merging = kernels.MergeArguments(
+        step=step, y=output_to(y), counter=COUNTER, scratch=scratch, work=work, window=op.window, sinks=sinks,
+        partials=PARTIALS,
+    )  # fmt: skip
+    low.call(kernels.attention(shape), arguments, "tasks", "attention")
+    low.call(kernels.merge(shape), merging, "tasks", "attention")

@@ -1,0 +1,96 @@
+"""Emitters of the operations that work row by row."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.kernels import append, rowwise
+from localllm.backends.cpu.kernels import rotate as rotate_
+from localllm.backends.cpu.kernels.common import PlanKernel
+from localllm.backends.cpu.lowering import Lowering, vector
+from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import Activate, Add, Append, Glu, Norm, Rotate, Scale, SelectRows, Softcap
+
+
+def norm(low: Lowering, op: Norm) -> None:
+    x, y = low.floats(op.x), low.make(op.out)
+    arguments = rowwise.NormArguments(
+        x=rows_in(x), y=output_to(y), weight=VectorOf(op.weight, LANES), bias=vector(op.bias),
+        width=op.x.width // op.groups, groups=op.groups, eps=op.eps, rows=CountOf(op.x.rows),
+        group_stride=4 * op.weight.shape[-1] if len(op.weight.shape) > 1 else 0, copies=low.copies(op.out),
+    )  # fmt: skip
+    low.call(rowwise.norm(op.kind), arguments, op.x.rows, "norm")
+
+
+def rotate(low: Lowering, op: Rotate) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)  # a pair is read before it is written
+    arguments = rotate_.RotateArguments(
+        step=StepOf(), x=rows_in(x), y=output_to(low.make(op.out)), heads=op.x.width // op.head_dim,
+        table=RopeOf(op.rope),
+    )  # fmt: skip
+    low.call(rotate_.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, "batch", "rotate")
+
+
+def append_(low: Lowering, op: Append) -> None:
+    k, v, layer = low.floats(op.k), low.floats(op.v), low.plan.layers[op.layer]
+    arguments = append.AppendArguments(
+        step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
+        v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
+    )  # fmt: skip
+    low.call(append.append(layer.head_dim, low.cache.keys, low.cache.values), arguments, "batch", "append")
+
+
+def glu(low: Lowering, op: Glu) -> None:
+    gate, up = low.floats(op.gate), low.floats(op.up)
+    low.values.release(op.gate, op.up)
+    y = low.make(op.out)
+    arguments = rowwise.GluArguments(
+        gate=rows_in(gate), up=rows_in(up), y=output_to(y), width=op.out.width, rows=CountOf(op.out.rows),
+        copies=low.copies(op.out),
+    )  # fmt: skip
+    kernel = rowwise.glu(op.activation, row_gate=op.gate.width == 1 and op.up.width > 1)
+    low.call(kernel, arguments, op.out.rows, "glu")
+
+
+def add(low: Lowering, op: Add) -> None:
+    a, b = low.floats(op.a), low.floats(op.b)
+    low.values.release(op.a, op.b)
+    arguments = rowwise.AddArguments(
+        a=rows_in(a), b=rows_in(b), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows)
+    )
+    low.call(rowwise.add(), arguments, op.out.rows, "add")
+
+
+def scale(low: Lowering, op: Scale) -> None:
+    _factor(low, rowwise.scale(), op, op.factor, "scale")
+
+
+def softcap(low: Lowering, op: Softcap) -> None:
+    _factor(low, rowwise.softcap(), op, op.cap, "softcap")
+
+
+def _factor(
+    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Scale | Softcap, factor: float, label: str
+) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = rowwise.FactorArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows), factor=factor
+    )
+    low.call(kernel, arguments, op.out.rows, label)
+
+
+def activate(low: Lowering, op: Activate) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = rowwise.MapArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows)
+    )
+    low.call(rowwise.apply(op.activation), arguments, op.out.rows, op.activation)
+
+
+def select(low: Lowering, op: SelectRows) -> None:
+    arguments = rowwise.SelectArguments(
+        step=StepOf(), x=rows_in(low.floats(op.x)), y=output_to(low.make(op.out)), width=op.out.width
+    )
+    low.call(rowwise.select(), arguments, "select", "select")

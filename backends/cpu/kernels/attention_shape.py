@@ -1,0 +1,93 @@
+"""What a kernel of attention is compiled for, and the scratch memory that follows from it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu.cache import CACHE, CacheRow
+from localllm.backends.cpu.kernels.attend import SCALED, query_bytes
+from localllm.backends.cpu.kernels.softmax import row_bytes, state_bytes
+from localllm.backends.cpu.memory import aligned
+from localllm.plan import BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The parameters that a kernel is compiled for."""
+
+    head_dim: int
+    group: int  # query heads per key-value head
+    kv_heads: int
+    key_type: str = "f16"
+    value_type: str = "f16"
+    window: bool = False
+    softcap: bool = False
+    sinks: bool = False
+
+    @property
+    def name(self) -> str:
+        extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks") if getattr(self, n))
+        return f"{self.head_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
+
+    @property
+    def keys(self) -> CacheRow:
+        return CACHE[self.key_type]
+
+    @property
+    def values(self) -> CacheRow:
+        return CACHE[self.value_type]
+
+    @property
+    def width(self) -> int:
+        return self.values.width(self.head_dim)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
+        tokens = 1
+        while tokens * 2 * self.group <= MAX_QUERY_ROWS:
+            tokens *= 2
+        return tokens
+
+    def state_bytes(self, rows: int) -> int:
+        """Outputs, maxima and sums of query rows."""
+        return state_bytes(rows, self.width)
+
+
+MAX_QUERY_ROWS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Scratch:
+    """Offsets in a thread's scratch."""
+
+    queries: int
+    head: int  # one head of whole groups
+    scores: int
+    scaled: int
+    shrink: int
+    state: int
+    final: int
+    size: int
+
+
+def scratch(shape: Shape) -> Scratch:
+    rows = shape.group * shape.tokens
+    sizes = (
+        shape.kv_heads * rows * query_bytes(shape.keys, shape.head_dim),
+        4 * aligned(shape.head_dim + 32),
+        rows * BLOCK * 4,
+        SCALED * BLOCK * 4,
+        2 * row_bytes(rows),
+        shape.state_bytes(rows),
+        shape.state_bytes(rows),
+    )
+    offsets = [0]
+    for size in sizes:
+        offsets.append(offsets[-1] + aligned(size))
+    return Scratch(*offsets)
+
+
+def scratch_bytes(shape: Shape) -> int:
+    """Bytes of one thread's scratch."""
+    return scratch(shape).size

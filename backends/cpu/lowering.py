@@ -1,0 +1,138 @@
+"""What emitters work on while a plan becomes calls: the buffers of its values, and the calls so far."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TypeVar
+
+from localllm.backends.allocation import Allocator, Buffer
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cpu import weights
+from localllm.backends.cpu.arguments import Rows, Struct
+from localllm.backends.cpu.buffers import activation_stride, float_stride
+from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.jit import Kernel
+from localllm.backends.cpu.kernels import attention_shape, rowwise
+from localllm.backends.cpu.kernels.common import PlanKernel
+from localllm.backends.cpu.memory import aligned
+from localllm.backends.cpu.panels import Activations
+from localllm.backends.cpu.places import BufferOf, CountOf, ListOf, Scratch, ScratchOf, VectorOf, rows_in
+from localllm.backends.cpu.program import Call, Domain
+from localllm.backends.cpu.simd import LANES
+from localllm.backends.cpu.unpack import activations_of
+from localllm.plan import Attention, Plan, Value, Weight, flattened
+
+Arguments = TypeVar("Arguments", bound=Struct)
+
+
+class Lowering:
+    """A plan on its way to calls. `panels` holds every matrix by name."""
+
+    def __init__(
+        self, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, keep: Collection[Value], isa: Isa
+    ) -> None:
+        self.plan, self.limits, self.threads, self.cache, self.keep = plan, limits, threads, cache, keep
+        self.panels = weights.shapes(plan.matrices.values(), isa)
+        self.scratch = _scratch(plan, cache, self.panels.values(), threads)
+        self.scratch_rows: dict[Scratch, Rows] = {  # a row per thread
+            what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
+        }
+        self.calls: list[Call] = []
+        self.kernels: dict[str, Kernel] = {}
+        self.routings: dict[int, tuple[ListOf, Buffer]] = {}
+        self.values: Allocator[Activations | None] = Allocator()  # None: float32
+        self.received: list[tuple[Value, Buffer]] = []  # by the stage that is being lowered
+        self.sent: list[tuple[Value, Buffer]] = []
+        self._lists = 0
+        self._multiplied = {
+            (x.index, activations_of(weight.format)) for op in plan.operations for x, weight in op.products
+        }
+
+    # -- values ------------------------------------------------------------------------------------------------------
+
+    def make(self, value: Value) -> Buffer:
+        """Float32 rows for a value that an operation makes."""
+        return self.values.make(value, None, float_stride(value.width))
+
+    def floats(self, value: Value) -> Buffer:
+        """Its float32 rows."""
+        buffer = self.values.find(value, None)
+        assert buffer is not None, f"{value.name} is read before it is made, or after its last use"
+        return buffer
+
+    def copies(self, value: Value) -> rowwise.Copies:
+        """For a kernel that makes a value: the activations that products read in its place."""
+        return copies(
+            {kind: self._quantized(value, kind) for kind in Activations if (value.index, kind) in self._multiplied},
+            value.width,
+        )
+
+    def operand(self, value: Value, weight: Weight) -> Buffer:
+        """A value as products with this matrix read it: float32 rows, or activations, which are made if need be."""
+        kind = activations_of(weight.format)
+        if kind is None:
+            return self.floats(value)
+        found = self.values.find(value, kind)
+        if found is not None:
+            return found
+        quantized = self._quantized(value, kind)
+        arguments = rowwise.QuantizeArguments(
+            x=rows_in(self.floats(value)), rows=CountOf(value.rows), copies=copies({kind: quantized}, value.width)
+        )
+        self.call(rowwise.quantize(), arguments, value.rows, "quantize")
+        return quantized
+
+    def _quantized(self, value: Value, kind: Activations) -> Buffer:
+        return self.values.make(value, kind, activation_stride(kind, value.width))
+
+    # -- calls -------------------------------------------------------------------------------------------------------
+
+    def call(self, kernel: PlanKernel[Arguments], arguments: Arguments, domain: Domain, label: str) -> None:
+        self.kernels[kernel.name] = kernel
+        self.calls.append(Call(kernel.name, arguments, domain, label))
+
+    def list(self, size: int) -> ListOf:
+        """Memory of `size` bytes for one operation alone."""
+        self._lists += 1
+        return ListOf(self._lists, size)
+
+
+def vector(weight: Weight | None) -> VectorOf | int:
+    """A tensor of plain numbers; 0 for none."""
+    return VectorOf(weight, LANES) if weight is not None else 0
+
+
+NO_COPY = rowwise.Quantized(address=0, stride=0, values=0)
+
+
+def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
+    """Where a kernel puts activations; kinds that are not in `made` are not made."""
+
+    def quantized(kind: Activations) -> rowwise.Quantized:
+        if kind not in made:
+            return NO_COPY
+        return rowwise.Quantized(address=BufferOf(made[kind]), stride=made[kind].stride, values=width)
+
+    return rowwise.Copies(
+        blocks=quantized(Activations.BLOCKS),
+        super_blocks=quantized(Activations.SUPER_BLOCKS),
+        bfloats=quantized(Activations.BFLOATS),
+    )
+
+
+def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
+    """The shape that this attention's kernels are compiled for."""
+    layer = plan.layers[op.layer]
+    return attention_shape.Shape(
+        layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
+        op.window > 0, op.softcap > 0.0, op.sinks is not None,
+    )  # fmt: skip
+
+
+def _scratch(plan: Plan, cache: CacheTypes, panels: Collection[weights.Panels], threads: int) -> dict[Scratch, int]:
+    """Bytes of scratch per thread; the same for all calls, so that no thread touches another's."""
+    shapes = [shape_of(plan, op, cache) for op in flattened(plan.operations) if isinstance(op, Attention)]
+    return {
+        "attention": aligned(max((attention_shape.scratch_bytes(shape) for shape in shapes), default=64)),
+        "unpacked weights": aligned(max((p.scratch_bytes(threads) for p in panels), default=0)),
+    }

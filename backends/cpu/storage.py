@@ -1,0 +1,119 @@
+"""The memory of a bound program: weights, cache, activations, scratch, and the address of every place in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.allocation import Buffer
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.cpu import weights
+from localllm.backends.cpu.arguments import SLOT, Place
+from localllm.backends.cpu.cache_blocks import CacheBlocks
+from localllm.backends.cpu.inputs import Inputs
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.kernels.common import Step
+from localllm.backends.cpu.memory import LINE, Arena, address
+from localllm.backends.cpu.places import (
+    BufferOf,
+    CacheOf,
+    Counter,
+    CountOf,
+    ExpertVectorsOf,
+    ListOf,
+    PanelsOf,
+    Partials,
+    RopeOf,
+    ScratchOf,
+    StepOf,
+    VectorOf,
+    WorkOf,
+)  # fmt: skip
+from localllm.backends.cpu.program import Program
+from localllm.backends.cpu.rope import table
+from localllm.backends.cpu.sharing import Sharing
+from localllm.plan import F32, Plan, Rope
+
+
+class Storage:
+    """Everything that the calls of a program name. `locate` gives a place's address."""
+
+    def __init__(
+        self, program: Program, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, library: Library,
+        progress: Callable[[int, int], None],
+    ) -> None:  # fmt: skip
+        named = program.places
+        self.weights, self.panels = weights.load(plan.matrices.values(), program.panels, library, threads, progress)
+        self._buffers, self.activations = program.buffers, program.buffers.commit()
+        self.cache = CacheBlocks(plan, limits, cache)
+        self.inputs = Inputs(limits)
+        self._vectors: dict[Place, NDArray[np.float32]] = {}
+        for place in named:
+            if isinstance(place, VectorOf):
+                self._vectors[place] = weights.vector(place.weight, place.lanes)
+            elif isinstance(place, ExpertVectorsOf):
+                self._vectors[place] = weights.expert_vectors(place.weight, place.width)
+        self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
+        self.sharing = {p: Sharing(p.shape, p.window, limits, threads) for p in named if isinstance(p, WorkOf)}
+        self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
+        self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
+        ropes = [place.rope for place in named if isinstance(place, RopeOf)]
+        self.ropes = {rope: Arena(_rope_row(rope) * limits.positions, "the rope table") for rope in ropes}
+        self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
+
+    def locate(self, place: Place, call: int) -> int:
+        """The address of a place that the call with this number names."""
+        match place:
+            case BufferOf(buffer):
+                return self._buffers.address(buffer)
+            case CacheOf():
+                return self.cache.addresses[place]
+            case ListOf():
+                return address(self._lists[place.memory]) + place.offset
+            case Partials():
+                return self._partials.address
+            case ScratchOf(what):
+                return self._scratch[what].address
+            case PanelsOf(weight):
+                return self.panels[weight.name].address
+            case VectorOf() | ExpertVectorsOf():
+                return address(self._vectors[place])
+            case RopeOf(rope):
+                return self.ropes[rope].address
+            case StepOf(windowed):
+                return address(self.inputs.window_step if windowed else self.inputs.step)
+            case CountOf(rows):
+                return address(self.inputs.step) + SLOT * (Step.rows if rows == "batch" else Step.logit_rows)
+            case WorkOf():
+                return address(self.sharing[place].work)
+            case Counter():
+                return address(self.counters[call])
+        raise AssertionError(f"no memory for {place}")
+
+    def rows(self, buffer: Buffer, rows: int, width: int) -> F32:
+        """A buffer's float32 rows (rows, width)."""
+        memory = self.activations.view(self._buffers.address(buffer), rows * buffer.stride)
+        return memory.view(np.float32).reshape(rows, -1)[:, :width]
+
+    def list(self, place: ListOf) -> NDArray[np.uint8]:
+        return self._lists[place]
+
+    def fill_rope(self, rope: Rope, start: int, stop: int) -> None:
+        """Write the rows of positions start..stop."""
+        values, arena = table(rope, start, stop), self.ropes[rope]
+        arena.view(arena.address + start * _rope_row(rope), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
+
+    def free(self) -> None:
+        """Let the memory go. Views of it that others hold stay readable."""
+        nothing = Arena(0, "nothing")
+        self.weights = self.activations = self._partials = nothing
+        self._scratch = {}
+        self.cache.free()
+        self.ropes.clear()
+
+
+def _rope_row(rope: Rope) -> int:
+    """Bytes of a row of a rope table."""
+    return 8 * (rope.n_rot // 2)

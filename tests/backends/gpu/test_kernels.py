@@ -1,0 +1,199 @@
+"""Declarations of kernels: they match the sources, check their types, and launches read only what was written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from itertools import product
+from typing import Any
+
+import pytest
+
+from localllm.backends.allocation import Buffer
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.gpu.kernels import attention, experts, largest, products, rowwise
+from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
+from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
+from localllm.backends.gpu.lower import EMITTERS, lower
+from localllm.backends.gpu.program import Program
+from localllm.backends.gpu.references import Choices, Fixed, MatrixOf
+from localllm.backends.gpu.steps import ROW_CLASSES
+from localllm.plan import CacheLayer, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, Operation, Plan
+from tests.backends.gpu.small import PLANS
+from tests.backends.support import record
+from tests.models.support import BOUNDARIES, EVERY_OPERATION
+from tests.plan.support import MODELS, tiny_plan
+
+MODULES = (attention, experts, largest, products, rowwise)
+DECLARED: list[type[Kernel[Any]]] = [
+    kind
+    for module in MODULES
+    for kind in vars(module).values()
+    if isinstance(kind, type) and issubclass(kind, Kernel) and kind.__module__ == module.__name__
+]
+Signature = tuple[tuple[str, Access], ...]
+
+
+def sources() -> str:
+    folder = files("localllm.backends.gpu") / "kernels"
+    return "\n".join(path.read_text(encoding="utf-8") for path in folder.iterdir() if path.name.endswith(".cl"))
+
+
+@cache
+def written() -> dict[str, set[Signature]]:
+    """The signatures of every kernel of the sources: one for each way of defining the macros in it."""
+    text = re.sub(r"\\\n", " ", sources())
+    macros: dict[str, list[str]] = {}
+    for name, value in re.findall(r"^#define (\w+_ARGUMENTS)(.*)$", text, re.MULTILINE):
+        macros.setdefault(name, []).append(value)
+    found: dict[str, set[Signature]] = {}
+    for name, parameters in re.findall(r"^KERNEL\(\w+, (\w+)\)\(([^{]*)\) \{", text, re.MULTILINE):
+        found[name] = set(signatures(parameters, macros))
+    return found
+
+
+def signatures(parameters: str, macros: dict[str, list[str]]) -> Iterator[Signature]:
+    used = [name for name in macros if re.search(rf"\b{name}\b", parameters)]
+    if used:
+        for values in product(*(macros[name] for name in used)):
+            expanded = parameters
+            for name, value in zip(used, values, strict=True):
+                expanded = re.sub(rf"\b{name}\b", lambda _, value=value: value, expanded)
+            yield from signatures(expanded, macros)
+        return
+    plain = re.sub(r"\b(SHAPE_PARAMETER|LOCAL_ARGUMENT|RESTRICT)\b", "", parameters)
+    matches = [re.fullmatch(r"\s*GLOBAL (const )?(\w+) \*\s*(\w+)\s*", each) for each in plain.split(",")]
+    assert all(matches), plain
+    yield tuple((m[3], Access(m[2], m[1] is None)) for m in matches if m is not None)
+
+
+def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
+    """Names, order, element types, and which buffers are written."""
+    found: dict[str, set[Signature]] = {}
+    for kind in DECLARED:
+        buffers = kind.buffers()
+        own = {tuple(buffers.parameters(groups)) for groups in (False, True)}
+        found.setdefault(kind.name, set()).update(own)
+    assert found == written()
+    assert sum(map(len, found.values())) == len(found) + 4  # products of one matrix, and appends, have two each
+
+
+CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64))
+PRODUCT = Product(
+    K=64, N=32, X_STRIDE=64, Y_STRIDE=32, RESIDUAL_STRIDE=32, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=False, HAS_RESIDUAL=False
+)
+OF_EXPERTS = ExpertProduct(
+    K=64, N=32, X_STRIDE=64, Y_STRIDE=32, EXPERTS=4, PER_ROW=1, HAS_SCALES=False, HAS_BIAS=False, COUNT_AT=0, PAIRS=8
+)
+NOTHING = Fixed.NOTHING
+PLAIN = ProductBuffers(w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING)
+PAIRS = ProductBuffers(
+    w=MatrixOf("w"), x=NOTHING, y=NOTHING, bias=NOTHING, residual=NOTHING,
+    experts=ExpertBuffers(choices=Choices(3, "experts"), scales=NOTHING),
+)  # fmt: skip
+
+
+def programs() -> Iterator[tuple[Plan, Program]]:
+    for name in MODELS:
+        for compute in ("", "sm_90"):
+            for cache_types in (CacheTypes(), CacheTypes("q8_0", "q4_0")):
+                yield tiny_plan(name), lower(tiny_plan(name), Limits(80, 8, 4, 256), cache_types, (), compute)
+    for small in (small for group in PLANS.values() for small in group):
+        plan = record(small.table, small.build)
+        yield plan, lower(plan, Limits(80, 8, 1, 64), small.cache, (), "sm_90")
+
+
+def test_every_macro_of_a_declaration_is_in_its_sources() -> None:
+    seen = set()
+    for _, program in programs():
+        for kernel in program.kernels():
+            if type(kernel) not in seen:
+                seen.add(type(kernel))
+                text = kernel.source(generic=False).split("\n", len(kernel.constants()))[-1]
+                for name, _, _ in kernel.constants():
+                    assert re.search(rf"\b{name.partition('(')[0]}\b", text), (kernel.name, name)
+    assert seen == set(DECLARED)
+
+
+def test_a_generic_kernel_gets_shapes_and_factors_at_run_time() -> None:
+    kernel = rowwise.RotateHeads(MAX_ROWS=80, WIDTH=64, STRIDE=72, HEAD=16, N_ROT=8, NEOX=True)
+    assert kernel.numbers().tolist() == [80, 64, 72, 16, 8]
+    head = kernel.source(generic=True).split("//")[0]
+    assert head == (
+        "#define GENERIC 1\n#define ROTATE 1\n#define MAX_ROWS shape[0]\n#define WIDTH shape[1]\n"
+        "#define STRIDE shape[2]\n#define HEAD shape[3]\n#define N_ROT shape[4]\n#define NEOX 1\n"
+    )
+    capped = rowwise.Elements(
+        OPERATION="(a) * FACTOR", WIDTH=8, STRIDE=8, delivered=rowwise.delivered(True, 0), FACTOR=0.5
+    )
+    assert capped.numbers().tolist() == [8, 8, 0, 0x3F000000]
+    assert "#define OPERATION(a, b) ((a) * FACTOR)\n" in capped.source(generic=True)
+    assert "#define FACTOR AS_FLOAT(shape[3])\n" in capped.source(generic=True)
+    assert "#define FACTOR (5.000000000e-01f)\n" in capped.source(generic=False)
+
+
+def test_what_a_declaration_does_not_allow_is_refused_when_it_is_made() -> None:
+    shape: dict[str, Any] = {"MAX_ROWS": 80, "WIDTH": 64, "STRIDE": 64, "HEAD": 16, "N_ROT": 8, "NEOX": True}
+    for wrong in ({"NEOX": 1}, {"WIDTH": 64.0}, {"WIDTH": True}, {"HEAD": None}, {"HEADS": 4}):
+        with pytest.raises(TypeError):
+            rowwise.RotateHeads(**{**shape, **wrong})
+    for name in shape:
+        with pytest.raises(TypeError, match=name):
+            rowwise.RotateHeads(**{other: value for other, value in shape.items() if other != name})
+    with pytest.raises(TypeError, match=r"RotateHeadsBuffers\.y must be Buffer or MatrixOf or .*, found 'y'"):
+        rowwise.RotateHeadsBuffers(x=NOTHING, table=NOTHING, y="y")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="do not match"):
+        rowwise.RotateHeads(**shape).launch((1, 1, 1), rowwise.SplitRowsBuffers(x=NOTHING, y=NOTHING))  # type: ignore[arg-type]
+
+
+def test_products_of_experts_take_the_choices_and_others_do_not() -> None:
+    for own, right, wrong in ((PRODUCT, PLAIN, PAIRS), (OF_EXPERTS, PAIRS, PLAIN)):
+        kernels: list[Kernel[ProductBuffers]] = [
+            Matmul(format="F32", product=own), products.Matvec(format="F32", COLUMNS=1, product=own),
+            products.tensor("F16", products.PLAIN_TILE, 1, own),
+        ]  # fmt: skip
+        for kernel in kernels:
+            assert kernel.launch((1, 1, 1), right).buffers == right
+            with pytest.raises(TypeError, match="do not match"):
+                kernel.launch((1, 1, 1), wrong)
+    assert len(PAIRS.references()) == len(PLAIN.references()) + 2
+
+
+def test_heads_that_no_tile_fits_are_refused() -> None:
+    with pytest.raises(BackendError, match="heads of 1024 values do not fit on the GPU, at most 512 do"):
+        _ = attention.cache_shape(CacheTypes(), CacheLayer(1, 1024)).tile
+
+
+def test_there_is_an_emitter_for_every_operation() -> None:
+    assert set(EMITTERS) == EVERY_OPERATION | BOUNDARIES | {HeadsAppend, LinearAdd, LinearGlu, LinearGroup}
+
+    class Unknown(Operation):
+        pass
+
+    plan = tiny_plan("llama plain")
+    with pytest.raises(BackendError, match="there are no kernels for unknown on a graphics card yet"):
+        lower(replace(plan, operations=(*plan.operations, Unknown())), Limits(8, 8, 1, 64), CacheTypes())
+
+
+def accesses(launch: Launch) -> tuple[set[object], set[object]]:
+    """Activations and scratch memory that a launch reads and writes."""
+    both = zip(launch.buffers.parameters(), launch.buffers.references(), strict=False)
+    own = [(access.written, at) for (_, access), at in both if isinstance(at, Buffer | Choices) or at is Fixed.PARTIAL]
+    return {at for written, at in own if not written}, {at for written, at in own if written}
+
+
+def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> None:
+    """For every number of rows, in tiny models and small plans, with and without tensor cores."""
+    for plan, program in programs():
+        for rows in ROW_CLASSES:
+            made: set[object] = set()
+            for dispatch in program.dispatches:
+                for launch in dispatch.launches(rows):
+                    reads, writes = accesses(launch)
+                    assert reads <= made, (dispatch.label, launch.kernel.name, rows)
+                    assert not reads & writes, (dispatch.label, launch.kernel.name, rows)
+                    made |= writes
+            assert program.where[plan.logits.index] in made
