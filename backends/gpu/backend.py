@@ -12,6 +12,7 @@ from localllm.backends.gpu.budget import memory_of
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
+from localllm.notice import Notice, Setting
 from localllm.plan import Plan, Value
 
 
@@ -64,5 +65,5 @@ def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
     if len(found) != 1:
         there = "; ".join(f"{backend}{i} is {name}" for i, name in enumerate(names))
         which = f"{len(found)} devices of {backend} match" if found else f"{backend} has no such device"
-        raise BackendError(f"--device {text}: {which}; {there}")
+        raise BackendError(Notice(Setting("device", text), f": {which}; {there}"))
     return found[0]

@@ -13,6 +13,7 @@ from localllm.backends.gpu.lowering import FLOATS, Lowering
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import Fixed
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import Operation, Plan, Value
 from localllm.plan.rewrites.fusion import fuse
 
@@ -44,8 +45,8 @@ def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection
 def _emit(low: Lowering, op: Operation) -> None:
     emitter = EMITTERS.get(type(op))
     if emitter is None:
-        name = type(op).__name__.lower()
-        raise BackendError(f"there are no kernels for {name} on a graphics card yet; use --backend cpu")
+        problem = f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet"
+        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
     emitter(low, op)
 
 

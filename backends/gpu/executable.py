@@ -29,6 +29,7 @@ from localllm.backends.gpu.replay import MOST, Replays
 from localllm.backends.gpu.steps import ROW_CLASSES, fill_step, groups, pieces, row_class, step_words
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import F32, Batch, Plan, Rope, Tensor, Value, rope_table
 
 NOTHING_SENT = np.empty((0, 0), np.int32)
@@ -79,10 +80,9 @@ class GpuExecutable(Shell):
         wanted = program.kernels()
         local = max(kernel.local_bytes for kernel in wanted)
         if local > self._device.facts.local_memory:
-            raise BackendError(
-                f"{self._device.facts.name}: a work-group has {self._device.facts.local_memory} bytes of local memory, "
-                f"this model's kernels need {local}; use --backend cpu"
-            )
+            facts = self._device.facts
+            problem = f"a work-group has {facts.local_memory} bytes of local memory, this model's kernels need {local}"
+            raise BackendError(Notice(f"{facts.name}: {problem}; use ", Setting("backend", "cpu")))
         made, device = {}, self._device
         sources, names = [k.source(device.generic) for k in wanted], [k.name for k in wanted]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -13,7 +13,7 @@ import pytest
 
 import localllm as api
 from localllm.cli.main import COMMANDS, main
-from localllm.cli.options import declared
+from localllm.options import declared
 from tests.conftest import reference
 from tests.localllm.support import PROGRAM, REPOSITORY, default_signals, localllm, write_model
 
@@ -45,7 +45,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    flags = [flag for group in COMMANDS[name].groups for _, _, option in declared(group) for flag in option.flags]
+    flags = [flag for group in COMMANDS[name].groups for _, _, _, option in declared(group) for flag in option.flags]
     assert [flag for flag in flags if flag not in text] == []
     assert len(set(flags)) == len(flags)  # no flag means two things
 
