@@ -54,6 +54,7 @@ class Conversation:
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
+        self._variables = options.chat_template_kwargs
         self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
         self._sampler = model.sampler(sampling)
@@ -184,7 +185,7 @@ class Conversation:
         """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
         for message in messages:
             self._model.check_length(message["content"])
-        rendered = self._template.render(messages, add_generation_prompt=not complete)
+        rendered = self._template.render(messages, not complete, extra=self._variables)
         for note in rendered.notes:
             if note not in self._told:
                 self._told.add(note)

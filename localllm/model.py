@@ -239,7 +239,6 @@ class Model(Closing):
         sampling: SamplingOptions | None = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        template_options: Mapping[str, Any] | None = None,
         cancel: threading.Event | None = None,
         **keywords: Unpack[ChatKeywords],
     ) -> Iterator[Piece]:
@@ -248,9 +247,8 @@ class Model(Closing):
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             answer = "".join(piece.text for piece in model.chat(messages, max_tokens=100))
 
-        A plain text is one message of the user. `tools` are functions as JSON schemas, `template_options` further
-        variables of the template, such as {"enable_thinking": False}. The rest is as for `generate`. What has to be
-        changed for the template comes as a warning.
+        A plain text is one message of the user. `tools` are functions as JSON schemas. The rest is as for
+        `generate`. What has to be changed for the template comes as a warning.
         """
         from localllm.template import ChatEncoder
 
@@ -266,7 +264,7 @@ class Model(Closing):
         template, note = self.template
         for message in messages:
             self.check_length(str(message.get("content") or ""))
-        rendered = template.render(messages, tools=tools, extra=template_options)
+        rendered = template.render(messages, tools=tools, extra=answer.chat_template_kwargs)
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)

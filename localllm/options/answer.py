@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
-from localllm.options.kinds import Kind, OptionError, checked, whole
+from localllm.options.kinds import JSON, Kind, OptionError, checked, whole
 
 
 def _limit(text: str) -> int | None:
@@ -53,6 +53,13 @@ class AnswerOptions(Options):
     parse_special_in_content: bool = option(
         False, "--parse-special-in-content", help="read control tokens in messages (unsafe)"
     )
+    chat_template_kwargs: Mapping[str, Any] = option(
+        {}, "--chat-template-kwargs", kind=JSON,
+        help=Notice(
+            "variables of the chat template, such as ",
+            Written('{"enable_thinking": False}', '{"enable_thinking": false}'),
+        ),
+    )  # fmt: skip
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TypedDict
+from typing import Any, TypedDict
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -60,6 +60,7 @@ class ChatKeywords(GenerateKeywords, total=False):
 
     system_prompt: str
     parse_special_in_content: bool
+    chat_template_kwargs: Mapping[str, Any]
 
 
-CHAT_ONLY = ("system_prompt", "parse_special_in_content")
+CHAT_ONLY = ("system_prompt", "parse_special_in_content", "chat_template_kwargs")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -151,6 +151,30 @@ LAYERS = Kind(
     checked(lambda value: value in ("all", "auto") or not whole(0).problem(value), "a number of layers, all or auto"),
     "N",
 )
+
+
+def _json(text: str) -> dict[str, Any]:
+    import json  # here, because help does without
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OptionError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _is_json(value: Any) -> bool:
+    import json
+
+    try:
+        return isinstance(value, Mapping) and isinstance(json.loads(json.dumps(dict(value))), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+JSON = Kind(_json, checked(lambda value: value == {} or _is_json(value), "a dict of names and JSON values"), "JSON")
 
 
 def _is(value: Any, family: type) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pydoc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import localllm
 from localllm.conversation import Conversation, template_of
 from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+from localllm.options.keywords import CHAT_ONLY
+from tests.localllm.support import write_model
 from tests.test_notices import flags_in
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -39,7 +42,7 @@ def test_help_shows_what_there_is() -> None:
     [
         (localllm.load, (LoadOptions,), ()),
         (localllm.Model.chat, (AnswerOptions, SamplingOptions), ()),
-        (localllm.Model.generate, (AnswerOptions, SamplingOptions), ("system_prompt", "parse_special_in_content")),
+        (localllm.Model.generate, (AnswerOptions, SamplingOptions), CHAT_ONLY),
     ],
 )
 def test_help_shows_every_option_with_type_default_and_what_it_does(
@@ -93,6 +96,17 @@ def test_options_of_a_chat_reach_it(model: localllm.Model) -> None:
     pieces = list(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias, ignore_eos=True))
     assert [piece.token for piece in pieces[:-1]] == [end] * 4
     assert length(words.text(end), parse_special_in_content=True) < length(words.text(end))
+
+
+def test_variables_of_the_chat_template_count(tmp_path: Path) -> None:
+    template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    counts = []
+    with localllm.load(write_model(tmp_path / "m.gguf", template=template), threads=1) as tiny:
+        for variables in ({}, {"mood": "12345"}):
+            last = list(tiny.chat("Hello!", max_tokens=1, chat_template_kwargs=variables))[-1]
+            assert last.statistics is not None
+            counts.append(last.statistics.prompt_tokens)
+    assert counts[1] == counts[0] + 5
 
 
 def test_chat_answers_as_a_conversation_does(model: localllm.Model) -> None:

@@ -248,6 +248,14 @@ def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
     conversation.close()
 
 
+def test_variables_reach_the_template(tiny: api.Model) -> None:
+    template = ChatTemplate("{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}", "", "")
+    conversation = talk(tiny, template, max_tokens=1, chat_template_kwargs={"mood": "glad "})
+    finish(conversation.say("one"))
+    assert tiny.detokenize(conversation.session.tokens).strip().startswith("glad one")
+    conversation.close()
+
+
 def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=3, system_prompt="Be brief.")
     finish(conversation.say("one"))

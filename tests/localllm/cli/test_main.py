@@ -71,6 +71,8 @@ WRONG = [
     (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
     (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
+    (["run", "m", "hi", "--chat-template-kwargs", "{x}"], "--chat-template-kwargs: '{x}' is not a JSON object"),
+    (["run", "m", "hi", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
     (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
@@ -215,6 +217,15 @@ def test_sampling_options_reach_the_sampler(
         first = model.tokenize(greedy, add_special=False)[1]  # [0] is the space before a first word
     assert answer("--temp", "0", "-l", f"{first}-inf")[0] != greedy[0]
     assert answer("--temp", "0", "-r", greedy[3:5]) == greedy[:3] + "\n"
+
+
+def test_variables_of_the_chat_template_come_as_json(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", template="{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    counts = []
+    for text in ("{}", '{"mood": "glad"}'):
+        done = localllm("run", model, "hi", "-n", 1, "--stats", "--chat-template-kwargs", text)
+        counts.append(int(done.stderr.split("prompt ")[1].split(",")[0]))
+    assert counts[1] == counts[0] + 4
 
 
 def test_statistics_go_to_stderr(tiny: Path) -> None:

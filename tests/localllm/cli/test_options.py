@@ -47,6 +47,7 @@ def test_nothing_given_is_the_program_s_defaults() -> None:
         ("--n-predict 7", 2, {"max_tokens": 7}),
         ("-sys Brief -s 5", 2, {"system_prompt": "Brief"}),
         ("-sys Brief -s 5", 3, {"seed": 5}),
+        ('--chat-template-kwargs {"a":{"b":[1,null]}}', 2, {"chat_template_kwargs": {"a": {"b": [1, None]}}}),
         ("-r a -r b --ignore-eos", 2, {"stop": ("a", "b"), "ignore_eos": True}),
         ("--temp 0 --top-k 1 --top-p .5 --min-p 0", 3, {"temperature": 0.0, "top_k": 1, "top_p": 0.5, "min_p": 0.0}),
         ("--temp -1 --seed -1", 3, {"temperature": -1.0, "seed": -1}),

@@ -96,6 +96,13 @@ def test_a_stop_may_be_one_text_or_several() -> None:
     assert AnswerOptions(stop=["a", "b"]).stops == ("a", "b")
 
 
+@pytest.mark.parametrize("value", [None, [1], {"a": {1}}, {"a": object()}])
+def test_variables_of_a_template_are_json(value: Any) -> None:
+    assert AnswerOptions(chat_template_kwargs={"a": [1, None, {"b": "c"}]}).chat_template_kwargs["a"]
+    with pytest.raises(OptionError, match=r"chat_template_kwargs is .*: it must be a dict of names and JSON values"):
+        AnswerOptions(chat_template_kwargs=value)
+
+
 # -- names -----------------------------------------------------------------------------------------------------------
 
 # The Python and HTTP APIs of this field have these names; llama.cpp's flags are --predict and --reverse-prompt.
