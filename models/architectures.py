@@ -64,6 +64,7 @@ _ROWS = (
         "llama", "norm", routing=ExpertGating("softmax", True, scales=True)
     ),
     Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
+    Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
     Architecture(
         "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
