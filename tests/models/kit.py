@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from localllm.gguf import open_gguf
-from localllm.models import architecture_of, read_config, record
-from localllm.plan import Plan
 from tests.models.support import MemoryWeight
 
 EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
@@ -99,14 +97,6 @@ class KitModel:
     def tokens(self) -> list[int]:
         return [int(token) for token in self.stored["tokens"]]
 
-    def architecture(self, folder: Path) -> str:
-        """`general.architecture` of the file."""
-        file = open_gguf(self._header(folder / "header.gguf"))
-        try:
-            return str(file.metadata["general.architecture"])
-        finally:
-            file.close()
-
     def write(self, path: Path, seed: int = 1) -> Path:
         """The model as a GGUF file."""
         file = open_gguf(self._header(path))
@@ -130,16 +120,18 @@ class KitModel:
             out.truncate(len(self.stored["header"]) + SPACE)
         return path
 
-    @contextmanager
-    def plan(self, folder: Path, seed: int = 1) -> Iterator[Plan]:
-        """The plan of the forward, with all weights in memory."""
-        file = open_gguf(self.write(folder / f"{self.path.stem}.gguf", seed))
-        try:
-            tensors = {
-                name: MemoryWeight(name, t.format, tuple(t.shape), t.read(0, math.prod(t.shape[:-1])).copy())
-                for name, t in file.tensors.items()
-            }
-            row = architecture_of(file.metadata)
-            yield record(read_config(file.metadata, row.name), row, tensors)
-        finally:
-            file.close()
+    def loaded(self, seed: int = 1) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
+        """Metadata, and all tensors in memory."""
+        with TemporaryDirectory() as folder:
+            file = open_gguf(self.write(Path(folder) / "model.gguf", seed))
+            try:
+                tensors = {
+                    name: MemoryWeight(name, t.format, tuple(t.shape), t.read(0, math.prod(t.shape[:-1])))
+                    for name, t in file.tensors.items()
+                }
+                return dict(file.metadata), tensors
+            finally:
+                file.close()
+
+
+KIT = {path.stem: KitModel(path) for path in sorted((Path(__file__).parent / "kit_models").glob("*.npz"))}

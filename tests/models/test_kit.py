@@ -5,28 +5,25 @@ They were made with a float32 cache: 32 tokens in one batch, then one by one.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from localllm.models import ARCHITECTURES
-from tests.models.kit import KitModel
-from tests.models.support import Driver, bind_reference, nmse
+from tests.models.kit import KIT
+from tests.models.support import Driver, bind_reference, nmse, plan_of
 
-MODELS = {path.stem: KitModel(path) for path in sorted((Path(__file__).parent / "kit_models").glob("*.npz"))}
 WITHOUT = {"granitemoe"}  # has no reference yet
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_position(name: str, tmp_path: Path) -> None:
-    model = MODELS[name]
-    with model.plan(tmp_path) as plan:
-        driver = Driver(bind_reference(plan))
-        parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
-        ours = np.concatenate([driver.step([(0, part)]) for part in parts])
+@pytest.mark.parametrize("name", KIT)
+def test_every_position(name: str) -> None:
+    model = KIT[name]
+    driver = Driver(bind_reference(plan_of(*model.loaded())))
+    parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
+    ours = np.concatenate([driver.step([(0, part)]) for part in parts])
     assert nmse(ours, model.stored["logits"]).max() < 1e-4
 
 
-def test_every_architecture_has_a_model(tmp_path: Path) -> None:
-    assert {model.architecture(tmp_path) for model in MODELS.values()} == set(ARCHITECTURES) - WITHOUT
+def test_every_architecture_has_a_model() -> None:
+    found = {str(model.loaded()[0]["general.architecture"]) for model in KIT.values()}
+    assert found == set(ARCHITECTURES) - WITHOUT
