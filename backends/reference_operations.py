@@ -24,6 +24,7 @@ from localllm.plan import (
     Append,
     Attention,
     Batch,
+    Clamp,
     Embed,
     Experts,
     Glu,
@@ -187,6 +188,10 @@ def _activate(state: State, op: Activate) -> None:
     state.write(op.out, _ACTIVATIONS[op.activation](state.read(op.x)))
 
 
+def _clamp(state: State, op: Clamp) -> None:
+    state.write(op.out, np.clip(state.read(op.x), -op.bound, op.bound))
+
+
 def _softcap(state: State, op: Softcap) -> None:
     state.write(op.out, op.cap * np.tanh(state.read(op.x) / op.cap))
 
@@ -270,6 +275,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,
+    Clamp: _clamp,
     Softcap: _softcap,
     Add: _add,
     Scale: _scale,

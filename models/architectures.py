@@ -55,6 +55,7 @@ class Architecture:
     attention_softcap: float | None = None  # default without a key; None: ignore the key
     logit_softcap: float | None = None  # as above
     multipliers: bool = False  # keys scale embeddings, scores, residual branches and logits, and may switch rope off
+    clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     sliding: Sliding | None = None
     routing: ExpertGating | None = None
 
@@ -64,7 +65,6 @@ _ROWS = (
         "llama", "norm", routing=ExpertGating("softmax", True, scales=True)
     ),
     Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
-    Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
     Architecture(
         "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
@@ -99,6 +99,11 @@ _ROWS = (
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
+    Architecture(
+        "dbrx", "neox", ffn_scales=False, norm="layer", ffn_norm="attn_output_norm", clamp=True,
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}

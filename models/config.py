@@ -82,6 +82,7 @@ class Config:
     windows: tuple[int, ...]  # how many positions a row sees; 0: all
     attention_scale: float
     attention_softcap: float  # 0: none
+    clamp: float  # bound of queries, keys and values; 0: none
     logit_softcap: float  # 0: none
     embedding_scale: float
     residual_scale: float
@@ -126,6 +127,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         rotated=_rotated(keys, row, layers),
         windows=windows,
         attention_scale=_attention_scale(keys, row, layers, head_dim, width // heads[0]),
+        clamp=keys.real("attention.clamp_kqv", 0.0, _MAX_FACTOR, default=0.0) if row.clamp else 0.0,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
         embedding_scale=math.sqrt(width) if row.root_width_embedding else _multiplier(keys, row, "embedding_scale"),

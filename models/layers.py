@@ -34,6 +34,8 @@ class LayerRecorder:
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
         width = heads * config.head_dim
         q, k, v = self.projections(name, self.input_norm(name, self.architecture.attention_norm, x), layer)
+        if config.clamp:
+            q, k, v = (recorder.clamp(value, config.clamp) for value in (q, k, v))
         q = self.head_norm(name + "attn_q_norm", q, heads)
         k = self.head_norm(name + "attn_k_norm", k, kv_heads)
         if config.rotated[layer]:

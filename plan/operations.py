@@ -224,6 +224,13 @@ class Activate(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class Clamp(Unary):
+    """out = min(max(x, -bound), bound); a NaN stays one."""
+
+    bound: float
+
+
+@dataclass(frozen=True, slots=True)
 class Softcap(Unary):
     """out = cap * tanh(x / cap)."""
 

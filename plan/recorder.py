@@ -12,6 +12,7 @@ from localllm.plan.operations import (
     Add,
     Append,
     Attention,
+    Clamp,
     Embed,
     Experts,
     Gating,
@@ -107,6 +108,11 @@ class Recorder:
     def activate(self, x: Value, activation: Activation) -> Value:
         out = self._value(x.width, x.rows, f"{x.name}.{activation}")
         self._operations.append(Activate(out, x, activation))
+        return out
+
+    def clamp(self, x: Value, bound: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".clamped")
+        self._operations.append(Clamp(out, x, bound))
         return out
 
     def softcap(self, x: Value, cap: float) -> Value:

@@ -138,6 +138,7 @@ CASES: dict[str, Case] = {
     "activate gelu": Case(31, lambda r, x: r.activate(r.scale(x, 0.25), "gelu"), lambda x, t: tanh_form(x / 4, t)),
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
+    "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
 }
 for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
     weight = vector(width // groups, "rms")
@@ -374,6 +375,7 @@ NONE: dict[str, Build] = {
     "gelu": lambda r, x: r.activate(x, "gelu"),
     "sigmoid": lambda r, x: r.activate(x, "sigmoid"),
     "softcap": lambda r, x: r.softcap(x, 3.0),
+    "clamp": lambda r, x: r.clamp(x, 3.0),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

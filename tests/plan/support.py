@@ -5,11 +5,12 @@ from __future__ import annotations
 from functools import cache
 
 from localllm.plan import Plan
+from tests.models.kit import KIT
 from tests.models.support import plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-MODELS = {**VARIANTS, **FAMILIES}
+MODELS = {**VARIANTS, **FAMILIES, "dbrx": KIT["dbrx-moe"].loaded}
 
 
 @cache

@@ -8,7 +8,7 @@ from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Activate, Add, Append, Glu, Norm, Rotate, Scale, SelectRows, Softcap
+from localllm.plan import Activate, Add, Append, Clamp, Glu, Norm, Rotate, Scale, SelectRows, Softcap
 
 
 def norm(low: Lowering, op: Norm) -> None:
@@ -65,12 +65,16 @@ def scale(low: Lowering, op: Scale) -> None:
     _factor(low, rowwise.scale(), op, op.factor, "scale")
 
 
+def clamp(low: Lowering, op: Clamp) -> None:
+    _factor(low, rowwise.clamp(), op, op.bound, "clamp")
+
+
 def softcap(low: Lowering, op: Softcap) -> None:
     _factor(low, rowwise.softcap(), op, op.cap, "softcap")
 
 
 def _factor(
-    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Scale | Softcap, factor: float, label: str
+    low: Lowering, kernel: PlanKernel[rowwise.FactorArguments], op: Clamp | Scale | Softcap, factor: float, label: str
 ) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)

@@ -239,6 +239,17 @@ def apply(name: Activation) -> PlanKernel[MapArguments]:
     return kernel(f"apply_{name}", MapArguments, body)
 
 
+def clamp() -> PlanKernel[FactorArguments]:
+    """y = x within +-factor."""
+
+    def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
+        bound = f.splat(a.factor)
+        least = f.constant(f32x16, 0.0) - bound
+        _map(f, a, thread, threads, lambda x: f.fmin(bound, f.fmax(least, x)))  # in this order a NaN stays one
+
+    return kernel("clamp", FactorArguments, body)
+
+
 def softcap() -> PlanKernel[FactorArguments]:
     """y = factor * tanh(x / factor)."""
 

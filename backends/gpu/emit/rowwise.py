@@ -11,6 +11,7 @@ from localllm.backends.gpu.references import RopeTableOf
 from localllm.plan import (
     Activate,
     Add,
+    Clamp,
     Embed,
     Glu,
     Norm,
@@ -101,6 +102,11 @@ def scale(low: Lowering, op: Scale) -> None:
 
 def activate(low: Lowering, op: Activate) -> None:
     _elements(low, op.activation, f"{op.activation}(a)", op.out, op.x, op.x)
+
+
+def clamp(low: Lowering, op: Clamp) -> None:
+    within = "(a) > FACTOR ? FACTOR : (a) < -FACTOR ? -FACTOR : (a)"
+    _elements(low, "clamp", within, op.out, op.x, op.x, float(op.bound))
 
 
 def softcap(low: Lowering, op: Softcap) -> None:
