@@ -1,4 +1,4 @@
-"""How operations run: one table of backends. A backend's own packages are imported when it is opened, not before."""
+"""How operations run: the table of backends. Opening a backend imports its packages; nothing else does."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ BACKENDS: dict[str, Callable[[int | None, str], Backend]] = {
     "opencl": _opencl,
     "reference": _reference,
 }
-# What "auto" tries, and the files by which a driver shows: a look at them costs nothing, importing a package does.
+# The backends that "auto" tries, and files that exist if a driver does: looking at files is cheaper than an import.
 _CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
 
 
 @dataclass(slots=True)
 class _Instead:
-    """A backend that stands in for one that did not open, and says why."""
+    """A backend that replaces one that did not open, and tells the reason."""
 
     name: str
     backend: Backend
@@ -80,7 +80,7 @@ class _Instead:
 
 
 def _auto(threads: int | None) -> Backend:
-    """A graphics card where there is one, else the CPU; where a card was to be expected, with the reason."""
+    """Open a graphics card if there is one, else the CPU, with the reason if a driver seems to be installed."""
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
@@ -93,7 +93,7 @@ def _auto(threads: int | None) -> Backend:
 
 
 def _with_device(threads: int | None, device: str) -> Backend:
-    """The first backend that has the device; one on which OpenCL only runs on the CPU counts, for it was named."""
+    """Open the first backend that has the named device, even if that device is the CPU."""
     reasons: list[str] = []
     for opened in (_cuda, _opencl):
         try:
@@ -104,7 +104,7 @@ def _with_device(threads: int | None, device: str) -> Backend:
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
-    """The backend called `name`; "auto" is the fastest that this machine has. BackendError says which there are.
+    """Open the backend called `name`; "auto" is the fastest of this machine. BackendError lists the backends.
 
     `device` is a number, or part of the name, of a device as `localllm devices` lists them.
     """
