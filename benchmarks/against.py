@@ -1,0 +1,77 @@
+"""Times two installations of localllm in turn, command by command: did a change cost anything?
+
+    python benchmarks/against.py OTHER/bin/localllm --model MODEL --out benchmarks/results/against.jsonl
+
+A round runs both, in alternating order, so that a machine that changes its pace changes it for both. A row holds the
+medians, and the median and range of the ratios ours : other of all rounds. Above 1 is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+STARTS = (["--help"], ["run", "demo", "hi", "-n", "1", "--temp", "0"], ["show", "demo"])
+Measure = Callable[[str], dict[str, float]]  # (program) -> what was measured, larger is better
+
+
+def started(words: list[str]) -> Measure:
+    def measure(program: str) -> dict[str, float]:
+        begin = time.perf_counter()
+        subprocess.run([program, *words], check=True, capture_output=True)
+        return {"starts/s": 1.0 / (time.perf_counter() - begin)}
+
+    return measure
+
+
+def benched(model: str, prompt: int, tokens: int) -> Measure:
+    def measure(program: str) -> dict[str, float]:
+        words = [program, "bench", model, "-p", str(prompt), "-n", str(tokens), "-r", "2", "-o", "json"]
+        rows = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)
+        return {f"{'pp' if row['n_prompt'] else 'tg'} tokens/s": row["avg_ts"] for row in rows}
+
+    return measure
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("other", help="the program of the other installation")
+    parser.add_argument("--ours", default=str(Path(sys.executable).with_name("localllm")))
+    parser.add_argument("--model", help="a GGUF file to bench; without it only starts are timed")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--out", type=Path, help="append the rows as JSON lines")
+    args = parser.parse_args()
+    work = [(" ".join(words), started(words)) for words in STARTS]
+    if args.model:
+        work.append((f"bench {Path(args.model).name}", benched(args.model, 512, 64)))
+    for what, measure in work:
+        for program in (args.other, args.ours):  # warm the caches
+            measure(program)
+        ours: list[dict[str, float]] = []
+        theirs: list[dict[str, float]] = []
+        for number in range(args.rounds):
+            turns = [(args.ours, ours), (args.other, theirs)]
+            for program, found in turns if number % 2 else turns[::-1]:
+                found.append(measure(program))
+        for key in ours[0]:
+            ratios = sorted(a[key] / b[key] for a, b in zip(ours, theirs, strict=True))
+            row = {
+                "what": what, "unit": key, "ours": round(median(a[key] for a in ours), 3),
+                "other": round(median(b[key] for b in theirs), 3), "ratio": round(median(ratios), 3),
+                "lowest": round(ratios[0], 3), "highest": round(ratios[-1], 3), "rounds": args.rounds,
+            }  # fmt: skip
+            print(json.dumps(row), flush=True)
+            if args.out:
+                with args.out.open("a") as out:
+                    out.write(json.dumps(row) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
