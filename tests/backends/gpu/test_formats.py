@@ -9,8 +9,8 @@ from localllm import quant
 from localllm.backends.base import Backend, BackendError
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
+from tests.backends.cpu.test_linear import VOCABULARY, activations, columns, quantized
 from tests.backends.support import UNIT, bind, feed, record, stored
-from tests.backends.test_linear import VOCABULARY, activations, columns, quantized
 from tests.models.support import MemoryWeight
 
 

@@ -14,10 +14,10 @@ from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import Matmul, Product, Tile
 from localllm.backends.reference import ReferenceBackend
+from tests.backends.cpu.test_linear import quantized
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend, EmulatedDevice
 from tests.backends.support import UNIT, bind, feed, record, stored
 from tests.backends.test_experts import TABLE, TOKENS, mixture
-from tests.backends.test_linear import quantized
 from tests.models.support import MemoryWeight
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)

@@ -179,12 +179,12 @@ def test_a_forgotten_backend_ends_its_threads() -> None:
 
 def test_a_program_that_closes_nothing_ends_well() -> None:
     script = (
-        "from tests.backends.test_pool import *\n"
+        "from tests.backends.cpu.test_pool import *\n"
         "backend = CpuBackend(3)\n"
         "assert right(feed(bind(backend, chain()), TOKENS))\n"
     )
     child = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, timeout=120, check=False
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], capture_output=True, timeout=120, check=False
     )
     assert (child.returncode, child.stderr) == (0, b"")
 
@@ -218,7 +218,7 @@ def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
         "CpuBackend(3).close()\n"
     )
     child = subprocess.run(
-        [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", script], cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=120
     )
     assert (child.returncode, child.stderr) == (0, "")
     assert re.fullmatch(r"only \d+ of 1024 threads can be started; give fewer \(threads\)\n", child.stdout)

@@ -125,7 +125,7 @@ def test_what_newer_models_use_has_the_same_bits(cpu: CpuBackend, name: str) -> 
 
 CHILD = """
 from localllm.backends.cpu.backend import CpuBackend
-from tests.backends.test_instruction_sets import digest, mixed_plan
+from tests.backends.cpu.test_instruction_sets import digest, mixed_plan
 backend = CpuBackend(2)
 print(backend.isa.name, digest(backend, mixed_plan()))
 backend.close()
@@ -139,7 +139,7 @@ def test_numba_cpu_name_chooses_the_row(cpu: CpuBackend, cpu_name: str, name: st
     child = subprocess.run(
         [sys.executable, "-c", CHILD],
         env={k: v for k, v in os.environ.items() if k != "NUMBA_CPU_FEATURES"} | {"NUMBA_CPU_NAME": cpu_name},
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
         timeout=300,

@@ -15,7 +15,7 @@ from localllm.backends.cpu.kernels.common import f32x16
 from localllm.backends.cpu.kernels.softmax import exp_negative
 from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.simd import Function
-from tests.backends.test_instruction_sets import needs
+from tests.backends.cpu.test_instruction_sets import needs
 
 COUNT = 1 << 16
 
