@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from typing import Any, Literal
 
 from localllm.models.errors import ModelError
@@ -29,10 +30,24 @@ class ExpertGating:
 class Sliding:
     """Sliding-window attention in all layers but every `period`-th."""
 
-    period: int  # default without a key: layers period - 1, 2 period - 1, ... see everything
-    window: int = 0  # default without a key; 0: no layer has a window
-    stretched: bool = True  # rope scaling applies to layers with a window too
-    rope_base: float = 0.0  # of layers with a window; default without a key; 0: as in the others
+    period: int  # where the file does not say it: layers period - 1, 2 period - 1, ... see everything
+    first: bool = False  # layers 0, period, 2 period, ... see everything instead
+    window: int = 0  # where the file does not say it; 0: no layer slides
+    stretched: bool = True  # rope scaling holds in sliding layers too
+    rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
+    only_rope: bool = False  # layers that see everything are not rotated
+    depth: int = 0  # only models of so many layers slide; 0: all
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Keys of the file scale embeddings, scores, residual branches and logits; these are the defaults."""
+
+    logits: Literal["multiplied", "divided"] = "divided"  # by `logit_scale`
+    embedding: float = 1.0
+    depth: float = 0.0  # residual branches are scaled by depth / sqrt(layers); 0: by 1
+    width: int = 0  # the logit scale is width / the model's width; 0: 1
+    switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,24 +62,92 @@ class Architecture:
     ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
     ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: no gate
     norm: NormKind = "rms"
-    attention_norm: str = "attn_norm"  # norm of attention's input; "": none
-    ffn_norm: str = "ffn_norm"  # norm of the feed-forward's input; "": none
-    post_norms: bool = False  # norm the outputs of attention and feed-forward before adding them
-    root_width_embedding: bool = False  # multiply embeddings by sqrt(width)
-    wide_scores: int = 0  # with this many layers, divide scores by sqrt(width / heads), not sqrt(head width)
-    attention_softcap: float | None = None  # default without a key; None: ignore the key
+    attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
+    ffn_norm: str = "ffn_norm"  # and of the feed-forward
+    post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
+    attention_post_norm: str = "post_attention_norm"
+    ffn_post_norm: str = "post_ffw_norm"
+    root_width_embedding: bool = False  # embeddings are times sqrt(width)
+    wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
+    attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
     logit_softcap: float | None = None  # as above
-    multipliers: bool = False  # keys scale embeddings, scores, residual branches and logits, and may switch rope off
+    multipliers: Multipliers | None = None
+    attention_scale: bool = False  # the key `attention.scale` counts
+    parallel: bool = False  # attention and feed-forward read the same rows, and both are added to them
+    norm_weights: bool = True  # false: norms have none
+    ignored: tuple[str, ...] = ()  # tensors and keys that do not count; of a layer's tensors the name after `blk.N.`
+    eps: float = 0.0  # of the norms where the file says 0; 0: the file must say it
+    sections: bool = False  # the key `rope.dimension_sections` counts
+    parallel_key: bool = False  # the key `use_parallel_residual` says whether the layer is parallel
+    gated: bool = False  # the matrix `attn_gate` gates what the heads see
+    embedding_norm: bool = False  # embeddings are normed, without weights
+    post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
+    norms_rotated: bool = False  # q/k norms come after the rotation
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
+    halves: bool = False  # `feed_forward_length` counts gate and up together
     sliding: Sliding | None = None
     routing: ExpertGating | None = None
 
 
+COHERE = Multipliers("multiplied")
+QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
+GRANITE = Multipliers(switch=True)
+
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
-        "llama", "norm", routing=ExpertGating("softmax", True, scales=True)
+        "llama", "norm", routing=ExpertGating("softmax", True, scales=True),
     ),
-    Architecture("mistral3", "norm"),  # Mistral Small 3.1 and later, Ministral 3
+    Architecture(  # Trinity
+        "afmoe", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, root_width_embedding=True,
+        post_norms=True, gated=True, no_rope_every=4, sliding=Sliding(4),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(  # Ling
+        "bailingmoe", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
+    ),
+    Architecture(  # Ling 2.0
+        "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
+        routing=ExpertGating("softmax", False, from_file=True),
+    ),
+    Architecture("bitnet", "neox"),
+    Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
+    Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
+    Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # its text
+    Architecture(  # Command R7B, Command A, Aya Expanse
+        "cohere2", "norm", norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
+        sliding=Sliding(4, only_rope=True),
+    ),
+    Architecture(  # Command R and R+
+        "command-r", "norm", ffn_scales=False, norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
+    ),
+    Architecture(
+        "dbrx", "neox", ffn_scales=False, norm="layer", ffn_norm="attn_output_norm", clamp=True,
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture("deci", "norm", ffn_scales=False),  # Nemotron of pruned Llamas
+    Architecture(  # DeepSeek MoE 16B
+        "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
+    ),
+    Architecture(  # dots.llm1
+        "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture("ernie4_5", "norm", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
+    Architecture(
+        "ernie4_5-moe", "norm", ffn_scales=False, ignored=("attn_output.bias",),
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
+    Architecture(
+        "exaone-moe", "neox", ffn_scales=False, qk_norm=True, sliding=Sliding(4, window=128, only_rope=True),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(
+        "exaone4", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
+        sliding=Sliding(4, window=4096, only_rope=True, depth=64),
+    ),
+    Architecture(  # Falcon 7B and 40B
+        "falcon", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
+    ),
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
     Architecture(
         "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
@@ -74,7 +157,7 @@ _ROWS = (
         "gemma3", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=62,
         qk_norm=True, logit_softcap=0.0, sliding=Sliding(6, stretched=False, rope_base=10000.0),
     ),
-    Architecture("glm4", "norm", ffn="fused", ffn_scales=False, post_norms=True),
+    Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
@@ -83,37 +166,106 @@ _ROWS = (
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
         routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
     ),
-    Architecture("granite", "norm", ffn_scales=False, multipliers=True),
-    Architecture(
-        "granitemoe", "norm", ffn_scales=False, multipliers=True, routing=ExpertGating("softmax", True)
+    Architecture(  # Pythia, GPT-NeoX 20B
+        "gptneox", "neox", "gelu", ffn_scales=False, parallel_key=True, norm="layer", ffn="plain",
     ),
+    Architecture(
+        "granite", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture(
+        "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture(
+        "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
+        routing=ExpertGating("softmax", True),
+    ),
+    Architecture("hunyuan-dense", "neox", ffn_scales=False, norms_rotated=True),
+    Architecture("hunyuan-moe", "neox", ffn_scales=False, norms_rotated=True, routing=ExpertGating("softmax", True)),
+    Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text
+    Architecture(  # Hunyuan 3
+        "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
+    Architecture("internlm2", "norm", ffn_scales=False),
+    Architecture("maincoder", "norm", ffn_scales=False, qk_norm=True, norms_rotated=True),
+    Architecture(
+        "mellum", "neox", ffn_scales=False, qk_norm=True, sliding=Sliding(4, stretched=False),
+        routing=ExpertGating("softmax", True, scales=True),
+    ),
+    Architecture(  # MiMo V2
+        "mimo2", "neox", ffn_scales=False, ignored=QKV_EXTRAS, sliding=Sliding(0),
+        routing=ExpertGating("sigmoid", True),
+    ),
+    Architecture(  # MiniCPM 1 and 2
+        "minicpm", "norm", ffn_scales=False, multipliers=Multipliers("divided", 12.0, 1.4, 256),
+        attention_scale=True, routing=ExpertGating("softmax", True),
+    ),
+    Architecture(
+        "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
+        routing=ExpertGating("sigmoid", True),
+    ),
+    Architecture(  # Mistral Small 3.1 and later, Ministral 3
+        "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),
+    ),
+    Architecture(
+        "muse-glimmer", "norm", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, embedding_norm=True,
+        post_norm_eps=1e-08, post_norms=True, gated=True, logit_softcap=0.0, multipliers=COHERE,
+        sliding=Sliding(4, only_rope=True),
+    ),
+    Architecture("nanbeige", "norm"),
+    Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, stretched=False),
     ),
+    Architecture("olmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", False)),
+    Architecture("openelm", "neox", ffn_scales=False, qk_norm=True, ignored=("attn_qkv.scale",)),
+    Architecture("orion", "neox", ffn_scales=False, norm="layer"),
+    Architecture("paddleocr", "neox", ffn_scales=False, ignored=("expert_count",)),  # its text
+    Architecture("pangu-embedded", "neox", ffn_scales=False, ignored=("rope_freqs.weight",)),  # openPangu
+    Architecture(  # Phi 2
+        "phi2", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
+    ),
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
+    Architecture("plamo", "neox", ffn_scales=False, ffn_norm="attn_norm", parallel=True),
+    Architecture(
+        "plamo3", "neox", ffn_scales=False, ignored=("attn_qkv.scale",), ffn="fused", post_norms=True,
+        sliding=Sliding(8),
+    ),
+    Architecture("pockettts", "norm", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
+    Architecture("qwen", "neox", ffn_scales=False, halves=True),  # Qwen 1
     Architecture("qwen2", "neox", ffn_scales=False),
     Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
+    Architecture("qwen2vl", "neox", ffn_scales=False, eps=1e-6, ignored=("output.bias",)),  # its text
     Architecture("qwen3", "neox", qk_norm=True),
     Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
+    Architecture("qwen3tts", "neox", ffn_scales=False, qk_norm=True),  # its text
+    Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # its text
+    Architecture(  # its text
+        "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
+    ),
+    Architecture("seed_oss", "neox", ffn_scales=False, ffn_norm="post_attention_norm"),
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
-    Architecture(
-        "dbrx", "neox", ffn_scales=False, norm="layer", ffn_norm="attn_output_norm", clamp=True,
-        routing=ExpertGating("softmax", True),
-    ),
-    Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
+    Architecture("xverse", "norm", ffn_scales=False),
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {row.name: row for row in _ROWS}
 
 
 def architecture_of(metadata: Mapping[str, Any]) -> Architecture:
-    """The row of the file's `general.architecture`; ModelError lists the supported ones."""
+    """The row of the file's `general.architecture`; ModelError names the nearest supported one."""
     name = metadata.get("general.architecture")
     row = ARCHITECTURES.get(name) if isinstance(name, str) else None
-    if row is None:
-        found = "the key is missing" if name is None else f"{str(name)[:60]!r} is not supported"
-        raise ModelError(f"general.architecture: {found}; supported: {', '.join(ARCHITECTURES)}")
-    return row
+    if row is not None:
+        return row
+    if not isinstance(name, str):
+        problem = "the key is missing" if name is None else f"expected a name, found {str(name)[:60]!r}"
+        raise ModelError(f"general.architecture: {problem}; {len(ARCHITECTURES)} architectures are supported")
+    nearest = max(ARCHITECTURES, key=lambda known: SequenceMatcher(None, name[:60], known).ratio())
+    raise ModelError(
+        f"general.architecture: {name[:60]!r} is not supported; the nearest of {len(ARCHITECTURES)} supported ones is "
+        f"{nearest!r}"
+    )

@@ -88,6 +88,7 @@ class Config:
     residual_scale: float
     logit_scale: float
     experts: ExpertConfig | None
+    parallel: bool  # attention and feed-forward read the same rows
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
@@ -99,6 +100,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last ones draft tokens
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
+    if row.sliding is not None and row.sliding.depth not in (0, layers):
+        row = replace(row, sliding=None)
     heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_HEADS, reason=_REASON)
     kv_heads = keys.per_layer("attention.head_count_kv", blocks, 1, _MAX_HEADS, default=heads, reason=_REASON)
     for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
@@ -111,6 +114,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     windows = _windows(keys, row, blocks)[:layers]
     _check_layouts(keys, heads, kv_heads, windows)
     rope = _rope(keys, head_dim, context_length)
+    embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
+    eps_key, least = f"attention.layer_norm{'_rms' if row.norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
     return Config(
         architecture=architecture,
         layers=layers,
@@ -118,22 +123,23 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         heads=heads[:layers],
         kv_heads=kv_heads[:layers],
         head_dim=head_dim,
-        ffn_width=keys.per_layer("feed_forward_length", blocks, 1, _MAX_WIDTH)[:layers],
+        ffn_width=_ffn_width(keys, row, blocks)[:layers],
         vocabulary=_vocabulary(keys),
         context_length=context_length,
-        eps=keys.real(f"attention.layer_norm{'_rms' if row.norm == 'rms' else ''}_epsilon", 1e-20, 1.0),
+        eps=keys.real(eps_key, least, 1.0) or row.eps,
         rope=rope,
         window_rope=_window_rope(keys, row, rope),
-        rotated=_rotated(keys, row, layers),
+        rotated=_rotated(keys, row, windows),
         windows=windows,
         attention_scale=_attention_scale(keys, row, layers, head_dim, width // heads[0]),
         clamp=keys.real("attention.clamp_kqv", 0.0, _MAX_FACTOR, default=0.0) if row.clamp else 0.0,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
-        embedding_scale=math.sqrt(width) if row.root_width_embedding else _multiplier(keys, row, "embedding_scale"),
-        residual_scale=_multiplier(keys, row, "residual_scale"),
-        logit_scale=1.0 / _multiplier(keys, row, "logit_scale"),
-        experts=_experts(keys, row.routing),
+        embedding_scale=embedding_scale,
+        residual_scale=residual_scale,
+        logit_scale=logit_scale,
+        experts=None if "expert_count" in row.ignored else _experts(keys, row.routing),
+        parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
     )
 
 
@@ -146,18 +152,27 @@ def _check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...]
         )
 
 
-def _rotated(keys: Keys, row: Architecture, layers: int) -> tuple[bool, ...]:
-    if row.multipliers and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
-        return (False,) * layers
-    every = row.no_rope_every
-    return tuple(not every or (layer + 1) % every != 0 for layer in range(layers))
+def _rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which layers are rotated, from the windows of all."""
+    own, sliding, every = row.multipliers, row.sliding, row.no_rope_every
+    if own and own.switch and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
+        return (False,) * len(windows)
+    if sliding is not None and sliding.only_rope:
+        return tuple([window > 0 for window in windows])
+    return tuple([not every or (layer + 1) % every != 0 for layer in range(len(windows))])
+
+
+def _ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
+    """Rows of the gate and of the up matrix, by layer."""
+    widths = keys.per_layer("feed_forward_length", blocks, 1, _MAX_WIDTH)
+    return tuple([width // 2 for width in widths]) if row.halves else widths
 
 
 def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
     if row.sliding is None:
         return (0,) * layers
     window = keys.integer("attention.sliding_window", 0, _MAX_CONTEXT, default=row.sliding.window)
-    slides = keys.periodic("attention.sliding_window_pattern", layers, row.sliding.period)
+    slides = keys.periodic("attention.sliding_window_pattern", layers, row.sliding.period, row.sliding.first)
     return tuple(window if slide else 0 for slide in slides)
 
 
@@ -173,7 +188,7 @@ def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig) -> RopeConfig:
 def _attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: int, share: int) -> float:
     if layers == row.wide_scores:
         return 1.0 / math.sqrt(share)
-    scale = keys.real("attention.scale", 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0
+    scale = keys.real("attention.scale", 0.0, _MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
     return scale or 1.0 / math.sqrt(head_dim)
 
 
@@ -181,8 +196,20 @@ def _softcap(keys: Keys, key: str, default: float | None) -> float:
     return 0.0 if default is None else keys.real(key, 0.0, _MAX_FACTOR, default=default)
 
 
-def _multiplier(keys: Keys, row: Architecture, key: str) -> float:
-    return (keys.real(key, 0.0, _MAX_FACTOR, default=0.0) if row.multipliers else 0.0) or 1.0
+def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tuple[float, float, float]:
+    """Scales of the embeddings, the residual branches and the logits."""
+    own = row.multipliers
+    if own is None:
+        return math.sqrt(width) if row.root_width_embedding else 1.0, 1.0, 1.0
+    defaults = {
+        "embedding_scale": own.embedding,
+        "residual_scale": own.depth / math.sqrt(layers),
+        "logit_scale": own.width / width,
+    }
+    embedding, residual, logits = (
+        keys.real(key, 0.0, _MAX_FACTOR, default=default) or 1.0 for key, default in defaults.items()
+    )
+    return embedding, residual, 1.0 / logits if own.logits == "divided" else logits
 
 
 def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:

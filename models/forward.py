@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from localllm.models.architectures import Architecture
+from localllm.models.attention import Attention, Ropes
+from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
-from localllm.models.layers import LayerRecorder, Ropes
+from localllm.models.feed_forward import FeedForward
+from localllm.models.layers import LayerRecorder
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor
@@ -26,25 +29,27 @@ def record(
     `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
     sets of frequency factors if a model has two.
     """
-    checked, recorder = Tensors(tensors), Recorder()
+    checked, recorder = Tensors(tensors, architecture.ignored), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
+    builder = Builder(config, architecture, checked, recorder)
+    if architecture.embedding_norm:
+        x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
     factors = _factors(config, checked, context or config.context_length)
     full = _ropes(config, architecture, config.rope, factors)
     sliding = _ropes(config, architecture, config.window_rope, factors)
-    layers = LayerRecorder(config, architecture, checked, recorder, full, sliding)
+    layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder))
     for layer in range(config.layers):
         recorder.begin_layer()
-        x = layers.attention(x, layer)
-        x = layers.feed_forward(x, layer)
+        x = layers.layer(x, layer)
     recorder.begin_layer()
-    x = layers.norm("output_norm", x)
+    x = builder.norm("output_norm", x)
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)
-        scale *= layers.scale("output")
+        scale *= builder.scale("output")
     else:
         weight = table
     logits = recorder.linear(x, weight, checked.optional("output.bias", config.vocabulary), scale)
@@ -72,7 +77,7 @@ def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
             f"{config.head_dim}, found {rope.n_rot}"
         )
-    style = "neox" if rope.sections else architecture.rope_style
+    style = "neox" if rope.sections and architecture.sections else architecture.rope_style
     keys = Rope(style, rope.n_rot, inverse_frequencies(rope, factors), magnitude(rope))
     if not rope.temperature:
         return Ropes(keys, keys)

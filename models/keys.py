@@ -58,12 +58,15 @@ class Keys:
             raise ModelError(f"{self.prefix}{key}: expected true or false, {found(value)}")
         return bool(value)
 
-    def periodic(self, key: str, layers: int, period: int) -> tuple[bool, ...]:
-        """One flag per layer: from an array, or from a number n, false in every n-th layer (0: true in all)."""
+    def periodic(self, key: str, layers: int, period: int, first: bool = False) -> tuple[bool, ...]:
+        """One flag per layer, from an array of one each, or false for every n-th from a number n (0: true for all).
+
+        With `first` layers 0, n, 2n, ... are false, else layers n - 1, 2n - 1, ...
+        """
         value = self._value(key, period)
         if isinstance(value, str) or not hasattr(value, "__len__"):
             period = self._integer(key, value, 0, layers + period)
-            return tuple(not period or (layer + 1) % period != 0 for layer in range(layers))
+            return tuple(not period or (layer + (not first)) % period != 0 for layer in range(layers))
         numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
         return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
 

@@ -5,8 +5,9 @@ The plan keeps the names handed out, so that `show` can list the tensors of a fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +16,16 @@ from localllm import quant
 from localllm.models.errors import ModelError
 from localllm.plan import Tensor, Weight
 
-_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats that a file may hold but a weight may not have
+_LAYER = re.compile(r"^blk\.\d+\.")
+_NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weight
 
 
 class Tensors:
     """Checked access by name. ModelError names the tensor, what was found and what is expected."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._tensors = tensors
+    def __init__(self, tensors: Mapping[str, Tensor], ignored: Collection[str] = ()) -> None:
+        """The tensors of a file but for those `ignored`, in a layer by the name after `blk.N.`."""
+        self._tensors = {name: tensor for name, tensor in tensors.items() if _LAYER.sub("", name) not in ignored}
         self._used: set[str] = set()
 
     def matrix(self, name: str, rows: int, columns: int) -> Weight:
@@ -42,6 +45,10 @@ class Tensors:
         """A tensor of one of several shapes; the error for a wrong one names the first."""
         found = tuple(self._tensors[name].shape) if name in self else None
         return self._checked(name, found if found in shapes else shapes[0])
+
+    def ones(self, width: int) -> Weight:
+        """A vector of ones, which no file holds: the weights of a norm that has none."""
+        return Weight.of(_Ones(width))
 
     def row(self, name: str, width: int) -> Weight:
         """A vector as a matrix of one row."""
@@ -66,6 +73,10 @@ class Tensors:
     def height(self, name: str) -> int:
         """Rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
         return int(self._tensors[name].shape[-2]) if name in self and len(self._tensors[name].shape) > 1 else 0
+
+    def width(self, name: str) -> int:
+        """Columns of a tensor; 0 if the file does not hold it."""
+        return int(self._tensors[name].shape[-1]) if name in self else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
         """The values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
@@ -99,6 +110,25 @@ class Tensors:
             raise ModelError(f"{name}: {error}") from None
         self._used.add(name)
         return Weight.of(weight)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ones:
+    """A vector of ones as a tensor."""
+
+    width: int
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"ones({self.width})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.width,)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        return np.ones((stop - start, self.width), np.float32).view(np.uint8)
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -41,6 +41,9 @@ class Weight:
     shape: tuple[int, ...]
     first: int
     source: Tensor = field(compare=False, repr=False)
+    group: int = 0  # if not 0, only `taken` rows of each group of so many, from its row `row` on
+    row: int = 0
+    taken: int = 0
 
     @classmethod
     def of(cls, tensor: Tensor) -> Weight:
@@ -54,6 +57,8 @@ class Weight:
         """Unique within a plan: the tensor's name, and the range if the weight is a part of it."""
         if prod(self.shape) == prod(self.source.shape):
             return self.tensor
+        if self.group:
+            return f"{self.tensor}[{self.row}:{self.row + self.taken} of each {self.group}]"
         return f"{self.tensor}[{self.first}:{self.first + self.shape[0]}]"
 
     @property
@@ -65,10 +70,37 @@ class Weight:
         """Entries start..stop along the first dimension."""
         return replace(self, shape=(stop - start, *self.shape[1:]), first=self.first + start)
 
+    def rows_of_each(self, group: int, start: int, stop: int) -> Weight:
+        """Rows start..stop of each `group` rows: of each matrix of a stack, or of equal slices of one matrix.
+
+        Of a vector the numbers start..stop of each `group`.
+        """
+        assert (self.group, self.first) == (0, 0), "a part of a part"
+        if len(self.shape) == 1:
+            taken = stop - start
+            return replace(self, shape=(self.shape[0] // group * taken,), group=group, row=start, taken=taken)
+        rows = self.shape[-2] // group * (stop - start)
+        return replace(self, shape=(*self.shape[:-2], rows, self.shape[-1]), group=group, row=start, taken=stop - start)
+
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         """Rows start..stop of this part, as `Tensor.read` counts them."""
+        if self.group and len(self.shape) == 1:
+            of, first, last = (row_bytes(self.format, n) for n in (self.group, self.row, self.row + self.taken))
+            return np.ascontiguousarray(self.source.read(start, stop).reshape(-1, of)[:, first:last]).reshape(1, -1)
+        if self.group:
+            return self._read_of_each(start, stop)
         if len(self.shape) == 1:
             first, size = (row_bytes(self.format, values) for values in (self.first, self.shape[0]))
             return self.source.read(start, stop)[:, first : first + size]
         skipped = self.first * prod(self.shape[1:-1])
         return self.source.read(skipped + start, skipped + stop)
+
+    def _read_of_each(self, start: int, stop: int) -> NDArray[np.uint8]:
+        parts = []
+        while start < stop:
+            group, row = divmod(start, self.taken)
+            count = min(self.taken - row, stop - start)
+            at = group * self.group + self.row + row
+            parts.append(self.source.read(at, at + count))
+            start += count
+        return np.concatenate(parts)

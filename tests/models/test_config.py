@@ -124,10 +124,17 @@ def test_an_odd_head_width_must_be_said() -> None:
     assert config(attention__head_count=7, attention__key_length=10).head_dim == 10
 
 
-def test_an_unknown_architecture_lists_the_supported_ones() -> None:
-    for metadata in ({}, {"general.architecture": "mamba9"}, {"general.architecture": 3}):
-        with pytest.raises(ModelError, match=r"^general\.architecture: .*supported: llama, mistral3, gemma, gemma2"):
-            architecture_of(metadata)
+def test_an_unknown_architecture_is_named_with_the_nearest_supported_one() -> None:
+    with pytest.raises(
+        ModelError, match=r"^general\.architecture: 'qwen9moe' is not supported; .* ones is 'qwen[23]moe'$"
+    ):
+        architecture_of({"general.architecture": "qwen9moe"})
+    with pytest.raises(
+        ModelError, match=r"^general\.architecture: the key is missing; \d+ architectures are supported$"
+    ):
+        architecture_of({})
+    with pytest.raises(ModelError, match=r"^general\.architecture: expected a name, found '3'; "):
+        architecture_of({"general.architecture": 3})
     assert architecture_of({"general.architecture": "qwen3"}) is ARCHITECTURES["qwen3"]
 
 

@@ -1,0 +1,88 @@
+"""The feed-forward of a layer: dense, or a mixture of experts with or without an expert for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.models.builder import Builder
+from localllm.models.config import ExpertConfig
+from localllm.plan import Stack, Value, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class FeedForward:
+    """Maps normed rows (T, width) to rows (T, width)."""
+
+    builder: Builder
+
+    def __call__(self, x: Value, layer: int) -> Value:
+        name, experts = f"blk.{layer}.", self.builder.config.experts
+        if experts is not None and name + "ffn_gate_inp.weight" in self.builder.tensors:
+            return self.experts(name, x, experts)
+        return self.dense(name, x, self.builder.config.ffn_width[layer])
+
+    def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
+        """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
+        builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
+        activation, up_name = builder.row.activation, f"{name}ffn_up{suffix}"
+        match builder.row.ffn:
+            case "gated":
+                gate = builder.ffn_linear(f"{name}ffn_gate{suffix}", x, inner, width)
+                hidden = recorder.glu(gate, builder.ffn_linear(up_name, x, inner, width), activation)
+            case "fused":
+                gate = builder.rows(up_name, x, 0, inner, 2 * inner)
+                up = builder.rows(up_name, x, inner, 2 * inner, 2 * inner)
+                hidden = recorder.glu(gate, up, activation)
+            case "plain":
+                hidden = recorder.activate(builder.ffn_linear(up_name, x, inner, width), activation)
+        hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
+        return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
+
+    def experts(self, name: str, x: Value, experts: ExpertConfig) -> Value:
+        """The chosen experts, plus the shared expert if the file has one."""
+        builder = self.builder
+        config, recorder, tensors = builder.config, builder.recorder, builder.tensors
+        gate, up = self.gate_and_up(name, experts)
+        router = builder.linear(name + "ffn_gate_inp", x, experts.count, config.width)  # (T, experts)
+        y = recorder.experts(
+            x,
+            router,
+            gate,
+            up,
+            self.stack(name + "ffn_down_exps", experts, config.width, up.weight.shape[1]),
+            experts.used,
+            experts.gating,
+            experts.normalize,
+            experts.scale,
+            experts.activation,
+            tensors.optional(name + "exp_probs_b.bias", experts.count),
+        )
+        shared = tensors.height(name + "ffn_up_shexp.weight")
+        if not shared:
+            return y
+        z = self.dense(name, x, shared, "_shexp")
+        if name + "ffn_gate_inp_shexp.weight" in tensors:
+            own = tensors.row(name + "ffn_gate_inp_shexp.weight", config.width)
+            z = recorder.glu(recorder.linear(x, own), z, "sigmoid")
+        return recorder.add(y, z)
+
+    def gate_and_up(self, name: str, experts: ExpertConfig) -> tuple[Stack, Stack]:
+        """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""
+        tensors, width = self.builder.tensors, self.builder.config.width
+        fused = tensors.height(name + "ffn_gate_up_exps.weight")
+        if not fused:
+            inner = tensors.height(name + "ffn_up_exps.weight")
+            up = self.stack(name + "ffn_up_exps", experts, inner, width)
+            return self.stack(name + "ffn_gate_exps", experts, inner, width), up
+        both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight
+        scale = self.stack_scale(name + "ffn_up_exps", experts)  # of both
+        gate, up = (both.rows_of_each(fused, at, at + fused // 2) for at in (0, fused // 2))
+        return Stack(gate, scale), Stack(up, scale)
+
+    def stack(self, name: str, experts: ExpertConfig, rows: int, columns: int) -> Stack:
+        weight = self.builder.tensors.stack(name + ".weight", experts.count, rows, columns)
+        bias = self.builder.tensors.optional(name + ".bias", experts.count, rows)
+        return Stack(weight, self.stack_scale(name, experts), bias)
+
+    def stack_scale(self, name: str, experts: ExpertConfig) -> Weight | None:
+        return self.builder.tensors.optional(name + ".scale", experts.count) if experts.matrix_scales else None
