@@ -1,4 +1,4 @@
-"""How operations run: one table of backends. A backend's own packages are imported when it is opened, not before."""
+"""How operations run: one table of backends. The packages of a backend are imported only when it is opened."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _opencl(threads: int | None, device: str) -> Backend:
 
 
 def _opencl_card(threads: int | None, device: str) -> Backend:
-    """OpenCL on a graphics card, not on the CPU."""
+    """Open OpenCL on a GPU; BackendError if it has only a CPU."""
     from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",))
@@ -49,13 +49,13 @@ BACKENDS: dict[str, Callable[[int | None, str], Backend]] = {
     "opencl": _opencl,
     "reference": _reference,
 }
-# What "auto" tries, and the files by which a driver shows: a look at them costs nothing, importing a package does.
+# What "auto" tries, and the files that reveal a driver: checking files is free, importing a package is slow.
 _CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
 
 
 @dataclass(slots=True)
 class _Instead:
-    """A backend that stands in for one that did not open, and says why."""
+    """A fallback for a backend that did not open; `describe` gives the reason."""
 
     name: str
     backend: Backend
@@ -79,7 +79,7 @@ class _Instead:
 
 
 def _auto(threads: int | None) -> Backend:
-    """A graphics card where there is one, else the CPU; where a card was to be expected, with the reason."""
+    """Open a GPU if there is one, else the CPU. If a GPU was expected, the CPU's description gives the reason."""
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
@@ -92,7 +92,7 @@ def _auto(threads: int | None) -> Backend:
 
 
 def _with_device(threads: int | None, device: str) -> Backend:
-    """The first backend that has the device; one on which OpenCL only runs on the CPU counts, for it was named."""
+    """Open the first backend that has the device. OpenCL on the CPU is allowed, because the user named the device."""
     reasons = []
     for opened in (_cuda, _opencl):
         try:
@@ -103,9 +103,9 @@ def _with_device(threads: int | None, device: str) -> Backend:
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
-    """The backend called `name`; "auto" is the fastest that this machine has. BackendError says which there are.
+    """Open the backend `name`; "auto" is the fastest on this machine. BackendError lists the backends if it fails.
 
-    `device` is a number, or part of the name, of a device as `localllm devices` lists them.
+    `device` is the number or part of the name of a device, as `localllm devices` lists them.
     """
     if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")

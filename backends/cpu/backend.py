@@ -146,7 +146,7 @@ class CpuExecutable(Shell):
         for (_, into), rows in zip(stage.received, received, strict=True):
             into[: len(rows)] = rows
         entries = self.entries[stage.work]
-        if len(entries):  # None if the stage has only additions, which earlier linears perform
+        if len(entries):  # empty if the stage has only additions, which earlier linears perform
             self._pool.run(entries, self._storage.counters[stage.work])
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 

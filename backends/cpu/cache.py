@@ -89,8 +89,7 @@ class Floats:
         _vectors(f, head_dim, write)
 
     def finite_keys(self, content: U8) -> bool:
-        """Return whether the contents uint8 (n, bytes) of blocks are all finite. FP8 always is: its NaN reads as
-        480."""
+        """Return whether the contents uint8 (n, bytes) of blocks are all finite. FP8 always is: a NaN reads as 480."""
         bits = np.ascontiguousarray(content).view(np.uint16)
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())
 

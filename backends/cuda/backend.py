@@ -30,7 +30,7 @@ def _pycuda() -> Any:
     """pycuda.driver, initialized. BackendError if PyCUDA, the driver or a card is missing."""
     try:
         import pycuda.driver as cuda
-    except ImportError as error:  # also where libcuda.so.1 is missing
+    except ImportError as error:  # also if libcuda.so.1 is missing
         if isinstance(error, ModuleNotFoundError):
             reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
         else:
@@ -53,7 +53,7 @@ def devices() -> list[Any]:
 
 
 class CudaDevice:
-    """One card with its primary context and one stream."""
+    """A GPU with its primary context and one stream."""
 
     generic = False
 

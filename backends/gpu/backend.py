@@ -16,7 +16,7 @@ from localllm.plan import Plan, Value
 
 
 class GpuBackend:
-    """One device."""
+    """A backend on one GPU."""
 
     name = ""
 

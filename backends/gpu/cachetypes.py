@@ -29,7 +29,7 @@ class CacheRow:
 
     type: CacheType
     number: int
-    values: int  # of a unit, which kernels read at once
+    values: int  # per unit that kernels read at once
     infinite: int = 0  # bits that are all set only in halves that are not finite; 0: all are finite
 
     @property
@@ -42,7 +42,7 @@ class CacheRow:
         return self.type.name.endswith("_1")
 
     def size(self, head_dim: int) -> int:
-        """Values of a head, with zeros behind its end."""
+        """Return the values of a head, including the zeros that pad it."""
         unit = GROUP if self.type.blocks else self.values
         return -(-head_dim // unit) * unit
 
@@ -83,7 +83,7 @@ CACHE: dict[str, CacheRow] = {
 
 
 def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one cache block."""
+    """Return the bytes of the keys and of the values of one cache block."""
     keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
     return keys, values
 

@@ -68,7 +68,7 @@ class GpuExecutable(Shell):
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
         self._again: Callable[[], None] = device.sync
-        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables that the device has
+        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables already on the device
         self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -97,12 +97,12 @@ class GpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
         self._run(batch, 0)
         return self._logits[: len(batch.logit_rows)]
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """The `count` largest logits of each row; all others stay on the device."""
+        """Run the batch and return the `count` largest logits of each row; all others stay on the device."""
         count = self._look_for(count)
         self._run(batch, count)
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
@@ -174,7 +174,7 @@ class GpuExecutable(Shell):
             launch(groups(grid, counts))
 
     def replay(self) -> None:
-        """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
+        """Queue the launches of the last step (or its last piece) again, to measure them."""
         self._must_be_open()
         self._again()
 
@@ -199,7 +199,7 @@ class GpuExecutable(Shell):
         """Download the first rows of a buffer to `rows` of an array."""
         if not len(rows):
             return
-        if rows[-1] - rows[0] + 1 == len(rows):  # neighbours, as almost always: straight to their place
+        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent, as almost always: copy directly
             self._device.download(self._buffers[source], 0, into[rows[0] : rows[-1] + 1])
             return
         found = np.empty((len(rows), *into.shape[1:]), into.dtype)
@@ -255,7 +255,7 @@ class GpuExecutable(Shell):
     def _free(self) -> None:
         self._launches, self._picks = [], []
         self.replays.clear()
-        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before their device is closed
+        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before the device is closed
         self._buffers.free()
 
 

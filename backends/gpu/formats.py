@@ -76,7 +76,7 @@ FORMATS = (*PLAIN, *QUANTIZED)
 
 
 def check(weight: Tensor) -> None:
-    """BackendError unless there are kernels for the matrix's format."""
+    """Raise BackendError unless there are kernels for the format of the matrix."""
     if weight.format not in FORMATS:
         raise BackendError(
             f"{weight.name}: there are no kernels for {weight.format} on a graphics card; they run {', '.join(FORMATS)}"

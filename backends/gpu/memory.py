@@ -95,7 +95,7 @@ class DeviceMemory:
 
 
 def _numbers(weight: Weight) -> F32:
-    """A tensor of plain numbers as float32."""
+    """Return a tensor of plain numbers as float32."""
     rows = int(np.prod(weight.shape[:-1], dtype=np.int64))
     return np.ascontiguousarray(
         dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]]

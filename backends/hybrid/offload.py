@@ -43,7 +43,7 @@ class Offload:
 
     @property
     def asked(self) -> str:
-        """The options that require a GPU; "" if there are none."""
+        """Return the options that require a GPU; "" if there are none."""
         layers = f"-ngl {self.layers}" if self.layers not in ("auto", 0) else ""
         experts = f"-ncmoe {self.host_experts}" if self.host_experts else ""
         return " ".join(part for part in (layers, experts) if part)
@@ -62,14 +62,14 @@ class Planner:
     """A plan and a GPU, before anything is loaded."""
 
     card: Card
-    name: str  # of the card
+    name: str  # on the GPU
     plan: Plan
     limits_at: LimitsAt
     context: int
     cache: CacheTypes
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
-        """Memory that the GPU's part of a placement needs; None if nothing is placed there."""
+        """Return the memory that the GPU's part of a placement needs; None if the GPU has no part."""
         own = cut(self.plan, placement).plans.get("card")
         if own is None:
             return None
@@ -109,7 +109,7 @@ class Planner:
         )
 
     def _proposals(self, wanted: Placement) -> Iterator[str]:
-        """Changes that make the request fit, each by itself."""
+        """Return changes to the request, each of which alone makes it fit."""
         if layers := self.most_that_fit(wanted.host_experts):
             yield f"-ngl {layers}"
         count = most_layers(self.plan) - 1
@@ -128,7 +128,7 @@ class Planner:
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
+    """Return the largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -58,7 +58,7 @@ def _reason(error: Exception) -> str:
 
 
 class OpenClDevice:
-    """One device with one queue."""
+    """A device with one queue."""
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cl = cl = _pyopencl()

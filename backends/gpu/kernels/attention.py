@@ -25,9 +25,9 @@ from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
 from localllm.plan import BLOCK, CacheLayer
 
-PARTITION = 256  # positions of one work-group of attention
-GROUPED = 8  # query heads of it
-TILE_ROWS = 32  # rows of a tile of prefill's attention
+PARTITION = 256  # positions per work-group of attention
+GROUPED = 8  # query heads per work-group
+TILE_ROWS = 32  # rows per tile of prefill attention
 # Maximum of values of a head -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
 # local memory, and the step in dimensions of its work-items.
 TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.references import Reference
 
-FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
+FEW_ROWS = 16  # maximum rows for which sums have an order independent of the batch
 HEADER = 8  # ints before the rows in the step buffer
 
 Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
-# (count, of a group, times) or also (..., more): ceil(count / of a group) * times + more
+# (count, per group, times) or (..., more): ceil(count / per group) * times + more
 Dimension = int | tuple[Count, int, int] | tuple[Count, int, int, int]
 Grid = tuple[Dimension, Dimension, Dimension]  # work-groups
 

@@ -44,7 +44,7 @@ class LargestLogits(Kernel[LargestBuffers]):
 
 
 def passes(vocabulary: int, keep: int) -> list[int]:
-    """How many keys of a row each pass reads."""
+    """Return how many keys of a row each pass reads."""
     found = [vocabulary]
     while found[-1] > SORTED:
         found.append(-(-found[-1] // SORTED) * keep)
@@ -58,7 +58,7 @@ def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
 
 
 def decoded(keys: NDArray[np.uint32]) -> Largest:
-    """The ids and logits of keys (L, keep, 2); a negative zero has become zero."""
+    """Return the ids and logits of keys (L, keep, 2); negative zero becomes zero."""
     order = keys[:, :, 0]
     bits = np.where(order >> 31, order, ~order & np.uint32(0x7FFFFFFF))
     logits = np.where(order == 0, np.float32(np.nan), bits.view(np.float32))

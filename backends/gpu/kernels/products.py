@@ -36,7 +36,7 @@ FULL = 128  # work-groups that fill a card: an RTX 4090 has 128 multiprocessors,
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of activations and of the matrix that a work-group multiplies."""
+    """The rows of activations and of the matrix that a work-group multiplies."""
 
     x: int
     w: int
@@ -195,7 +195,7 @@ class Tensor(Kernel[ProductBuffers]):
 
     @property
     def local_floats(self) -> int:
-        numbers = 2 * 16 * (self.TILE_W + self.TERMS * self.TILE_X)  # two steps of 64 bytes of a row
+        numbers = 2 * 16 * (self.TILE_W + self.TERMS * self.TILE_X)  # two steps of 64 bytes per row
         if packing := QUANTIZED.get(self.format):
             scales, sums = packing.halves * (1 + packing.minimum), 1 + packing.halves * packing.minimum
             numbers += 2 * 2 * (scales * self.TILE_W + sums * self.TILE_X)

@@ -18,7 +18,7 @@ from localllm.backends.gpu.kernels.kernel import (
 )
 from localllm.backends.gpu.references import Fixed
 
-WIDE = 1024  # numbers of a group of a row from which on more work-items norm it
+WIDE = 1024  # minimum numbers per group to use more work-items
 
 
 @dataclass(frozen=True, slots=True)
