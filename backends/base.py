@@ -215,6 +215,5 @@ class Card(Protocol):
         ...
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-        """Return the memory that binding a plan would take, without allocating it. BackendError if the plan cannot be
-        bound."""
+        """Return the memory that binding a plan would take. BackendError if the plan cannot be bound."""
         ...

@@ -76,7 +76,7 @@ class ReferenceExecutable(Shell):
         state = self._state
         state.crossing[:] = received
         operations = [self._plan.operations[n] for n in self._plan.stages[number]]
-        with np.errstate(over="ignore", invalid="ignore"):  # a damaged weight gives infinity or NaN, as on every backend
+        with np.errstate(over="ignore", invalid="ignore"):  # damaged weights give infinity or NaN, as on every backend
             for operation in flattened(operations):
                 OPERATIONS[type(operation)](state, operation)
         return list(state.crossing)

@@ -25,11 +25,11 @@ GROUP = 32  # values of a head that share a scale
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """A type, and the number that stands for it in kernels."""
+    """A cache type and its number in kernels."""
 
     type: CacheType
     number: int
-    values: int  # per unit that kernels read at once
+    values: int  # values per unit; kernels read a unit at once
     infinite: int = 0  # bits that are all set only in halves that are not finite; 0: all are finite
 
     @property
@@ -47,7 +47,7 @@ class CacheRow:
         return -(-head_dim // unit) * unit
 
     def words(self, head_dim: int) -> int:
-        """Words of a position, without scales that stand apart."""
+        """Return the words of a position, without scales that are stored separately."""
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 

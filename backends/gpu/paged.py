@@ -27,7 +27,7 @@ class PagedCache:
         self._rows = CACHE[cache.keys], CACHE[cache.values]
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
-        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}"  # layout of `cachetypes`: heads of keys, then of values
+        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}"  # layout of `cachetypes`: heads of keys, then values
 
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
         """Of the keys and of the values: buffer, place in the content of a block, bytes of a block."""
