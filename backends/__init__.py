@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes, Executable, Limits, Progress
+from localllm.notice import Notice, Setting, said
 from localllm.plan import Plan, Value
 
 __all__ = ["BACKENDS", "BackendError", "open_backend"]
@@ -93,13 +94,13 @@ def _auto(threads: int | None) -> Backend:
 
 def _with_device(threads: int | None, device: str) -> Backend:
     """Open the first backend that has the device. OpenCL on the CPU is allowed, because the user named the device."""
-    reasons = []
+    reasons: list[str] = []
     for opened in (_cuda, _opencl):
         try:
             return opened(threads, device)
         except BackendError as error:
-            reasons.append(str(error))
-    raise BackendError("; ".join(reasons))
+            reasons += ["; ", said(error)]
+    raise BackendError(Notice(*reasons[1:]))
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
@@ -110,7 +111,8 @@ def open_backend(name: str, threads: int | None = None, device: str = "") -> Bac
     if name != "auto" and name not in BACKENDS:
         raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
     if device and name not in ("auto", "cuda", "opencl"):
-        raise BackendError(f"--device {device}: the {name} backend has no devices to choose from; leave one out")
+        problem = f": the {name} backend has no devices to choose from; leave one out"
+        raise BackendError(Notice(Setting("device", device), problem))
     if name == "auto":
         return _with_device(threads, device) if device else _auto(threads)
     return BACKENDS[name](threads, device)

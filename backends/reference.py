@@ -18,6 +18,7 @@ from localllm.backends.cache import CACHE_TYPES, EXACT, load
 from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS, State
 from localllm.backends.shell import Shell
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Batch, Plan, Tensor, Value, flattened
 
 HELD = CACHE_TYPES | {EXACT.name: EXACT}
@@ -46,10 +47,9 @@ class ReferenceBackend:
         try:
             return ReferenceExecutable(plan, limits, cache, progress or (lambda what, done, total: None))
         except MemoryError:
-            raise BackendError(
-                "not enough memory: the reference backend keeps every weight as float32; use the cpu backend, or a "
-                "smaller model or context (-c)"
-            ) from None
+            problem = "not enough memory: the reference backend keeps every weight as float32"
+            advice = ("use the cpu backend, or a smaller model or context (", Setting("ctx_size"), ")")
+            raise BackendError(Notice(problem, "; ", *advice)) from None
 
     def close(self) -> None: ...
 

@@ -79,6 +79,7 @@ class Shell(ABC):
         self._is_open = True
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
+        self._last_position = 0  # of the last batch
         self._stage, self._stage_count = 0, len(plan.stages)  # next stage to run
         self._ropes = RopeTables((), 0, lambda rope, start, stop: None)
         self._kept: dict[int, F32] = {}  # by value: (rows of the largest batch, width)
@@ -131,7 +132,8 @@ class Shell(ABC):
         """Check the next batch, and prepare everything that does not depend on its pieces."""
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._window)
-        self._ropes.reach(int(batch.positions.max()) + 1)
+        self._last_position = int(batch.positions.max())
+        self._ropes.reach(self._last_position + 1)
         self._counts = {"batch": len(batch.tokens), "logits": len(batch.logit_rows)}
         self._stage = 0
 

@@ -45,7 +45,7 @@ DEFAULT = [
 
 
 def windows_of(path: str, text: str, count: int) -> Windows:
-    with load(path, ctx=64) as model:
+    with load(path, ctx_size=64) as model:
         assert model.config is not None
         context = min(model.config.context_length, 4096)
         if text == "random":
@@ -63,7 +63,9 @@ def measure(path: str, text: str, count: int) -> list[dict[str, object]]:
         with ExitStack() as opened:
             base, other = (
                 ModelSource(
-                    opened.enter_context(load(path, ctx=windows.ctx, cache_type_k=k, cache_type_v=v, force=True)),
+                    opened.enter_context(
+                        load(path, ctx_size=windows.ctx_size, cache_type_k=k, cache_type_v=v, force=True)
+                    ),
                     windows,
                 )
                 for k, v in (("f16", "f16"), (keys, values))
@@ -74,7 +76,7 @@ def measure(path: str, text: str, count: int) -> list[dict[str, object]]:
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "model": Path(path).name,
             "text": Path(text).name,
-            "context": windows.ctx,
+            "context": windows.ctx_size,
             "predictions": own.tokens,
             "keys": keys,
             "values": values,

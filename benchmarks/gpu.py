@@ -67,7 +67,7 @@ def golden(backend: str) -> Callable[[Report], None]:
     def work(report: Report) -> None:
         texts = []
         for name in (backend, "cpu"):
-            with localllm.load("demo", backend=name, ctx=512) as model:
+            with localllm.load("demo", backend=name, ctx_size=512) as model:
                 pieces = model.generate("Once upon a time", max_tokens=48, temperature=0.0)
                 texts.append("".join(piece.text for piece in pieces))
         report.row("golden", text=texts[0])

@@ -25,6 +25,7 @@ from compare import RESULTS, machine
 
 import localllm
 from localllm.conversation import Conversation, template_of
+from localllm.options import AnswerOptions
 
 QUESTIONS = (
     "Hello! How are you today?",
@@ -41,9 +42,9 @@ QUESTIONS = (
 def chat(model: localllm.Model, turns: int, answer: int) -> list[dict[str, Any]]:
     """One row per turn."""
     notes: list[str] = []
-    sampling = localllm.SamplerOptions(temperature=0.5, seed=1)
+    sampling = localllm.SamplingOptions(temperature=0.5, seed=1)
     conversation = Conversation(
-        model, template_of(model)[0], sampling, notes.append, max_tokens=answer, context_shift=True
+        model, template_of(model)[0], sampling, notes.append, AnswerOptions(max_tokens=answer), context_shift=True
     )
     rows: list[dict[str, Any]] = []
     held = 0
@@ -93,7 +94,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "long_chat.jsonl")
     arguments = parser.parse_args()
     # Twice the context, for the second session; the conversation keeps to `context`.
-    with localllm.load(arguments.model, threads=arguments.threads, ctx=2 * arguments.context + 64) as model:
+    with localllm.load(arguments.model, threads=arguments.threads, ctx_size=2 * arguments.context + 64) as model:
         model.context = arguments.context
         rows = chat(model, arguments.turns, arguments.answer)
         name = model.file.path.name

@@ -66,7 +66,7 @@ class Yardstick:
 
     def __init__(self, name: str, text: str, base: Path, folder: Path, windows: int) -> None:
         self.name = name
-        with load(base, ctx=CONTEXT) as model:
+        with load(base, ctx_size=CONTEXT) as model:
             self.windows: Windows = cut(model, text, CONTEXT, windows)
             source = ModelSource(model, self.windows)
             with save_base(folder / name, self.windows, source.vocabulary) as keep:
@@ -76,7 +76,7 @@ class Yardstick:
 
     def measure(self, path: Path) -> tuple[dict[str, float], np.ndarray]:
         """Means and their errors, and the divergence of every token."""
-        with load(path, ctx=CONTEXT) as model:
+        with load(path, ctx_size=CONTEXT) as model:
             scores = Scores.join(list(evaluate(self.windows, ModelSource(model, self.windows), self._file)))
         result, divergence = statistics(scores)
         assert divergence is not None

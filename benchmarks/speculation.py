@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
 from localllm.model import Model
-from localllm.speculation.options import SpeculationOptions
+from localllm.options import SpeculationOptions
 from localllm.speculation.setup import Speculation
 
 from compare import RESULTS, machine  # isort: skip
@@ -67,7 +67,7 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
     else:
         name = str(draft.file.path) if draft is not None and mode != "ngram" else ""
         model.speculation = Speculation(
-            model.reader(), SpeculationOptions(mode, name), draft.reader() if name else None
+            model.reader(), SpeculationOptions(name, mode), draft.reader() if name else None
         )
     ids = model.tokenize(PROMPTS[row.prompt], parse_special=True)
     warm = model.session()  # earlier loading and timing have changed the processor's caches
@@ -75,9 +75,9 @@ def answer(model: Model, draft: Model | None, row: Row, mode: str, seed: int) ->
         warm.rewind(0)
         warm.evaluate(ids[:1], logits=False)
     warm.close()
-    sampler = model.sampler(localllm.SamplerOptions(temperature=row.temperature, seed=seed))
+    sampler = model.sampler(localllm.SamplingOptions(temperature=row.temperature, seed=seed))
     session = model.session()
-    pieces = session.generate(ids, sampler, row.tokens, ignore_end=True)
+    pieces = session.generate(ids, sampler, row.tokens, ignore_eos=True)
     tokens = [next(pieces).token]
     began = perf_counter()
     for piece in pieces:
@@ -110,8 +110,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     threads = arguments.threads
     name = Path(arguments.model).stem
     rows = [Row(name, p, t, arguments.tokens, threads) for t in arguments.temperatures for p in arguments.prompts]
-    with localllm.load(arguments.model, ctx=1024, threads=threads) as model:
-        draft = localllm.load(arguments.draft, ctx=1024, threads=threads)
+    with localllm.load(arguments.model, ctx_size=1024, threads=threads) as model:
+        draft = localllm.load(arguments.draft, ctx_size=1024, threads=threads)
         for number in range(arguments.rounds):
             for row in rows:
                 said = []

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import localllm
+from localllm.box import resolve
 from localllm.gguf import GGUFFile, NewTensor, open_gguf, write_gguf
-from localllm.model import resolve
 from localllm.quant import dequantize, quantize
 
 FORMAT = "Q4_0"
@@ -155,7 +155,7 @@ def write(path: Path, shape: Shape) -> None:
             * WIDTH / shape.width,
         }  # fmt: skip
         found.pop("general.size_label", None)
-        write_gguf(path, found, tensors(box, shape), overwrite=True)
+        write_gguf(path, found, tensors(box, shape), force=True)
 
 
 class Scales:
@@ -186,12 +186,12 @@ class Scales:
 def agreement(target: Path, draft: Path, tokens: int) -> float:
     """Share of tokens in the target's greedy answers that are also the draft's top token."""
     same = seen = 0
-    with localllm.load(target, ctx=512) as model, localllm.load(draft, ctx=512) as small:
+    with localllm.load(target, ctx_size=512) as model, localllm.load(draft, ctx_size=512) as small:
         for prompt in PROMPTS.values():
             ids = model.tokenize(prompt, parse_special=True)
-            sampler = model.sampler(localllm.SamplerOptions(temperature=0))
+            sampler = model.sampler(localllm.SamplingOptions(temperature=0))
             session = model.session()
-            said = [p.token for p in session.generate(ids, sampler, tokens, ignore_end=True) if p.token is not None]
+            said = [p.token for p in session.generate(ids, sampler, tokens, ignore_eos=True) if p.token is not None]
             session.close()
             likeliest = small.logits(ids + said)[len(ids) - 1 : -1].argmax(axis=1)
             same, seen = same + int((likeliest == said).sum()), seen + tokens

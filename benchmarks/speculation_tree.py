@@ -38,8 +38,8 @@ def shares(target: Model, draft: Model, tokens: int) -> list[float]:
     for prompt in PROMPTS.values():
         ids = target.tokenize(prompt, parse_special=True)
         session = target.session()
-        sampler = target.sampler(localllm.SamplerOptions(temperature=0))
-        said = [p.token for p in session.generate(ids, sampler, tokens, ignore_end=True) if p.token is not None]
+        sampler = target.sampler(localllm.SamplingOptions(temperature=0))
+        said = [p.token for p in session.generate(ids, sampler, tokens, ignore_eos=True) if p.token is not None]
         session.close()
         rows = draft.logits(ids + said)[len(ids) - 1 : -1]
         rank = (rows > rows[np.arange(len(said)), said][:, None]).sum(axis=1)
@@ -76,7 +76,10 @@ def main() -> None:
     parser.add_argument("-n", "--tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, default=RESULTS / "speculation_tree.jsonl")
     arguments = parser.parse_args()
-    with localllm.load(arguments.target, ctx=1024) as target, localllm.load(arguments.draft, ctx=1024) as draft:
+    with (
+        localllm.load(arguments.target, ctx_size=1024) as target,
+        localllm.load(arguments.draft, ctx_size=1024) as draft,
+    ):
         costs = measure(target.engine, target.vocabulary, VERIFYING)
         step = measure(draft.engine, draft.vocabulary, DRAFTING).seconds(1)
         by_rank = shares(target, draft, arguments.tokens)

@@ -43,7 +43,7 @@ def clocked(call: Callable[[], object]) -> float:
 
 
 def measure(path: Path, threads: int, depth: int) -> dict[str, object]:
-    with localllm.load(path, threads=threads, ctx=depth + 2 * STEPS) as model:
+    with localllm.load(path, threads=threads, ctx_size=depth + 2 * STEPS) as model:
         executable = model.executable
         assert isinstance(executable, CpuExecutable)
         session = model.session()

@@ -21,23 +21,34 @@ if TYPE_CHECKING:
     from localllm.errors import LocalLLMError
     from localllm.generation.statistics import Piece, Statistics
     from localllm.model import Model, load
-    from localllm.sampling.options import SamplerOptions
+    from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
     from localllm.session import Session
 
 if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
     __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
 
-if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
-    __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
-
-__all__ = ["LocalLLMError", "Model", "Piece", "SamplerOptions", "Session", "Statistics", "load"]
+__all__ = [
+    "AnswerOptions",
+    "LoadOptions",
+    "LocalLLMError",
+    "Model",
+    "Piece",
+    "SamplingOptions",
+    "Session",
+    "SpeculationOptions",
+    "Statistics",
+    "load",
+]
 __version__ = "0.2.0"
 
 _HOMES = {
     "LocalLLMError": "localllm.errors",
     "Model": "localllm.model",
     "load": "localllm.model",
-    "SamplerOptions": "localllm.sampling.options",
+    "AnswerOptions": "localllm.options",
+    "LoadOptions": "localllm.options",
+    "SamplingOptions": "localllm.options",
+    "SpeculationOptions": "localllm.options",
     "Piece": "localllm.generation.statistics",
     "Session": "localllm.session",
     "Statistics": "localllm.generation.statistics",

@@ -18,13 +18,14 @@ from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece, Statistics
-from localllm.sampling.options import SamplerOptions
+from localllm.options import AnswerOptions, SamplingOptions
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.model import Model
 
+USUAL = AnswerOptions()
 _HELD_BACK = 64  # tokens at the end of an answer that may not have been shown yet
 
 
@@ -34,32 +35,30 @@ class Conversation:
     With `context_shift`, a full context drops the oldest turns. Otherwise ContextFull, or an answer that ends with the
     reason "context", leaves the choice to the caller. `tell` receives a note, once each, about every change that the
     template required in the messages, and a note each time turns are dropped. Control tokens spelled in messages are
-    text, unless `parse_special_in_content`.
+    text, unless `options.parse_special_in_content`.
     """
 
     def __init__(
         self,
         model: Model,
         template: ChatTemplate,
-        sampling: SamplerOptions,
+        sampling: SamplingOptions,
         tell: Callable[[str], None],
+        options: AnswerOptions = USUAL,
         *,
-        system: str = "",
-        max_tokens: int | None = None,
-        stop: tuple[str, ...] = (),
-        ignore_end: bool = False,
         context_shift: bool = False,
-        parse_special_in_content: bool = False,
     ) -> None:
         self._model, self._context = model, model.context
         self._words, self._template = _words(model), template
         self._special = frozenset(self._words.special.values())
-        self._encoder = ChatEncoder(self._words, template.source, parse_special_in_content)
+        self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
-        self._max_tokens, self._ignore_end = max_tokens, ignore_end
-        self._stop = (*stop, *template.stops)
+        self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
+        self._variables = options.chat_template_kwargs
+        self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
         self._sampler = model.sampler(sampling)
+        system = options.system_prompt
         self._system = [{"role": "system", "content": system}] if system else []
         self._answered: list[int] = []  # tokens of the last answer
         self.session = model.session()
@@ -104,11 +103,11 @@ class Conversation:
             self.messages = messages
         return dropped
 
-    def save(self, path: Path, overwrite: bool = False) -> int:
+    def save(self, path: Path, force: bool = False) -> int:
         """Save text and cache to a file; returns its size in bytes. CacheFileError and OutputError as in
         `localllm.cache.prompt_cache`."""
         self.forget_rest()
-        return save(path, self._model, self.session, self.messages, overwrite)
+        return save(path, self._model, self.session, self.messages, force)
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation by the one in a file. After CacheFileError this one continues unchanged.
@@ -154,7 +153,7 @@ class Conversation:
                 self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
                 left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
                 for piece in self.session.generate(
-                    prompt, self._sampler, left, self._stop, cancel, self._ignore_end, resumed=bool(tokens)
+                    prompt, self._sampler, left, self._stop, cancel, self._ignore_eos, resumed=bool(tokens)
                 ):
                     if piece.statistics is None:
                         text += piece.text
@@ -186,7 +185,7 @@ class Conversation:
         """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
         for message in messages:
             self._model.check_length(message["content"])
-        rendered = self._template.render(messages, add_generation_prompt=not complete)
+        rendered = self._template.render(messages, not complete, extra=self._variables)
         for note in rendered.notes:
             if note not in self._told:
                 self._told.add(note)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from localllm.backends.base import Executable, Largest, Limits, Picks
 from localllm.cache import BlockPool, CacheFull, Sequence, how_many_fit
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.plan import Batch
 from localllm.sampling.select import largest
 
@@ -157,10 +158,9 @@ class Engine:
             assert sequence.pool is self.pool, "a sequence of another engine"
             start = len(sequence.tokens)
             if start + count > limits.positions:
-                raise ContextFull(
-                    f"the context of {limits.positions} tokens is full: {start} are held and {count} more "
-                    "do not fit; start with a larger context (-c)"
-                )
+                held = f"{start} are held and {count} more do not fit; start with a larger context"
+                full = f"the context of {limits.positions} tokens is full: {held} ("
+                raise ContextFull(Notice(full, Setting("ctx_size"), ")"))
             starts.append(start)
             counts.append(count)
             wanted.append(count if which == "all" else int(which == "last"))

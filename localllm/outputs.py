@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.quant.atomic import NewFile, hidden_path, sweep
 
-_EXISTS = "exists; give another name, or --force"
+_EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
 class OutputError(LocalLLMError):
@@ -36,8 +37,8 @@ class Output:
             self.size += self._file.write(data)
 
 
-def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """OutputError if `path` may not be written: it exists and `overwrite` is False, it is no regular file, its folder
+def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
+    """OutputError if `path` may not be written: it exists and `force` is False, it is no regular file, its folder
     is missing, or it is one of `reading`, the files a command reads, under whatever name or link."""
     try:
         found = os.lstat(path)
@@ -53,30 +54,30 @@ def check_target(path: Path, overwrite: bool, reading: Iterable[str | os.PathLik
                 raise OutputError(f"{path}: this file is being read; give the output another name")
     if path.is_dir():
         raise OutputError(f"{path}: is a folder; give the name of a file to write")
-    if not overwrite:
-        raise OutputError(f"{path}: {_EXISTS}")
+    if not force:
+        raise OutputError(Notice(f"{path}: ", _EXISTS))
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISLNK(found.st_mode):
         raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
 
 
 @contextmanager
-def new_file(path: Path, overwrite: bool = False) -> Iterator[Output]:
+def new_file(path: Path, force: bool = False) -> Iterator[Output]:
     """A file that replaces `path`, durably, if the block ends without an exception; otherwise nothing is left.
 
     It gets the permissions of the file that it replaces. OutputError as in `check_target`, and if the disk refuses.
     """
-    check_target(path, overwrite)
+    check_target(path, force)
     with _system_errors(path):
         new = NewFile(path)
     with new:
         yield Output(path, new.file)
-        check_target(path, overwrite)  # it may have appeared in the meantime
+        check_target(path, force)  # it may have appeared in the meantime
         with _system_errors(path):
             _keep_mode(path, new.file.fileno())
             try:
-                new.commit(replace=overwrite)
+                new.commit(replace=force)
             except FileExistsError:
-                raise OutputError(f"{path}: {_EXISTS}") from None
+                raise OutputError(Notice(f"{path}: ", _EXISTS)) from None
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from localllm.generation.decoding import Decoding, PlainDecoding, Speculates
 from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Piece, StopReason
 from localllm.generation.text import AnswerText
+from localllm.notice import Notice, Setting
 from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
 
@@ -105,7 +106,7 @@ class Session:
         max_tokens: int | None = None,
         stop: tuple[str, ...] = (),
         cancel: threading.Event | None = None,
-        ignore_end: bool = False,
+        ignore_eos: bool = False,
         resumed: bool = False,
     ) -> Iterator[Piece]:
         """Stream the continuation of `prompt` (from position 0; what the cache holds already is not evaluated again).
@@ -124,7 +125,7 @@ class Session:
         meter.prompt_read()
         for token in prompt:
             sampler.accept(token)
-        ends = frozenset[int]() if ignore_end or self._tokenizer is None else self._tokenizer.eog
+        ends = frozenset[int]() if ignore_eos or self._tokenizer is None else self._tokenizer.eog
         reason: StopReason = "cancelled"
         tail = ""
         try:
@@ -171,4 +172,5 @@ def _check_prompt(prompt: Sequence[int], context: int) -> None:
     if not prompt:
         raise LocalLLMError("the prompt has no tokens; give some text")
     if len(prompt) > context:
-        raise ContextFull(f"the prompt has {len(prompt)} tokens, the context holds {context}; shorten it or raise -c")
+        counts = f"the prompt has {len(prompt)} tokens, the context holds {context}"
+        raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))

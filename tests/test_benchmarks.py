@@ -55,7 +55,7 @@ def test_a_long_chat_evaluates_what_is_new_and_a_token_at_most(monkeypatch) -> N
 
     import localllm
 
-    with localllm.load("demo", ctx=512) as model:
+    with localllm.load("demo", ctx_size=512) as model:
         model.context = 200
         rows = long_chat.chat(model, turns=20, answer=16)
     assert any(row["shifted"] for row in rows)

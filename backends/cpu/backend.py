@@ -117,6 +117,7 @@ class CpuExecutable(Shell):
         self._kept = {value.index: rows_of(value, program.kept[value.index]) for value in keep}
         self._logits = rows_of(plan.logits, program.logits) if program.logits is not None else None
         self._stages = [stage.located(rows_of) for stage in program.stages]
+        self._work = [(self.entries[s.work], self._storage.counters[s.work]) for s in program.stages]
         self._routings = {
             op.out.index: self._routing(program, op, allocated[op.out.rows])
             for op in plan.operations
@@ -137,17 +138,16 @@ class CpuExecutable(Shell):
 
     def _take_in(self, batch: Batch) -> None:
         self._storage.inputs.fill(batch)
-        last = int(batch.positions.max())
         for sharing in self._storage.sharing.values():
-            sharing.fill(batch, last)
+            sharing.fill(batch, self._last_position)
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
         stage = self._stages[number]
         for (_, into), rows in zip(stage.received, received, strict=True):
             into[: len(rows)] = rows
-        entries = self.entries[stage.work]
+        entries, counters = self._work[number]
         if len(entries):  # empty if the stage has only additions, which earlier linears perform
-            self._pool.run(entries, self._storage.counters[stage.work])
+            self._pool.run(entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 
     def replay(self) -> None:
@@ -163,7 +163,7 @@ class CpuExecutable(Shell):
 
     def _free(self) -> None:
         self._storage.free()
-        self._stages = []
+        self._stages, self._work = [], []
 
     def read_bandwidth(self) -> float:
         """Bytes per second, best of three passes over the weights (at most 512 MiB of them)."""

@@ -12,6 +12,7 @@ from localllm.backends.cpu.isa import Isa
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.program import Program, place_barriers
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import Operation, Plan, Value
 from localllm.plan.rewrites.fusion import fuse
 
@@ -42,6 +43,6 @@ def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) ->
 def _emit(low: Lowering, op: Operation) -> None:
     emitter = EMITTERS.get(type(op))
     if emitter is None:
-        name = type(op).__name__.lower()
-        raise BackendError(f"the cpu backend has no kernels for {name} yet; --backend reference runs it, slowly")
+        problem = f"the cpu backend has no kernels for {type(op).__name__.lower()} yet"
+        raise BackendError(Notice(problem, "; ", Setting("backend", "reference"), " runs it, slowly"))
     emitter(low, op)

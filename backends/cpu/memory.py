@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
+from localllm.notice import Notice, Setting
 
 LINE = 64
 
@@ -28,9 +29,9 @@ class Arena:
         try:
             self._map = mmap.mmap(-1, max(size, 1) + LINE, **PRIVATE)
         except (OSError, OverflowError, ValueError) as error:
-            raise BackendError(
-                f"cannot reserve {size / 2**30:.1f} GiB for {what}: {error}; use a smaller model or context (-c)"
-            ) from error
+            problem = f"cannot reserve {size / 2**30:.1f} GiB for {what}: {error}"
+            advice = ("use a smaller model or context (", Setting("ctx_size"), ")")
+            raise BackendError(Notice(problem, "; ", *advice)) from error
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
             with suppress(OSError):  # without large pages kernels are slower, not wrong
                 self._map.madvise(mmap.MADV_HUGEPAGE)

@@ -14,6 +14,7 @@ from localllm.backends.cpu.jit import Library
 from localllm.backends.cpu.kernels import executor
 from localllm.backends.cpu.kernels.executor import Own, Sync, own_slot
 from localllm.backends.cpu.memory import address
+from localllm.notice import Notice, Setting
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
 
@@ -47,7 +48,8 @@ class Pool:
             except RuntimeError:  # no memory for a stack, or a system limit
                 self._workers = self._workers[:started]
                 self.close()
-                raise BackendError(f"only {started + 1} of {threads} threads can be started; give fewer (-t)") from None
+                problem = f"only {started + 1} of {threads} threads can be started"
+                raise BackendError(Notice(problem, "; give fewer (", Setting("threads"), ")")) from None
 
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen

@@ -20,6 +20,7 @@ from localllm.backends.cpu.memory import Arena, address, aligned
 from localllm.backends.cpu.panels import FloatPanel, IntegerPanel, panel_count
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import FORMATS, panel_of
+from localllm.notice import Notice, Setting
 from localllm.plan import Tensor, Weight
 from localllm.quant import dequantize, row_bytes
 
@@ -71,10 +72,9 @@ class Panels:
 def check(weight: Weight) -> None:
     """Raise BackendError unless this backend has kernels for the format of the matrix."""
     if weight.format not in FORMATS:
-        raise BackendError(
-            f"{weight.name}: the cpu backend has no kernels for {weight.format} yet; "
-            f"it runs {', '.join(FORMATS)}, --backend reference runs every format slowly"
-        )
+        problem = f"{weight.name}: the cpu backend has no kernels for {weight.format} yet"
+        other = (Setting("backend", "reference"), " runs every format slowly")
+        raise BackendError(Notice(problem, f"; it runs {', '.join(FORMATS)}, ", *other))
 
 
 def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:

@@ -23,6 +23,7 @@ from localllm.backends.cuda.nvrtc import OPTIONS, Nvrtc
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import Store
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.notice import Notice, Setting
 from localllm.quant.codecache import default_folder
 
 
@@ -35,14 +36,15 @@ def _pycuda() -> Any:
             reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
         else:
             reason = f"no CUDA driver: {error}"
-        raise BackendError(f"{reason}, or use --backend cpu") from None
+        raise BackendError(Notice(f"{reason}, or use ", Setting("backend", "cpu"))) from None
     try:
         cuda.init()
         count = cuda.Device.count()
     except cuda.Error as error:
-        raise BackendError(f"the CUDA driver does not start: {error}; use --backend cpu") from None
+        problem = f"the CUDA driver does not start: {error}"
+        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu"))) from None
     if not count:
-        raise BackendError("the CUDA driver finds no card; use --backend cpu")
+        raise BackendError(Notice("the CUDA driver finds no card; use ", Setting("backend", "cpu")))
     return cuda
 
 
@@ -178,7 +180,7 @@ class CudaDevice:
     def _explained(self, error: Exception, what: str) -> BackendError:
         if isinstance(error, self._cuda.MemoryError):
             return out_of_memory(self.facts.name, what)
-        return BackendError(f"{self.facts.name}: {error} at {what}")
+        return BackendError(Notice(f"{self.facts.name}: {error} at ", what))
 
     def close(self) -> None:
         """Close the context. Python calls this at exit too, because PyCUDA aborts if a context is left then."""

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from localllm.backends.base import BackendError
+from localllm.notice import Notice, Setting
 
 OPTIONS = ("--std=c++17", "--fmad=false", "--device-as-default-execution-space")
 
@@ -52,9 +53,8 @@ class Nvrtc:
             self._check(self._library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
             self.version = f"{major.value}.{minor.value}"
             return
-        raise BackendError(
-            "NVRTC, NVIDIA's run-time compiler, is missing: pip install nvidia-cuda-nvrtc, or use --backend cpu"
-        )
+        problem = "NVRTC, NVIDIA's run-time compiler, is missing: pip install nvidia-cuda-nvrtc, or use "
+        raise BackendError(Notice(problem, Setting("backend", "cpu")))
 
     def _check(self, result: int) -> None:
         if result:

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress
 from localllm.backends.checks import check_cache
+from localllm.backends.gpu import bind
 from localllm.backends.gpu.budget import memory_of
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.executable import GpuExecutable
-from localllm.backends.gpu.lower import lower
+from localllm.notice import Notice, Setting
 from localllm.plan import Plan, Value
 
 
@@ -32,7 +33,7 @@ class GpuBackend:
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
         check_cache(cache, CACHE)
-        return memory_of(lower(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
+        return memory_of(bind.program(plan, limits, cache, (), self.device.facts.compute), plan, limits, cache)
 
     def bind(
         self,
@@ -64,5 +65,5 @@ def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
     if len(found) != 1:
         there = "; ".join(f"{backend}{i} is {name}" for i, name in enumerate(names))
         which = f"{len(found)} devices of {backend} match" if found else f"{backend} has no such device"
-        raise BackendError(f"--device {text}: {which}; {there}")
+        raise BackendError(Notice(Setting("device", text), f": {which}; {there}"))
     return found[0]

@@ -9,8 +9,9 @@ import numpy as np
 from localllm.backends.base import BackendError, CacheTypes, Limits, Memory, cache_reads
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.cachetypes import block_bytes
-from localllm.backends.gpu.device import Device
+from localllm.backends.gpu.device import LESS_MEMORY, Device
 from localllm.backends.gpu.program import Program
+from localllm.notice import Notice
 from localllm.plan import Plan
 
 
@@ -38,10 +39,8 @@ def must_fit(device: Device, memory: Memory) -> None:
     needed, free = memory.weights + memory.cache + memory.scratch, device.facts.free
     if needed > free:
         sizes = f"weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f}"
-        raise BackendError(
-            f"{device.facts.name}: {needed / 2**30:.2f} GiB are needed ({sizes}), {free / 2**30:.2f} are free; "
-            "use fewer layers on it (-ngl N), a smaller context (-c N) or a smaller model"
-        )
+        counts = f"{needed / 2**30:.2f} GiB are needed ({sizes}), {free / 2**30:.2f} are free"
+        raise BackendError(Notice(f"{device.facts.name}: {counts}; ", LESS_MEMORY))
 
 
 def copy_bandwidth(device: Device, size: int) -> float:

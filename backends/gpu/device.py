@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError
+from localllm.notice import N, Notice, Setting
 
 Grid = tuple[int, int, int]  # work-groups
 
@@ -26,12 +27,15 @@ class Facts:
     local_memory: int  # maximum bytes of a work-group
 
 
+LESS_MEMORY = Notice(
+    "use fewer layers on it (", Setting("gpu_layers", N), "), a smaller context (", Setting("ctx_size", N),
+    ") or a smaller model",
+)  # fmt: skip
+
+
 def out_of_memory(device: str, what: str) -> BackendError:
     """The error to raise; `what` names the allocation or the call that failed."""
-    return BackendError(
-        f"{device}: out of memory at {what}; use fewer layers on it (-ngl N), a smaller context (-c N) or a smaller "
-        "model"
-    )
+    return BackendError(Notice(f"{device}: out of memory at ", what, "; ", LESS_MEMORY))
 
 
 class Device(Protocol):

@@ -14,14 +14,13 @@ from numpy.typing import NDArray
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Largest, Limits, Progress, Routing
 from localllm.backends.checks import check_cache
-from localllm.backends.gpu import formats
+from localllm.backends.gpu import bind, formats
 from localllm.backends.gpu.budget import copy_bandwidth, memory_of, must_fit
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.kernels import largest
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Kernel
 from localllm.backends.gpu.kernels.largest import KEYS
-from localllm.backends.gpu.lower import lower
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.paged import PagedCache
 from localllm.backends.gpu.program import KeptRouting, Program
@@ -30,6 +29,7 @@ from localllm.backends.gpu.replay import MOST, Replays
 from localllm.backends.gpu.steps import ROW_CLASSES, fill_step, groups, pieces, row_class, step_words
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
 from localllm.plan import F32, Batch, Plan, Rope, Tensor, Value, rope_table
 
 NOTHING_SENT = np.empty((0, 0), np.int32)
@@ -45,7 +45,7 @@ class GpuExecutable(Shell):
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
         self._device = device
-        self._program = program = lower(plan, limits, cache, keep, device.facts.compute)
+        self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
         report = progress or (lambda what, done, total: None)
@@ -80,10 +80,9 @@ class GpuExecutable(Shell):
         wanted = program.kernels()
         local = max(kernel.local_bytes for kernel in wanted)
         if local > self._device.facts.local_memory:
-            raise BackendError(
-                f"{self._device.facts.name}: a work-group has {self._device.facts.local_memory} bytes of local memory, "
-                f"this model's kernels need {local}; use --backend cpu"
-            )
+            facts = self._device.facts
+            problem = f"a work-group has {facts.local_memory} bytes of local memory, this model's kernels need {local}"
+            raise BackendError(Notice(f"{facts.name}: {problem}; use ", Setting("backend", "cpu")))
         made, device = {}, self._device
         sources, names = [k.source(device.generic) for k in wanted], [k.name for k in wanted]
         with ThreadPoolExecutor(os.cpu_count()) as pool:

@@ -16,6 +16,7 @@ from localllm.backends.gpu.kernels.kernel import Grid, Launch
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import CacheOf, Fixed, MatrixOf, Reference, RopeTableOf, VectorOf
 from localllm.backends.gpu.steps import step_words
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Plan, Tensor, Weight
 from localllm.quant import dequantize
 
@@ -47,7 +48,8 @@ class DeviceMemory:
         for number, layer in enumerate(self._plan.layers):
             keys, values = part_bytes(layer, cache)
             for own, size in ((CacheOf(number, "keys"), keys), (CacheOf(number, "values"), values)):
-                self._alloc(own, limits.blocks_of(layer) * size, "the cache (-c makes it smaller)")
+                what = Notice("the cache (", Setting("ctx_size"), " makes it smaller)")
+                self._alloc(own, limits.blocks_of(layer) * size, what)
         for rope in program.ropes:
             self._alloc(RopeTableOf(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
         for weight in program.vectors.values():

@@ -1,4 +1,4 @@
-"""Which operations of a plan run on the card and which on the host, counted as llama.cpp's -ngl and -ncmoe count."""
+"""Which operations of a plan run on the card and which on the host, counted as llama.cpp counts layers."""
 
 from __future__ import annotations
 

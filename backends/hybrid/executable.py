@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import BackendError, Executable, Largest, Limits, Memory, Picks
 from localllm.backends.hybrid.cut import Side
+from localllm.notice import Notice, Setting
 from localllm.plan import F32, Batch, Tensor, Value
 from localllm.plan.rewrites.split import Split
 
-ONE_PLACE = (
-    "weights and their inputs can be measured only where all layers run in one place; leave -ngl and -ncmoe out, or "
-    "use --backend cpu"
-)
+ONE_PLACE = Notice(
+    "weights and their inputs can be measured only where all layers run in one place; leave ", Setting("gpu_layers"),
+    " and ", Setting("n_cpu_moe"), " out, or use ", Setting("backend", "cpu"),
+)  # fmt: skip
 
 
 class HybridExecutable:

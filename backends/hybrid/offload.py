@@ -1,7 +1,7 @@
 """Decides which layers go to a GPU: as many as requested, or as many as fit its free memory.
 
-`-ngl N` counts as in llama.cpp: the last N layers, the output being one more; all of them include the embeddings. A
-request that does not fit fails here, before any weight is read, and the error says what would fit.
+`gpu_layers=N` counts as in llama.cpp: the last N layers, the output being one more; all of them include the
+embeddings. A request that does not fit fails here, before any weight is read, and the error says what would fit.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from localllm.backends.base import Backend, BackendError, CacheTypes, Card, Exec
 from localllm.backends.hybrid.backend import HybridBackend
 from localllm.backends.hybrid.cut import Placement, cut, most_layers
 from localllm.backends.hybrid.executable import HybridExecutable
+from localllm.notice import Notice, Setting, Together
 from localllm.plan import Plan
 
 RESERVE, SHARE = 1 << 30, 20  # bytes to leave free at most, and the share of the device's memory if that is less
@@ -31,30 +32,20 @@ class DoesNotFit(BackendError):
 class Offload:
     """The request: layers on the GPU, first layers whose experts stay on the CPU, and which GPU."""
 
-    layers: int | str = "auto"  # or "all"
-    host_experts: int = 0
+    gpu_layers: int | str = "auto"  # or "all"
+    n_cpu_moe: int = 0
     device: str = ""
 
-    def __post_init__(self) -> None:
-        if isinstance(self.layers, str) and self.layers not in ("auto", "all"):
-            raise BackendError(f"-ngl {self.layers}: give a number of layers, all or auto")
-        if (isinstance(self.layers, int) and self.layers < 0) or self.host_experts < 0:
-            raise BackendError("-ngl and -ncmoe: give numbers of layers of at least 0")
-
     @property
-    def asked(self) -> str:
-        """Return the options that require a GPU; "" if there are none."""
-        layers = f"-ngl {self.layers}" if self.layers not in ("auto", 0) else ""
-        experts = f"-ncmoe {self.host_experts}" if self.host_experts else ""
-        return " ".join(part for part in (layers, experts) if part)
+    def asked(self) -> Together:
+        """Return the options that require a GPU."""
+        named = (Setting("gpu_layers", self.gpu_layers), Setting("n_cpu_moe", self.n_cpu_moe))
+        return Together(setting for setting in named if setting.value not in ("auto", 0))
 
     def check(self, backend: str) -> None:
         """BackendError if the named backend has no GPUs."""
         if self.asked and backend in ("cpu", "reference"):
-            raise BackendError(f"{self.asked}: the {backend} backend has no GPU; omit one of the two")
-
-
-AUTOMATIC = Offload()
+            raise BackendError(Notice(self.asked, f": the {backend} backend has no GPU; omit one of the two"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +78,10 @@ class Planner:
     def place(self, offload: Offload) -> Placement:
         """Place every layer; DoesNotFit if more layers were requested than fit."""
         most = most_layers(self.plan)
-        if offload.layers == "auto":
-            return Placement(self.most_that_fit(offload.host_experts), offload.host_experts)
-        layers = offload.layers if isinstance(offload.layers, int) else most
-        wanted = Placement(min(layers, most), offload.host_experts)
+        if offload.gpu_layers == "auto":
+            return Placement(self.most_that_fit(offload.n_cpu_moe), offload.n_cpu_moe)
+        layers = offload.gpu_layers if isinstance(offload.gpu_layers, int) else most
+        wanted = Placement(min(layers, most), offload.n_cpu_moe)
         if not self.fits(wanted):
             raise DoesNotFit(self._refusal(wanted))
         return wanted
@@ -98,31 +89,35 @@ class Planner:
     def most_that_fit(self, host_experts: int) -> int:
         return _largest(0, most_layers(self.plan), lambda layers: self.fits(Placement(layers, host_experts)))
 
-    def _refusal(self, wanted: Placement) -> str:
+    def _refusal(self, wanted: Placement) -> Notice:
         needed = self.needs(wanted)
         assert needed is not None, "nothing always fits"
-        proposals = ", or ".join(self._proposals(wanted))
-        return (
+        counts = (
             f"{self.name}: {wanted.layers} of {most_layers(self.plan)} layers need {_size(_total(needed))} "
             f"({_parts(needed)}), {_size(self.card.free_memory())} are free and {_size(max(self.room, 0))} of them to "
-            f"be used; {f'what fits is {proposals}' if proposals else 'nothing of it fits: use --backend cpu'}"
+            "be used; "
         )
+        proposals = list(self._proposals(wanted))
+        if not proposals:
+            return Notice(counts, "nothing of it fits: use ", Setting("backend", "cpu"))
+        others = (part for proposal in proposals[1:] for part in (", or ", proposal))
+        return Notice(counts, "what fits is ", proposals[0], *others)
 
-    def _proposals(self, wanted: Placement) -> Iterator[str]:
+    def _proposals(self, wanted: Placement) -> Iterator[Together]:
         """Return changes to the request, each of which alone makes it fit."""
         if layers := self.most_that_fit(wanted.host_experts):
-            yield f"-ngl {layers}"
+            yield Together([Setting("gpu_layers", layers)])
         count = most_layers(self.plan) - 1
         if self.fits(Placement(wanted.layers, count)):
             fewest = -_largest(-count, 0, lambda n: self.fits(Placement(wanted.layers, -n)))
-            yield f"-ncmoe {fewest}"
+            yield Together([Setting("n_cpu_moe", fewest)])
         steps = self.context // SMALLEST_CONTEXT
         context = SMALLEST_CONTEXT * _largest(0, steps, lambda n: not n or self.fits(wanted, n * SMALLEST_CONTEXT))
         if context:
-            yield f"-c {context}"
+            yield Together([Setting("ctx_size", context)])
         try:
             if self.fits(wanted, cache=CacheTypes(SMALLER_TYPE, SMALLER_TYPE)):
-                yield f"-ctk {SMALLER_TYPE} -ctv {SMALLER_TYPE}"
+                yield Together(Setting(name, SMALLER_TYPE) for name in ("cache_type_k", "cache_type_v"))
         except BackendError:  # the GPU does not support this cache type
             return
 
@@ -175,7 +170,7 @@ def arrange(
     """
     if not isinstance(opened, Card):
         why = f"no graphics card is used ({opened.describe()}); localllm devices lists what there is"
-        return Arrangement(opened, note=f"{offload.asked}: {why}" if offload.asked else "")
+        return Arrangement(opened, note=Notice(offload.asked, f": {why}") if offload.asked else "")
     try:
         plan = planner(opened, opened.describe())
         placement = plan.place(offload)
@@ -192,6 +187,7 @@ def arrange(
         return Arrangement(opened, plan.name, placed)
     if "card" in where:
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
-    why = "-ngl 0" if offload.layers == 0 else f"no layer fits into the {_size(max(plan.room, 0))} to be used"
+    none_fits = f"no layer fits into the {_size(max(plan.room, 0))} to be used"
+    why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
     opened.close()
-    return Arrangement(host, note=f"{plan.name}: {why}; all runs on {host.describe()}")
+    return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))

@@ -15,6 +15,7 @@ from localllm.backends.base import BackendError
 from localllm.backends.gpu.backend import GpuBackend, pick
 from localllm.backends.gpu.compiled import Store
 from localllm.backends.gpu.device import Facts, Grid, out_of_memory
+from localllm.notice import Notice, Setting
 from localllm.quant.codecache import default_folder
 
 OPTIONS = ("-cl-std=CL1.2",)
@@ -26,9 +27,8 @@ def _pyopencl() -> Any:
     try:
         import pyopencl
     except ImportError as error:
-        raise BackendError(
-            f"the opencl backend needs PyOpenCL ({error}); pip install 'localllm[opencl]', or use --backend cpu"
-        ) from None
+        problem = f"the opencl backend needs PyOpenCL ({error}); pip install 'localllm[opencl]', or use "
+        raise BackendError(Notice(problem, Setting("backend", "cpu"))) from None
     return pyopencl
 
 
@@ -44,7 +44,8 @@ def devices() -> list[Any]:
             "to run OpenCL on the CPU"
         ) from None
     if not found:
-        raise BackendError("OpenCL finds no device; install the card's driver, or use --backend cpu")
+        problem = "OpenCL finds no device; install the card's driver, or use "
+        raise BackendError(Notice(problem, Setting("backend", "cpu")))
     return sorted(found, key=lambda device: kind_of(device) != "GPU")
 
 
@@ -201,7 +202,7 @@ class OpenClDevice:
     def _explained(self, error: Exception, what: str) -> BackendError:
         if isinstance(error, self._cl.MemoryError) or any(name in str(error) for name in NO_MEMORY):
             return out_of_memory(self.facts.name, what)
-        return BackendError(f"{self.facts.name}: {_reason(error)} at {what}")
+        return BackendError(Notice(f"{self.facts.name}: {_reason(error)} at ", what))
 
 
 class OpenClBackend(GpuBackend):
@@ -218,5 +219,5 @@ class OpenClBackend(GpuBackend):
     ) -> None:
         found = [each for each in devices() if kind_of(each) in kinds]
         if not found:
-            raise BackendError(f"OpenCL finds no {' or '.join(kinds)}; use --backend cpu")
+            raise BackendError(Notice(f"OpenCL finds no {' or '.join(kinds)}; use ", Setting("backend", "cpu")))
         super().__init__(OpenClDevice(found[pick(self.name, [each.name.strip() for each in found], device)], cache))

@@ -64,4 +64,4 @@ def write(
         fmt = MATRIX_FORMAT if value.ndim == 2 else "F32"
         rows = quant.quantize(np.ascontiguousarray(np.atleast_2d(value), np.float32), fmt)
         tensors.append(NewTensor(tensor, fmt, value.shape, rows.tobytes()))
-    write_gguf(path, metadata, tensors, overwrite=True)
+    write_gguf(path, metadata, tensors, force=True)

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 
 Int32s = NDArray[np.int32]
 
@@ -27,10 +28,9 @@ class CacheFull(LocalLLMError):
     """The tokens do not fit into the cache; nothing has changed. `fit` is how many would fit."""
 
     def __init__(self, wanted: int, fit: int, blocks: int, block_size: int) -> None:
-        super().__init__(
-            f"the context is full: {wanted} more tokens do not fit, {fit} do (the cache holds {blocks * block_size}); "
-            "shorten or end a conversation, or start with a larger context (-c)"
-        )
+        counts = f"{wanted} more tokens do not fit, {fit} do (the cache holds {blocks * block_size})"
+        advice = "shorten or end a conversation, or start with a larger context"
+        super().__init__(Notice(f"the context is full: {counts}; {advice} (", Setting("ctx_size"), ")"))
         self.fit = fit
 
 

@@ -25,6 +25,7 @@ from localllm.backends.base import BackendError
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.model import Model
+from localllm.notice import Notice, Setting, said
 from localllm.outputs import new_file
 from localllm.plan import BLOCK
 from localllm.session import Session
@@ -56,10 +57,10 @@ class Kept:
     _offset: int  # of the first block
 
 
-def save(path: Path, model: Model, session: Session, messages: Messages, overwrite: bool = False) -> int:
+def save(path: Path, model: Model, session: Session, messages: Messages, force: bool = False) -> int:
     """Write what a session holds; returns the file's size in bytes. On failure the old file stays.
 
-    CacheFileError for a file of another kind; OutputError for an existing conversation without `overwrite`.
+    CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
     """
     check_replaceable(path)
     executable, tokens = model.executable, session.tokens
@@ -78,7 +79,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages, overwri
     text = json.dumps(header, ensure_ascii=True).encode()
     if len(text) > _MAX_HEADER:
         raise CacheFileError(f"{path}: the conversation is too long to save: {len(text)} bytes of text")
-    with new_file(path, overwrite) as file:
+    with new_file(path, force) as file:
         digest = hashlib.blake2b(digest_size=_DIGEST)
 
         def write(data: bytes | memoryview) -> None:
@@ -129,7 +130,7 @@ def restore(kept: Kept, model: Model, session: Session) -> None:
     except OSError as error:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
-        raise CacheFileError(f"{kept.path}: {error}") from None
+        raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
     if len(kept.tokens) % BLOCK:
         session.evaluate(kept.tokens[blocks * BLOCK :], logits=False)
 
@@ -158,7 +159,8 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
         named = json.dumps(header["model"], ensure_ascii=False)[:80]
         raise CacheFileError(f"{path}: made with another model, or another version of it ({named}); give another file")
     if count > model.context:
-        raise CacheFileError(f"{path}: holds {count} tokens, but the context is {model.context}; raise -c")
+        problem = f"{path}: holds {count} tokens, but the context is {model.context}"
+        raise CacheFileError(Notice(problem, "; raise ", Setting("ctx_size")))
     digest.update(start)
     digest.update(text)
     raw = _exactly(path, file, 4 * count)

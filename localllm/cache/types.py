@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES, QUERY_BLOCK
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, Plan
 
 AUTO = "auto"
@@ -50,10 +51,11 @@ def harm(name: str, plan: Plan) -> str:
 
 def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> CacheChoice:
     """The types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
-    for option, name in (("-ctk", asked.keys), ("-ctv", asked.values)):
+    for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
         reason = harm(name, plan)
         if reason and not force:
-            raise LocalLLMError(f"{option} {name}: {reason}; take f16 or q8_0, or --force it")
+            advice = ("; take f16 or q8_0, or ", Setting("force"), " it")
+            raise LocalLLMError(Notice(Setting(option, name), f": {reason}", *advice))
     if AUTO not in (asked.keys, asked.values):
         return CacheChoice(asked, "")
     share = cache_bytes(plan, limits, CacheTypes()) / max(weight_bytes, 1)

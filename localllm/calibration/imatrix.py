@@ -109,7 +109,7 @@ class Collector:
         for name, entry in entries.items():
             if not np.isfinite(entry.sums).all():
                 raise LocalLLMError(f"{name}: its inputs are not finite numbers on this text; is the model damaged?")
-        return Imatrix(entries, len(windows.tokens), windows.ctx, (dataset,) if dataset else ())
+        return Imatrix(entries, len(windows.tokens), windows.ctx_size, (dataset,) if dataset else ())
 
 
 def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
@@ -142,13 +142,13 @@ def measure(
 # -- files ---------------------------------------------------------------------------------------------------------
 
 
-def write(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
+def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
     """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
 
-    OutputError for an existing file without `overwrite`, and if the disk refuses.
+    OutputError for an existing file without `force`, and if the disk refuses.
     """
     if path.suffix == ".dat":
-        _write_dat(path, imatrix, overwrite)
+        _write_dat(path, imatrix, force)
         return
     tensors = []
     for name, entry in sorted(imatrix.entries.items()):
@@ -163,7 +163,7 @@ def write(path: Path, imatrix: Imatrix, overwrite: bool = False) -> None:
         _CHUNKS: imatrix.chunks,
         _CHUNK_SIZE: imatrix.chunk_size,
     }
-    write_gguf(path, metadata, tensors, overwrite=overwrite)
+    write_gguf(path, metadata, tensors, force=force)
 
 
 def read(path: Path) -> Imatrix:
@@ -206,7 +206,7 @@ def _read_gguf(path: Path) -> Imatrix:
         return Imatrix(entries, chunks, size, tuple(datasets) if isinstance(datasets, StringArray) else ())
 
 
-def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
+def _write_dat(path: Path, imatrix: Imatrix, force: bool) -> None:
     """The older format: per tensor, the mean squares times the number of chunks, and that number."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
@@ -216,7 +216,7 @@ def _write_dat(path: Path, imatrix: Imatrix, overwrite: bool) -> None:
         parts.append(values.astype("<f4").tobytes())
     dataset = encode(imatrix.datasets[-1] if imatrix.datasets else "")
     parts += [struct.pack("<ii", imatrix.chunks, len(dataset)), dataset]
-    with new_file(path, overwrite) as file:
+    with new_file(path, force) as file:
         file.write(b"".join(parts))
 
 

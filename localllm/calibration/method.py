@@ -1,6 +1,6 @@
-"""The methods of `quantize --method`: they store a tensor by what the model does with it.
+"""The methods of quantize (its option `method`): they store a tensor by what the model does with it.
 
-    with load(path, ctx=512, observe=True) as model:
+    with load(path, ctx_size=512, observe=True) as model:
         method = METHODS["gptq"](model, cut(model, text, 512), formats, progress)
         rows = method.store(name, values, formats[name])       # for every tensor, in the order of the file
 

@@ -1,6 +1,6 @@
 """Measures how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
 
-    with Trial(path, text, ctx=512, windows=8, progress=...) as trial:
+    with Trial(path, text, ctx_size=512, windows=8, progress=...) as trial:
         effects = trial.effects({name: ("Q2_K", "Q4_K", "Q6_K", "Q8_0"), ...})   # measured, tensor by tensor
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
         kld = trial.kld(formats)                      # measured, all of them together
@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.backends.base import CacheTypes, Progress
+from localllm.backends.base import Progress
+from localllm.box import resolve
 from localllm.calibration.hessian import MEMORY, collect, portions
 from localllm.calibration.imatrix import Imatrix
 from localllm.calibration.mix import Effect, Effects, finest, smallest
@@ -29,7 +30,8 @@ from localllm.closing import Closing
 from localllm.errors import LocalLLMError
 from localllm.evaluation import LogitsFile, ModelSource, Scores, Windows, cut, evaluate, save_base
 from localllm.gguf import open_gguf
-from localllm.model import Model, resolve
+from localllm.model import Model
+from localllm.options import LoadOptions
 from localllm.plan import Tensor
 from localllm.quant.gptq import output_error
 
@@ -67,14 +69,14 @@ class Trial(Closing):
         path: str | Path,
         text: str | Windows,
         *,
-        ctx: int = 512,
+        ctx_size: int = 512,
         windows: int = 8,
         imatrix: Imatrix | None = None,
         backend: str = "auto",
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`text` must fill two windows of `ctx` tokens, of which at most `windows` are used; or it is the windows.
+        """`text` must fill two windows of `ctx_size` tokens, of which at most `windows` are used; or it is the windows.
 
         `imatrix` is the importance that the quantizers will use.
         """
@@ -84,9 +86,10 @@ class Trial(Closing):
             self._model = Model(file)
             self._swapped = {n: _Swapped(t) for n, t in file.tensors.items() if len(t.shape) > 1}
             weights: dict[str, Tensor] = {**file.tensors, **self._swapped}
-            self._model.bind(backend, threads, ctx, CacheTypes(), progress, observe=True, weights=weights)
+            options = LoadOptions(ctx_size=ctx_size, backend=backend, threads=threads)
+            self._model.bind(options, progress, observe=True, weights=weights)
             stack.callback(self._model.close)
-            self._windows = cut(self._model, text, ctx, windows) if isinstance(text, str) else text
+            self._windows = cut(self._model, text, ctx_size, windows) if isinstance(text, str) else text
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="localllm-")))
             self._base = self._run_base(folder / "base")
             stack.callback(self._base.close)

@@ -19,9 +19,9 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command_from_info
 from typer.models import CommandInfo
 
-from localllm.cli.declare import Declared, OptionError
-from localllm.cli.options import declared, title
-from localllm.sampling.options import SamplerOptions
+from localllm.cli import complete
+from localllm.cli.flags import typed
+from localllm.options import Option, OptionError, Options, SamplingOptions, declared
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f a written -fa
@@ -37,7 +37,7 @@ class Command(NamedTuple):
     arguments: str
     line: str
     more: str
-    groups: tuple[type[Any], ...]
+    groups: tuple[type[Options], ...]
     call: Callable[..., None]
 
 
@@ -165,7 +165,7 @@ def _made(name: str, command: Command) -> _Command:
     parameters: list[inspect.Parameter] = []
     for group in command.groups:
         for parameter in _parameters(group):
-            sections[parameter.name] = title(group)
+            sections[parameter.name] = group.TITLE
             parameters.append(parameter)
 
     def call(**given: Any) -> Call:
@@ -182,13 +182,16 @@ def _made(name: str, command: Command) -> _Command:
     return made
 
 
-def _parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
+def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
     """The fields of an option group as Typer declares parameters; None, or an empty list, where nothing is given."""
-    for name, default, option in declared(group):
-        text = option.help + (f" [{option.shown}]" if option.shown else "")
-        common: dict[str, Any] = {"help": text, "show_default": False, "autocompletion": option.complete}
+    for name, _, default, option in declared(group):
+        if not option.flags and not option.argument:
+            continue
+        text = typed(option.help) + (f" [{typed(option.shown)}]" if option.shown else "")
+        offered = getattr(complete, option.offers) if option.offers else None
+        common: dict[str, Any] = {"help": text, "show_default": False, "autocompletion": offered}
         kind: Any = str
-        if not option.flags:
+        if option.argument:
             declaration = typer.Argument(metavar=option.metavar, **common)
             kind = list[str]
         elif default is False:
@@ -202,24 +205,27 @@ def _parameters(group: type[Any]) -> Iterator[inspect.Parameter]:
         )
 
 
-def _reader(option: Declared) -> Callable[[str], Any]:
+def _reader(option: Option) -> Callable[[str], Any]:
+    """Reads one written value, and checks it."""
+
     def read(text: str) -> Any:
         try:
-            return option.read(text)
+            value = option.kind.read(text)
         except OptionError as error:
-            raise typer.BadParameter(str(error)) from None
+            raise typer.BadParameter(typed(error)) from None
+        problem = option.kind.problem(option.finish([value]) if option.repeat else value)
+        if problem:
+            raise typer.BadParameter(problem.removeprefix("is "))
+        return value
 
     return read
 
 
-def _value(group: type[Any], given: Mapping[str, Any]) -> Any:
+def _value(group: type[Options], given: Mapping[str, Any]) -> Any:
     """One option group of what was given, with its defaults for the rest."""
     values = {}
-    for name, _, option in declared(group):
-        value = given[name]
+    for name, _, _, option in declared(group):
+        value = given.get(name)
         if value is not None and value != [] and value is not False:
-            values[name] = option.finish(list(value)) if option.repeat or not option.flags else value
-    try:
-        return (dict if group is SamplerOptions else group)(**values)
-    except OptionError as error:
-        raise UsageError(str(error)) from None
+            values[name] = option.finish(list(value)) if option.repeat or option.argument else value
+    return values if group is SamplingOptions else group.of(values)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 def models(incomplete: str) -> list[str]:
     """The models in the box, GGUF files, and folders, which may hold some."""
-    from localllm.model import BOX
+    from localllm.box import BOX
 
     return [name for name in BOX if name.startswith(incomplete)] + _paths(incomplete, (".gguf",))
 

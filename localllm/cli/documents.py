@@ -9,19 +9,19 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from localllm.cli.commands.tables import architectures, formats
+from localllm.cli.flags import typed
 from localllm.cli.terminal.formatting import markdown
+from localllm.options import Options, declared
 from localllm.outputs import new_file
 
 
 def commands() -> str:
     """Every command and every option. Options that several commands share follow at the end, once."""
     from localllm.cli.main import COMMANDS
-    from localllm.cli.options import title
 
-    users: dict[type[Any], list[str]] = {}
+    users: dict[type[Options], list[str]] = {}
     for name, command in COMMANDS.items():
         for group in command.groups:
             users.setdefault(group, []).append(name)
@@ -31,17 +31,19 @@ def commands() -> str:
         parts.append(f"**`localllm {name} {command.arguments}`**: {command.line}\n\n{_options(own)}")
     for group, names in users.items():
         if len(names) > 1:
-            parts.append(f"**{title(group).capitalize()}** ({', '.join(names)})\n\n{_options([group])}")
+            parts.append(f"**{group.TITLE.capitalize()}** ({', '.join(names)})\n\n{_options([group])}")
     return "\n\n".join(parts)
 
 
-def _options(groups: list[type[Any]]) -> str:
-    from localllm.cli.options import declared
-
+def _options(groups: list[type[Options]]) -> str:
     rows = [
-        (", ".join(f"`{flag}`" for flag in option.flags), option.help, f"`{option.shown}`" if option.shown else "")
+        (
+            ", ".join(f"`{flag}`" for flag in option.flags),
+            typed(option.help),
+            f"`{typed(option.shown)}`" if option.shown else "",
+        )
         for group in groups
-        for _, _, option in declared(group)
+        for _, _, _, option in declared(group)
         if option.flags
     ]
     return markdown(("option", "what it does", "default"), rows)
@@ -66,5 +68,5 @@ if __name__ == "__main__":
         text = brought_up_to_date(old)
         if text == old:
             continue
-        with new_file(path, overwrite=True) as file:
+        with new_file(path, force=True) as file:
             file.write(text.encode())

@@ -15,10 +15,11 @@ from typing import Any
 
 from localllm.cli import options
 from localllm.cli.app import Command, UsageError, read
+from localllm.cli.flags import typed
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
-from localllm.sampling.options import SamplerOptions
+from localllm.options import AnswerOptions, SamplingOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -90,7 +91,7 @@ def _one_model(given: options.ModelName, default: str = "") -> str:
     return names[0] if names else default
 
 
-_ANSWERING = (options.Opening, options.Answering, options.Keeping, SamplerOptions)
+_ANSWERING = (options.Opening, AnswerOptions, options.Keeping, SamplingOptions)
 
 COMMANDS: dict[str, Command] = {
     "chat": Command(
@@ -229,7 +230,7 @@ def _explain(error: Exception) -> int:
         fail(str(error))
         return USAGE
     if isinstance(error, MemoryError):
-        fail(f"not enough memory: {error or 'none is left'}; use a smaller model or context (-c)")
+        fail(f"not enough memory: {typed(error) or 'none is left'}; use a smaller model or context (-c)")
     elif isinstance(error, RuntimeError) and str(error) == "can't start new thread":  # Python's own message
         fail("not enough memory, or too low a limit, for this many threads; use fewer (-t)")
     else:
@@ -250,7 +251,7 @@ def _users() -> tuple[type[Exception], ...]:
 def _text(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
+    return typed(error)
 
 
 def _bug(error: Exception) -> str:

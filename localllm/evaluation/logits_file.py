@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32
 from localllm.evaluation.windows import Windows
+from localllm.notice import Notice, Setting
 from localllm.outputs import new_file
 
 MAGIC = b"_logits_"
@@ -52,7 +53,7 @@ class LogitsFile:
     def _head(self) -> tuple[Windows, int]:
         head = self._file.read(HEAD)
         if len(head) < HEAD or head[: len(MAGIC)] != MAGIC:
-            raise LocalLLMError(f"{self._path}: not a base-logits file; make one with --save-base")
+            raise LocalLLMError(Notice(f"{self._path}: not a base-logits file; make one with ", Setting("save_base")))
         ctx, vocabulary, count = np.frombuffer(head, "<i4", 3, len(MAGIC)).tolist()
         if not (4 <= ctx <= LIMIT and 1 <= vocabulary <= LIMIT and 1 <= count <= LIMIT):
             raise LocalLLMError(
@@ -103,14 +104,12 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
 
 
 @contextmanager
-def save_base(
-    path: Path, windows: Windows, vocabulary: int, overwrite: bool = False
-) -> Iterator[Callable[[F32], None]]:
+def save_base(path: Path, windows: Windows, vocabulary: int, force: bool = False) -> Iterator[Callable[[F32], None]]:
     """A function that takes the log-probabilities in order. The file appears when everything succeeded, not before.
 
-    OutputError for an existing file without `overwrite`, and if the disk refuses.
+    OutputError for an existing file without `force`, and if the disk refuses.
     """
-    with new_file(path, overwrite) as file:
-        file.write(MAGIC + np.array([windows.ctx, vocabulary, len(windows.tokens)], "<i4").tobytes())
+    with new_file(path, force) as file:
+        file.write(MAGIC + np.array([windows.ctx_size, vocabulary, len(windows.tokens)], "<i4").tobytes())
         file.write(windows.tokens.astype("<i4").tobytes())
         yield lambda log_p: file.write(pack(log_p).tobytes())

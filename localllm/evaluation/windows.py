@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from localllm.errors import LocalLLMError
 from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, score
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 
 PIECE_BYTES = 16 << 20  # of log-probabilities at a time; several arrays of this size exist together
 
@@ -31,18 +32,18 @@ class Windows:
     tokens: NDArray[np.int32]
 
     @property
-    def ctx(self) -> int:
+    def ctx_size(self) -> int:
         return int(self.tokens.shape[1])
 
     @property
     def first(self) -> int:
         """Position of the first scored row."""
-        return self.ctx // 2
+        return self.ctx_size // 2
 
     @property
     def scored(self) -> int:
         """Number of scored predictions per window."""
-        return self.ctx - 1 - self.first
+        return self.ctx_size - 1 - self.first
 
     def targets(self, window: int) -> NDArray[np.int32]:
         """The tokens (scored,) to predict."""
@@ -59,19 +60,18 @@ class LogitsSource(Protocol):
         ...
 
 
-def cut(model: Model, text: str, ctx: int, limit: int | None = None) -> Windows:
+def cut(model: Model, text: str, ctx_size: int, limit: int | None = None) -> Windows:
     """The windows of a text, at most `limit`; TextTooShort if there are fewer than two."""
-    if ctx < 4:
-        raise LocalLLMError(f"windows of {ctx} tokens score nothing; give at least 4 (-c)")
+    named = (" (", Setting("ctx_size"), ")")
+    if ctx_size < 4:
+        raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
     tokens = np.array(model.tokenize(text.removesuffix("\n")), np.int32)
-    count = len(tokens) // ctx
+    count = len(tokens) // ctx_size
     if count < 2:
-        raise TextTooShort(
-            f"the text has {len(tokens)} tokens and {2 * ctx} are needed for windows of {ctx}; "
-            "give more text, or a smaller window (-c)"
-        )
+        counts = f"the text has {len(tokens)} tokens and {2 * ctx_size} are needed for windows of {ctx_size}"
+        raise TextTooShort(Notice(counts, "; give more text, or a smaller window", *named))
     count = min(count, limit) if limit else count
-    return Windows(tokens[: count * ctx].reshape(count, ctx))
+    return Windows(tokens[: count * ctx_size].reshape(count, ctx_size))
 
 
 class ModelSource:
@@ -79,8 +79,9 @@ class ModelSource:
 
     def __init__(self, model: Model, windows: Windows) -> None:
         assert model.config is not None
-        if model.context < windows.ctx:
-            raise LocalLLMError(f"windows of {windows.ctx} tokens do not fit the context of {model.context} (-c)")
+        if model.context < windows.ctx_size:
+            counts = f"windows of {windows.ctx_size} tokens do not fit the context of {model.context}"
+            raise LocalLLMError(Notice(counts, " (", Setting("ctx_size"), ")"))
         highest = int(windows.tokens.max())
         if highest >= model.config.vocabulary:
             raise LocalLLMError(

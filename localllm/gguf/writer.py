@@ -49,7 +49,7 @@ def write_gguf(
     tensors: Iterable[NewTensor | tuple[str, str, tuple[int, ...], Chunks | Callable[[], Chunks]]],
     *,
     alignment: int | None = None,
-    overwrite: bool = False,
+    force: bool = False,
     digest: Digest | None = None,
 ) -> None:
     """Write a model file, durable on return. On any error nothing new is left and the old file stays.
@@ -57,7 +57,7 @@ def write_gguf(
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
     `digest` receives every byte of the file. GGUFError for values that cannot be stored, and for a tensor whose data
-    does not match its shape. OutputError for an existing file without `overwrite`, and if the disk refuses.
+    does not match its shape. OutputError for an existing file without `force`, and if the disk refuses.
     """
     target = Path(path)
     if alignment is not None:
@@ -65,7 +65,7 @@ def write_gguf(
     align = _alignment(target, metadata)
     new = [NewTensor(*tensor) for tensor in tensors]
     head, sizes = _head(target, metadata, new, align)
-    with new_file(target, overwrite) as file:
+    with new_file(target, force) as file:
 
         def write(data: bytes | memoryview) -> None:
             file.write(data)

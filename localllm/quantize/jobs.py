@@ -13,6 +13,7 @@ from localllm.errors import LocalLLMError
 from localllm.gguf import NewTensor, file_size
 from localllm.gguf.header import Stored
 from localllm.gguf.layout import shape_problem, tensor_bytes
+from localllm.notice import FILE, Notice, Setting
 from localllm.quant import FORMATS
 from localllm.quant.mixes import FLOATS, MIXES, Choice, Mix, Options, allows, choose, in_order
 from localllm.quantize.source import Source, geometry_of
@@ -112,16 +113,14 @@ def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: boo
         if not job.changes:
             continue
         if job.before not in FLOATS and not allow_requantize:
-            raise QuantizeError(
-                f"{job.name}: already quantized ({job.before}), and quantizing twice loses more; start from F16, "
-                "BF16 or F32, or add --allow-requantize"
-            )
+            problem = f"{job.name}: already quantized ({job.before}), and quantizing twice loses more"
+            advice = ("start from F16, BF16 or F32, or add ", Setting("allow_requantize", True))
+            raise QuantizeError(Notice(problem, "; ", *advice))
         if (job.needs_imatrix or job.after in IMPOSSIBLE_WITHOUT) and job.name not in important:
             lacks = "the one given does not have it" if important else "there is none"
-            raise QuantizeError(
-                f"{job.name}: {job.after} requires an importance matrix, and {lacks}; "
-                "give --imatrix FILE, or --imatrix auto to measure one"
-            )
+            problem = f"{job.name}: {job.after} requires an importance matrix, and {lacks}"
+            ways = (Setting("imatrix", FILE), ", or ", Setting("imatrix", "auto"), " to measure one")
+            raise QuantizeError(Notice(problem, "; give ", *ways))
         if FORMATS[job.after].quantize is None:
             can = ", ".join(f.name for f in FORMATS.values() if f.quantize)
             raise QuantizeError(f"{job.name}: {job.after} unsupported for writing; supported: {can}")

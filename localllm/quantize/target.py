@@ -67,7 +67,7 @@ def jobs_for(
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
     _check_possible(source, goal, coarsest)
     with Trial(
-        source.path, text, ctx=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress
+        source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress
     ) as trial:
         known = set(trial.names)
         effects = trial.effects({name: formats for name, formats in choices.items() if name in known})

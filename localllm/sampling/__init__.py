@@ -1,4 +1,3 @@
-"""From logits to the next token: options.py holds the settings, chain.py the samplers, sampler.py runs them.
-
-Nothing is imported here, so that the command line can read the defaults (options.py) without loading NumPy.
+"""From logits to the next token: chain.py holds the samplers, sampler.py runs them, and defaults.py reads what a file
+recommends. Their options are `localllm.options.SamplingOptions`.
 """

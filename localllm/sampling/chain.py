@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.options import SamplingOptions
+from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers, continuations, window_counts
 from localllm.sampling.select import Doubles, Floats, Indices, largest, leading
 
@@ -93,7 +94,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices
     return result
 
 
-def penalties(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def penalties(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Repeat penalty (CTRL, arXiv 1909.05858, made safe for negative logits), frequency and presence penalties."""
     tokens, counts = window_counts(context.history, options.repeat_last_n)
     subtract = counts * options.frequency_penalty + options.presence_penalty
@@ -106,7 +107,7 @@ def penalties(candidates: Candidates, options: SamplerOptions, context: Context)
     return changed(candidates, tokens, change)
 
 
-def dry(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def dry(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Don't Repeat Yourself: a token that continues a repetition of n tokens loses multiplier * base^(n - allowed)."""
     longest = continuations(context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.breakers)
     if not longest:
@@ -123,7 +124,7 @@ def dry(candidates: Candidates, options: SamplerOptions, context: Context) -> Ca
     return changed(candidates, tokens, lambda logits, which: logits - penalty[which])
 
 
-def top_n_sigma(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def top_n_sigma(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Remove tokens more than n standard deviations of the logits below the largest (arXiv 2411.07641)."""
     logits = candidates.logits
     finite = logits if logits.min() > -math.inf else logits[logits > -math.inf]
@@ -133,21 +134,21 @@ def top_n_sigma(candidates: Candidates, options: SamplerOptions, context: Contex
     return Candidates(candidates.ids, kept, candidates.descending)
 
 
-def top_k(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def top_k(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Keep the k most likely tokens."""
     if candidates.descending:
         return candidates.take(slice(options.top_k), descending=True)
     return candidates.take(largest(candidates.logits, options.top_k), descending=True)
 
 
-def typ_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def typ_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Keep tokens whose surprise is closest to the expected one, until they exceed probability p (arXiv 2202.00666)."""
     p, surprises, entropy = surprise(candidates)
     rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
     return candidates.take(np.sort(rows), candidates.descending)
 
 
-def top_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def top_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Keep the most likely tokens until they reach probability p (nucleus sampling, arXiv 1904.09751)."""
     p = softmax(candidates)
     if candidates.descending:
@@ -156,7 +157,7 @@ def top_p(candidates: Candidates, options: SamplerOptions, context: Context) -> 
     return candidates.take(leading(candidates.logits, p, options.top_p, "left", options.min_keep), descending=True)
 
 
-def min_p(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def min_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Keep tokens at least `min_p` times as likely as the top token (arXiv 2407.01082)."""
     kept = candidates.logits >= candidates.peak + math.log(options.min_p)
     if np.count_nonzero(kept) >= options.min_keep:
@@ -164,7 +165,7 @@ def min_p(candidates: Candidates, options: SamplerOptions, context: Context) -> 
     return candidates.take(largest(candidates.logits, options.min_keep), descending=True)
 
 
-def xtc(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
 
     Whether it happens depends only on the seed and the number of tokens so far. Asking twice, or again after a
@@ -181,13 +182,13 @@ def xtc(candidates: Candidates, options: SamplerOptions, context: Context) -> Ca
     return candidates.take(kept, candidates.descending)
 
 
-def temperature(candidates: Candidates, options: SamplerOptions, context: Context) -> Candidates:
+def temperature(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Divide logits by the temperature; at 0 and below keep only the largest (the first id of equal ones)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
         low, high = max(0.0, degree - options.dynatemp_range), degree + options.dynatemp_range
-        degree = low + (high - low) * max(0.0, entropy) ** options.dynatemp_exponent
+        degree = low + (high - low) * max(0.0, entropy) ** options.dynatemp_exp
     if degree < COLDEST:
         peak = int(candidates.logits.argmax())
         return candidates.take(slice(peak, peak + 1), descending=True)
@@ -203,12 +204,12 @@ def _roll(context: Context) -> float:
 class SamplerStage(NamedTuple):
     """One sampler: its function, when its options enable it, and whether it always keeps the largest logit."""
 
-    run: Callable[[Candidates, SamplerOptions, Context], Candidates]
-    wanted: Callable[[SamplerOptions], bool]
+    run: Callable[[Candidates, SamplingOptions, Context], Candidates]
+    wanted: Callable[[SamplingOptions], bool]
     keeps_peak: bool
 
 
-def _penalizes(options: SamplerOptions) -> bool:
+def _penalizes(options: SamplingOptions) -> bool:
     neutral = (options.repeat_penalty, options.frequency_penalty, options.presence_penalty) == (1, 0, 0)
     return options.repeat_last_n > 0 and not neutral
 
@@ -226,7 +227,7 @@ SAMPLERS: dict[str, SamplerStage] = {
 }
 
 
-def enabled(options: SamplerOptions) -> tuple[SamplerStage, ...]:
+def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
     """The samplers that `options` enable, in order. Greedy sampling skips those that cannot change the largest
     logit."""
     chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]

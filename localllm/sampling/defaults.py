@@ -9,19 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from localllm.sampling.options import ORDER, SamplerOptions, SamplingError
+from localllm.options import OptionError, SamplingOptions, declared
+from localllm.options.sampling import ORDER
 
 PREFIX = "general.sampling."
-_FIELDS = {
-    "temp": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "penalty_last_n": "repeat_last_n",
-    "penalty_repeat": "repeat_penalty",
-}
+_FIELDS = {each.option.key: each.name for each in declared(SamplingOptions) if each.option.key}
 _SEQUENCE, _MIROSTAT = "sequence", "mirostat"
 _SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {
     "nucleus": "top_p", "temp": "temperature", "typ": "typ_p",
@@ -30,14 +22,14 @@ _SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {
 
 @dataclass(frozen=True, slots=True)
 class FileDefaults:
-    """Values of `SamplerOptions` by field name, and a note for each key that was skipped."""
+    """Values of `SamplingOptions` by field name, and a note for each key that was skipped."""
 
     values: Mapping[str, Any]
     notes: tuple[str, ...] = ()
 
-    def options(self, asked: Mapping[str, Any]) -> SamplerOptions:
+    def options(self, asked: Mapping[str, Any]) -> SamplingOptions:
         """The options: the file's values, overridden by `asked`."""
-        return SamplerOptions(**{**self.values, **asked})
+        return SamplingOptions.of({**self.values, **asked})
 
 
 def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
@@ -62,8 +54,8 @@ def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
 
 def _take(values: dict[str, Any], notes: list[str], key: str, name: str, value: Any) -> None:
     try:
-        SamplerOptions(**{name: value})
-    except SamplingError as error:
+        SamplingOptions.of({name: value})
+    except OptionError as error:
         notes.append(_not_taken(key, value, str(error).rpartition(": ")[2]))
     else:
         values[name] = value

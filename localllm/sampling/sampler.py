@@ -10,8 +10,9 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.options import SamplingOptions
 from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, enabled, softmax
-from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
 
@@ -19,7 +20,7 @@ from localllm.sampling.select import Doubles
 class Sampler:
     """Chooses tokens according to `options`. `seed` is the one in use, even if the options left it open."""
 
-    def __init__(self, options: SamplerOptions, breakers: Breakers | None = None) -> None:
+    def __init__(self, options: SamplingOptions, breakers: Breakers | None = None) -> None:
         """`breakers` is find_breakers() of the vocabulary; only DRY needs it."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)

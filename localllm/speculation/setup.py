@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.engine import Engine
+from localllm.options import SpeculationOptions
 from localllm.speculation import draft, ngram
 from localllm.speculation.costs import DRAFTING, VERIFYING, measure
 from localllm.speculation.draft import ModelDrafter
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.options import SpeculationOptions
 from localllm.speculation.policy import Judge
 from localllm.speculation.speculator import Speculator
 from localllm.speculation.vocabulary import Vocabulary, match
@@ -51,4 +51,4 @@ class Speculation:
             assert self._draft_costs is not None
             drafter = ModelDrafter(self._draft.engine, self._mapping, self._draft_costs)
             draftings.append(Drafting(drafter, self._draft_judge))
-        return Speculator(tuple(draftings), self.costs, min(self.options.longest, self.costs.most - 1))
+        return Speculator(tuple(draftings), self.costs, min(self.options.draft_max, self.costs.most - 1))

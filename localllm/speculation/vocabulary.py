@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.speculation.options import SpeculationError
+from localllm.speculation.errors import SpeculationError
 from localllm.tokenizer import Tokenizer
 
 LEAST_SHARED = 0.25  # of the draft's tokens; with fewer, hardly a guess would be a token of the model

@@ -221,4 +221,4 @@ def test_too_many_threads_for_the_memory_are_an_error_that_says_so() -> None:
         [sys.executable, "-c", script], cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=120
     )
     assert (child.returncode, child.stderr) == (0, "")
-    assert re.fullmatch(r"only \d+ of 1024 threads can be started; give fewer \(-t\)\n", child.stdout)
+    assert re.fullmatch(r"only \d+ of 1024 threads can be started; give fewer \(threads\)\n", child.stdout)

@@ -107,5 +107,5 @@ def test_an_operation_without_an_emitter_is_refused_with_its_name() -> None:
     r = Recorder()
     plan = r.finish(r.embed(MemoryWeight.of("table", np.zeros((2, 32)))))
     plan = replace(plan, operations=(*plan.operations, Convolution()))
-    with pytest.raises(BackendError, match="no kernels for convolution yet; --backend reference"):
+    with pytest.raises(BackendError, match='no kernels for convolution yet; backend="reference"'):
         program(plan, Limits(1, 1, 1, 64), 1, host())

@@ -62,7 +62,7 @@ class Kind:
 
 
 def _good(model: Path, path: Path, keys: str, cells: str) -> _Good:
-    opened = localllm.load(model, threads=1, ctx=300, cache_type_k=keys, cache_type_v=cells, force=True)
+    opened = localllm.load(model, threads=1, ctx_size=300, cache_type_k=keys, cache_type_v=cells, force=True)
     session = opened.session()
     ids = np.random.RandomState(1).randint(0, opened.vocabulary, TOKENS).tolist()
     session.evaluate(ids, logits=False)

@@ -7,6 +7,7 @@ from random import Random
 from typing import ClassVar
 
 import localllm
+from localllm.options import LoadOptions, SpeculationOptions
 from localllm.speculation import costs
 from tests.fuzz import fence, values
 from tests.fuzz.case import Case, Wrong
@@ -56,8 +57,9 @@ class Kind:
 
 def answer(target: Path, draft: Path | None) -> list[int | None]:
     """Tokens of the greedy answer."""
-    how = {} if draft is None else {"draft": draft, "speculate": "draft"}
-    with localllm.load(target, backend="cpu", threads=1, ctx=128, **how) as model:  # type: ignore[arg-type]
+    who = SpeculationOptions() if draft is None else SpeculationOptions(draft, "draft")
+    options = LoadOptions(ctx_size=128, threads=1, backend="cpu", speculation=who)
+    with localllm.load(target, options) as model:
         return [piece.token for piece in model.generate(PROMPT, max_tokens=TOKENS, temperature=0.0)]
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 import localllm.backends.cpu.backend
 import localllm.backends.cpu.buffers
+import localllm.backends.cpu.cache_blocks
 import localllm.backends.cpu.inputs
 import localllm.backends.cpu.sharing
 import localllm.backends.cpu.storage
@@ -31,6 +32,7 @@ PAGE = mmap.PAGESIZE
 MODULES = (
     localllm.backends.cpu.storage,
     localllm.backends.cpu.buffers,
+    localllm.backends.cpu.cache_blocks,
     localllm.backends.cpu.weights,
 )  # modules that use Arena
 _READ_WRITE = mmap.PROT_READ | mmap.PROT_WRITE

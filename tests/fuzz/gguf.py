@@ -231,9 +231,9 @@ def _shown(name: bytes) -> str:
 def use(path: Path, random: Random) -> str:
     """Load a model, evaluate, tokenize and generate; Wrong for an impossible result."""
     keys, cells = random.choice(_CACHES)
-    context, threads = random.choice((None, 1, 2, 63, 64, 65, 130, 256, 700)), random.choice((1, 1, 2, 3))
+    context, threads = random.choice((0, 1, 2, 63, 64, 65, 130, 256, 700)), random.choice((1, 1, 2, 3))
     loaded = localllm.load(
-        path, backend="cpu", threads=threads, ctx=context, cache_type_k=keys, cache_type_v=cells, force=True
+        path, backend="cpu", threads=threads, ctx_size=context, cache_type_k=keys, cache_type_v=cells, force=True
     )
     with loaded as model:
         if model.tokenizer is not None:

@@ -149,6 +149,12 @@ def test_a_fence_ends_at_its_line(size: int, beyond: int) -> None:
     assert os.WIFSIGNALED(status) == (beyond > 0)
 
 
+def test_every_module_that_takes_memory_is_fenced() -> None:
+    folder = REPOSITORY / "backends" / "cpu"
+    taking = [path.stem for path in folder.glob("*.py") if "Arena" in path.read_text() and path.stem != "memory"]
+    assert sorted(module.__name__.rpartition(".")[2] for module in fence.MODULES) == sorted(taking)
+
+
 def test_images_are_read_and_written_whole(tmp_path: Path) -> None:
     for image in bases(tmp_path).values():
         data = image.encode()

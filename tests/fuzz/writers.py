@@ -66,23 +66,23 @@ class Kind:
         )
         return Case(changes, lambda: _race(write, target, name, new, killed, delays, random))
 
-    def _writer(self, name: str, size: int, overwrite: bool) -> Writer:
+    def _writer(self, name: str, size: int, force: bool) -> Writer:
         def gguf(path: Path, number: int) -> None:
             data = bytes([number]) * size
-            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], overwrite=overwrite)
+            write_gguf(path, {"number": number}, [("x", "I8", (size,), data)], force=force)
 
         def matrix(path: Path, number: int) -> None:
             entry = Entry(np.full((1, size), 1 + number, np.float32), np.array([1], np.int64))
-            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)), overwrite)
+            imatrix.write(path, Imatrix({"x": entry}, 1, 1, ("a",)), force)
 
         def base(path: Path, number: int) -> None:
             windows = Windows(np.full((1, 16), number, np.int32))
-            with save_base(path, windows, 10 + size // 100, overwrite) as keep:
+            with save_base(path, windows, 10 + size // 100, force) as keep:
                 keep(np.full((windows.scored, 10 + size // 100), -1.0 - number, np.float32))
 
         def cache(path: Path, number: int) -> None:
             said = [{"role": "user", "content": "x" * number}]
-            prompt_cache.save(path, self._model, self._sessions[number], said, overwrite)
+            prompt_cache.save(path, self._model, self._sessions[number], said, force)
 
         def kernel(path: Path, number: int) -> None:
             Library(host(), path).load([Kernel("answer", _answer)])

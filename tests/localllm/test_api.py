@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import pydoc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import localllm
 from localllm.conversation import Conversation, template_of
-from localllm.sampling.options import SamplerOptions
+from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+from localllm.options.keywords import CHAT_ONLY
+from tests.localllm.support import write_model
+from tests.test_notices import flags_in
 
-GREEDY = SamplerOptions(temperature=0.0)
+GREEDY = SamplingOptions(temperature=0.0)
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +37,80 @@ def test_help_shows_what_there_is() -> None:
     assert page.count("for piece in model.") >= 3
 
 
+@pytest.mark.parametrize(
+    ("function", "groups", "left_out"),
+    [
+        (localllm.load, (LoadOptions,), ()),
+        (localllm.Model.chat, (AnswerOptions, SamplingOptions), ()),
+        (localllm.Model.generate, (AnswerOptions, SamplingOptions), CHAT_ONLY),
+    ],
+)
+def test_help_shows_every_option_with_type_default_and_what_it_does(
+    function: Callable[..., Any], groups: tuple[type[Options], ...], left_out: tuple[str, ...]
+) -> None:
+    page = pydoc.plain(pydoc.render_doc(function))
+    parameters = inspect.signature(function).parameters
+    options = [each for group in groups for each in declared(group)]
+    assert [each.name for each in options if each.name not in parameters] == list(left_out)
+    for each in options:
+        if each.name not in left_out:
+            assert f"\n        {each.name}: {each.type} = {each.default!r}" in page
+            assert f"\n            {each.option.help}" in page
+            assert parameters[each.name].default == each.default
+    assert not any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    assert flags_in(page) == set()
+
+
+def test_an_unknown_option_is_an_error_that_names_the_nearest(model: localllm.Model) -> None:
+    with pytest.raises(localllm.LocalLLMError, match=r"unknown option ctx; did you mean ctx_size\?"):
+        localllm.load("demo", ctx=5)  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match="expected LoadOptions, got 'cpu'; give single options by keyword"):
+        localllm.load("demo", "cpu")  # type: ignore[arg-type]
+    with pytest.raises(localllm.LocalLLMError, match=r"unknown option temp; did you mean temperature\?"):
+        model.generate("x", temp=0.5)  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match="unknown option system_prompt"):
+        model.generate("x", system_prompt="Be brief.")  # type: ignore[call-arg]
+    with pytest.raises(localllm.LocalLLMError, match="generate takes no system_prompt"):
+        model.generate("x", AnswerOptions(system_prompt="Be brief."))
+
+
+def test_options_come_as_a_value_by_keyword_or_both() -> None:
+    options = LoadOptions(ctx_size=100, threads=1)
+    with localllm.load("demo", options, ctx_size=50) as small, localllm.load("demo", options) as large:
+        assert (small.context, large.context) == (50, 100)
+
+
+def test_options_of_a_chat_reach_it(model: localllm.Model) -> None:
+    def length(messages: Any, **options: Any) -> int:
+        last = list(model.chat(messages, max_tokens=1, **options))[-1]
+        assert last.statistics is not None
+        return last.statistics.prompt_tokens
+
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
+    assert length("Hello!", system_prompt="Be brief.") == length(told) > length("Hello!")
+    words = model.tokenizer
+    assert words is not None
+    end = max(words.eog)
+    bias = {end: 1e6}
+    assert text(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias)) == ""
+    pieces = list(model.chat("Hello!", max_tokens=4, temperature=0, logit_bias=bias, ignore_eos=True))
+    assert [piece.token for piece in pieces[:-1]] == [end] * 4
+    assert length(words.text(end), parse_special_in_content=True) < length(words.text(end))
+
+
+def test_variables_of_the_chat_template_count(tmp_path: Path) -> None:
+    template = "{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    counts = []
+    with localllm.load(write_model(tmp_path / "m.gguf", template=template), threads=1) as tiny:
+        for variables in ({}, {"mood": "12345"}):
+            last = list(tiny.chat("Hello!", max_tokens=1, chat_template_kwargs=variables))[-1]
+            assert last.statistics is not None
+            counts.append(last.statistics.prompt_tokens)
+    assert counts[1] == counts[0] + 5
+
+
 def test_chat_answers_as_a_conversation_does(model: localllm.Model) -> None:
-    talk = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, max_tokens=30)
+    talk = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, AnswerOptions(max_tokens=30))
     first = text(talk.say("Hello!"))
     second = text(talk.say("Tell me a story."))
     talk.close()
@@ -67,7 +144,7 @@ def test_no_tokens_are_no_tokens(model: localllm.Model) -> None:
         (lambda m: m.generate("x", max_tokens=1.5), "max_tokens is 1.5"),
         (lambda m: m.generate("x", stop=["END", ""]), r"stop is \['END', ''\]: it must be a text, or several"),
         (lambda m: m.generate("x", stop=[1]), r"stop is \[1\]"),
-        (lambda m: m.generate("x", top_p=3), "sampler option top_p is 3: it must be a number from 0 to 1"),
+        (lambda m: m.generate("x", top_p=3), "top_p is 3: it must be a number from 0 to 1"),
         (lambda m: m.chat([]), "chat answers messages such as"),
         (lambda m: m.chat(["Hello!"]), "chat answers messages such as"),
         (lambda m: m.chat([{"role": "boss", "content": "x"}]), "role 'boss' is unknown; supported: system"),

@@ -12,10 +12,11 @@ import localllm as api
 from localllm.conversation import Conversation, template_of
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
+from localllm.options import AnswerOptions
 from localllm.template import ChatTemplate
 from tests.localllm.support import write_model
 
-GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
+GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
 
 
 class Script:
@@ -42,13 +43,16 @@ def demo() -> Iterator[api.Model]:
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[api.Model]:
     """128 tokens of context; every letter is a token."""
-    with api.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf"), ctx=128, threads=1) as opened:
+    with api.load(write_model(tmp_path_factory.mktemp("m") / "m.gguf"), ctx_size=128, threads=1) as opened:
         yield opened
 
 
-def talk(model: api.Model, template: ChatTemplate | None = None, **options: object) -> Conversation:
+def talk(
+    model: api.Model, template: ChatTemplate | None = None, context_shift: bool = False, **options: object
+) -> Conversation:
     notes: list[str] = []
-    made = Conversation(model, template or template_of(model)[0], GREEDY, notes.append, **options)  # type: ignore[arg-type]
+    template, answer = template or template_of(model)[0], AnswerOptions.of(options)
+    made = Conversation(model, template, GREEDY, notes.append, answer, context_shift=context_shift)
     made.notes = notes  # type: ignore[attr-defined]
     return made
 
@@ -117,7 +121,7 @@ def test_an_answer_that_the_template_shortens_is_evaluated_again_and_nothing_bef
 def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=5)
     first, one = finish(conversation.say("one"))
-    conversation._sampler = tiny.sampler(api.SamplerOptions(temperature=2.0, top_k=0, min_p=0.0, seed=3))
+    conversation._sampler = tiny.sampler(api.SamplingOptions(temperature=2.0, top_k=0, min_p=0.0, seed=3))
     other, two = finish(conversation.again())
     assert other != first
     assert (two.prompt_tokens, two.reused_tokens) == (one.prompt_tokens, one.prompt_tokens - 1)
@@ -127,7 +131,7 @@ def test_another_answer_evaluates_one_token_again(tiny: api.Model) -> None:
 
 
 def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model) -> None:
-    conversation = talk(tiny, max_tokens=5, system="Be brief.")
+    conversation = talk(tiny, max_tokens=5, system_prompt="Be brief.")
     finish(conversation.say("one"))
     after_one = list(conversation.messages)
     finish(conversation.say("two"))
@@ -149,7 +153,7 @@ def test_a_turn_that_is_taken_back_costs_nothing_of_those_before(tiny: api.Model
 
 
 def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
-    conversation = talk(tiny, ignore_end=True)
+    conversation = talk(tiny, ignore_eos=True)
     _, one = finish(conversation.say("one"))
     assert one.reason == "context"
     before = list(conversation.messages)
@@ -161,7 +165,7 @@ def test_a_full_context_is_not_cut_in_silence(tiny: api.Model) -> None:
 
 
 def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_before(tiny: api.Model) -> None:
-    conversation = talk(tiny, max_tokens=20, system="Be brief.", context_shift=True)
+    conversation = talk(tiny, max_tokens=20, system_prompt="Be brief.", context_shift=True)
     for turn in range(12):
         finish(conversation.say(f"turn {turn}"))
     notes = conversation.notes  # type: ignore[attr-defined]
@@ -171,7 +175,7 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
     assert conversation.messages[0] == {"role": "system", "content": "Be brief."}
     assert conversation.messages[1]["role"] == "user"
     assert conversation.messages[-2]["content"] == "turn 11"
-    fresh = talk(tiny, max_tokens=20, system="Be brief.")
+    fresh = talk(tiny, max_tokens=20, system_prompt="Be brief.")
     fresh.messages = conversation.messages[:-2]
     conversation.close()
     assert finish(fresh.say("turn 11"))[0] == conversation.messages[-1]["content"]
@@ -180,11 +184,11 @@ def test_the_oldest_turns_make_room_and_what_stays_is_as_if_nothing_had_been_bef
 
 def test_an_answer_goes_on_across_a_shift(tiny: api.Model) -> None:
     """Shifted in the middle of an answer: the same tokens as after a fresh prompt of what is left."""
-    conversation = talk(tiny, ignore_end=True, context_shift=True)
+    conversation = talk(tiny, ignore_eos=True, context_shift=True)
     scripted(conversation, [*range(300, 330), 4], [*range(300, 350)] + [310] * 200)
-    conversation._ignore_end = False
+    conversation._ignore_eos = False
     finish(conversation.say("one"))
-    conversation._ignore_end = True
+    conversation._ignore_eos = True
     text, statistics = finish(conversation.say("two"))
     assert [m["content"] for m in conversation.messages] == ["two", text]
     assert statistics.reason == "context"  # nothing older is left to drop
@@ -234,7 +238,7 @@ def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
     conversation = talk(tiny, max_tokens=20)
     finish(conversation.say("one"))
     conversation._max_tokens = None
-    conversation._ignore_end = True
+    conversation._ignore_eos = True
     start, statistics = finish(conversation.say("two"))
     assert statistics.reason == "context"
     assert conversation.shift() == 1
@@ -244,8 +248,16 @@ def test_a_shift_by_hand_lets_the_answer_go_on(tiny: api.Model) -> None:
     conversation.close()
 
 
+def test_variables_reach_the_template(tiny: api.Model) -> None:
+    template = ChatTemplate("{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}", "", "")
+    conversation = talk(tiny, template, max_tokens=1, chat_template_kwargs={"mood": "glad "})
+    finish(conversation.say("one"))
+    assert tiny.detokenize(conversation.session.tokens).strip().startswith("glad one")
+    conversation.close()
+
+
 def test_a_summary_takes_the_place_of_the_turns(tiny: api.Model) -> None:
-    conversation = talk(tiny, max_tokens=3, system="Be brief.")
+    conversation = talk(tiny, max_tokens=3, system_prompt="Be brief.")
     finish(conversation.say("one"))
     conversation.clear("What was said so far: one")
     assert conversation.messages == [{"role": "system", "content": "Be brief.\n\nWhat was said so far: one"}]

@@ -66,15 +66,15 @@ def statistics(pieces: list[localllm.Piece]) -> localllm.Statistics:
 
 
 def test_context_is_as_trained_but_at_most_4096_or_as_asked_for(path: Path, bare: Path) -> None:
-    for file, asked, context in ((path, None, 256), (path, 0, 256), (path, 100, 100), (bare, None, 4096), (bare, 1, 1)):
-        with localllm.load(file, ctx=asked, threads=1) as opened:
+    for file, asked, context in ((path, 0, 256), (path, 100, 100), (bare, 0, 4096), (bare, 1, 1)):
+        with localllm.load(file, ctx_size=asked, threads=1) as opened:
             assert opened.context == context
             assert opened.pool.blocks == -(-context // BLOCK) + 1
 
 
 def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(localllm.LocalLLMError, match="the context is -1 tokens"):
-        localllm.load(path, ctx=-1)
+    with pytest.raises(localllm.LocalLLMError, match="ctx_size is -1: it must be a whole number of at least 0"):
+        localllm.load(path, ctx_size=-1)
     with pytest.raises(BackendError, match="unknown backend 'abacus'; there are: auto, cpu"):
         localllm.load(path, backend="abacus")
     with pytest.raises(BackendError, match="cache type"):
@@ -191,14 +191,17 @@ def test_a_seed_repeats_an_answer(model: localllm.Model) -> None:
     assert answer(-1) != answer(-1)  # a fresh one every time
 
 
-def test_sampling_options_replace_the_others(model: localllm.Model) -> None:
-    options = localllm.SamplerOptions(temperature=0.0, logit_bias={300: 1e6})
-    pieces = list(model.generate(PROMPT, temperature=2.0, sampling=options, max_tokens=3))
+def test_keywords_change_a_full_set_of_options(model: localllm.Model) -> None:
+    sampling = localllm.SamplingOptions(temperature=2.0, logit_bias={300: 1e6})
+    answer = localllm.AnswerOptions(max_tokens=9)
+    pieces = list(model.generate(PROMPT, answer, sampling, temperature=0.0, max_tokens=3))
     assert ids(pieces) == [300, 300, 300]
+    pieces = list(model.generate(PROMPT, answer, sampling, logit_bias={301: 1e6}))
+    assert ids(pieces) == [301] * 9
 
 
 def test_the_end_of_generation_is_not_shown(model: localllm.Model) -> None:
-    options = localllm.SamplerOptions(temperature=0.0, logit_bias={4: 1e6})
+    options = localllm.SamplingOptions(temperature=0.0, logit_bias={4: 1e6})
     pieces = list(model.generate(PROMPT, sampling=options))
     assert (text(pieces), ids(pieces), statistics(pieces).reason) == ("", [], "end")
 
@@ -214,7 +217,7 @@ def test_stop_strings(model: localllm.Model) -> None:
 
 
 def test_the_end_of_the_context_is_said(path: Path) -> None:
-    with localllm.load(path, ctx=40, threads=1) as small:
+    with localllm.load(path, ctx_size=40, threads=1) as small:
         prompt = small.tokenize("x" * 30)
         pieces = greedy(small, prompt, max_tokens=None)
         assert statistics(pieces).reason == "context"

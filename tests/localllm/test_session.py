@@ -95,7 +95,7 @@ def test_what_was_held_back_is_shown_at_the_end(session: localllm.Session) -> No
 
 
 def test_ends_can_be_ignored(session: localllm.Session) -> None:
-    pieces = say(session, [4, 4, 70], max_tokens=3, ignore_end=True)
+    pieces = say(session, [4, 4, 70], max_tokens=3, ignore_eos=True)
     assert [piece.token for piece in pieces] == [4, 4, 70, None]
 
 

@@ -1,1 +1,59 @@
-"""Emitters: functions that turn an operation of a plan into launches, by subject. `gpu.lower` has the table."""
+"""The operations that a graphics device runs: one emitter each, which turns the operation into launches.
+
+An emitter takes buffers for what its operation makes, and launches kernels on the buffers of what it reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.backends.gpu.emit import attention, boundaries, experts, products, rowwise
+from localllm.backends.gpu.lowering import Lowering
+from localllm.plan import (
+    Activate,
+    Add,
+    Append,
+    Attention,
+    Embed,
+    Experts,
+    Glu,
+    HeadsAppend,
+    Linear,
+    LinearAdd,
+    LinearGlu,
+    LinearGroup,
+    Norm,
+    Operation,
+    Receive,
+    Rotate,
+    Scale,
+    SelectRows,
+    Send,
+    Softcap,
+)
+from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
+
+REWRITES = (fuse_additions, fuse_linears, fuse_heads)  # for whose results there are kernels
+
+EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
+    Activate: rowwise.activate,
+    Add: rowwise.add,
+    Append: attention.append,
+    Attention: attention.attention,
+    Embed: rowwise.embed,
+    Experts: experts.experts,
+    Glu: rowwise.glu,
+    HeadsAppend: attention.heads_append,
+    Linear: products.linear,
+    LinearAdd: products.linear_add,
+    LinearGlu: products.linear_glu,
+    LinearGroup: products.linear_group,
+    Norm: rowwise.norm,
+    Receive: boundaries.receive,
+    Rotate: rowwise.rotate,
+    Scale: rowwise.scale,
+    SelectRows: rowwise.select,
+    Send: boundaries.send,
+    Softcap: rowwise.softcap,
+}

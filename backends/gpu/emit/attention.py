@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from localllm.backends.gpu.cachetypes import CACHE
-from localllm.backends.gpu.emit.context import Delivery, Lowering
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
+from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 

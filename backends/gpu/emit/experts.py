@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.emit.context import BLOCKS, FLOATS, Delivery, Lowering, TakenForms, ValueForms
 from localllm.backends.gpu.emit.products import Input, inputs
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import experts as kernels
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.gpu.kernels.products import EXPERTS_TILE, SOME_ROWS, block_words
+from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Lowering, TakenForms, ValueForms
 from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices, Fixed
 from localllm.plan import Experts, Rows, Stack
@@ -39,7 +39,7 @@ def experts(low: Lowering, op: Experts) -> None:
     gate, up = (low.take(rows, ffn * used) for _ in range(2))
     for stack, y in ((op.gate, gate), (op.up, up)):
         _multiply(low, stack, own, inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
-    low.allocator.release(op.x, op.router)
+    low.values.release(op.x, op.router)
     words = block_words(ffn) if op.down.weight.format in formats.QUANTIZED else 0
     forms = TakenForms(low, rows, used, {})
     blocks = forms.make(BLOCKS, words) if words else None

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.emit.context import BLOCKS, FLOATS, Delivery, Forms, Lowering, ValueForms
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import products, rowwise
 from localllm.backends.gpu.kernels.kernel import Grid, Launch
 from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, ProductBuffers, block_words
+from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering, ValueForms
 from localllm.backends.gpu.references import Fixed, Reference
 from localllm.plan import Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 

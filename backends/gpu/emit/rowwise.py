@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
-from localllm.backends.gpu.emit.context import Delivery, Lowering
 from localllm.backends.gpu.kernels import rowwise
 from localllm.backends.gpu.kernels.kernel import Launch
+from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import RopeTableOf
 from localllm.plan import (
     Activate,
@@ -14,12 +14,10 @@ from localllm.plan import (
     Embed,
     Glu,
     Norm,
-    Receive,
     Rotate,
     Rows,
     Scale,
     SelectRows,
-    Send,
     Softcap,
     Value,
 )
@@ -116,14 +114,3 @@ def glu(low: Lowering, op: Glu) -> None:
 
 def glu_expression(activation: str) -> str:
     return "swiglu_oai(a, b)" if activation == "swiglu_oai" else f"{activation}(a) * (b)"
-
-
-# -- boundaries --------------------------------------------------------------------------------------------------------
-
-
-def receive(low: Lowering, op: Receive) -> None:
-    low.received += [(value, low.make(value)) for value in op.values]
-
-
-def send(low: Lowering, op: Send) -> None:
-    low.sent += [(value, low.floats(value)) for value in op.values]

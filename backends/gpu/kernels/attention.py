@@ -23,6 +23,7 @@ from localllm.backends.gpu.kernels.kernel import (
 )
 from localllm.backends.gpu.kernels.rowwise import Delivered
 from localllm.backends.gpu.references import Fixed
+from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer
 
 PARTITION = 256  # positions per work-group of attention
@@ -70,9 +71,8 @@ class CacheShape(Macros):
         """The row of TILES."""
         found = next((row for most, row in TILES.items() if self.largest <= most), None)
         if found is None:
-            raise BackendError(
-                f"heads of {self.largest} values do not fit on the GPU, at most {max(TILES)} do; use --backend cpu"
-            )
+            problem = f"heads of {self.largest} values do not fit on the GPU, at most {max(TILES)} do"
+            raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
         return found
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.resources import files
-from typing import Annotated, Any, ClassVar, Generic, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ class Macro:
 
     name: str = ""  # if it is not the field's
     run_time: bool = False  # whether a generic kernel gets the value at run time
-    text: str = "{}"  # of the value
+    text: str = ""  # a format of the value, if it is not the value itself
 
 
 Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
@@ -96,19 +96,27 @@ def _names(kinds: tuple[type, ...]) -> str:
     return " or ".join(kind.__name__ for kind in kinds)
 
 
+class Constant(NamedTuple):
+    """A macro and its value."""
+
+    name: str
+    value: Any
+    run_time: bool = False  # whether a generic kernel gets the value at run time
+
+
 class Macros(Declared):
     """Macros of a kernel, in the order of the fields; a field that is None is left out."""
 
     __slots__ = ()
 
-    def macros(self) -> Iterator[tuple[str, Any, bool]]:
-        """(name, value, whether a generic kernel gets the value at run time)"""
+    def macros(self) -> Iterator[Constant]:
         for name, (_, extra) in _hints(type(self)).items():
             value, macro = getattr(self, name), extra if isinstance(extra, Macro) else Macro()
             if isinstance(value, Macros):
                 yield from value.macros()
             elif name.isupper() and value is not None:
-                yield macro.name or name, macro.text.format(value) if macro.text != "{}" else value, macro.run_time
+                text = macro.text.format(value) if macro.text else value
+                yield Constant(macro.name or name, text, macro.run_time)
 
 
 class Buffers(Declared):
@@ -186,16 +194,15 @@ class Kernel(Macros, Generic[B]):
         """Whether the buffers have the groups that the macros ask for."""
         return True
 
-    def constants(self) -> list[tuple[str, Any, bool]]:
-        """All macros; see `Macros.macros`."""
-        format = self.weight_format
-        of_format = formats.defines(format) if format else {}
-        own = [(self.flag, 1, False)] if self.flag else []
-        return [*((name, value, False) for name, value in of_format.items()), *own, *self.macros()]
+    def constants(self) -> list[Constant]:
+        """All macros, those of the weight format first."""
+        of_format = formats.defines(self.weight_format) if self.weight_format else {}
+        flag = {self.flag: 1} if self.flag else {}
+        return [*(Constant(name, value) for name, value in (of_format | flag).items()), *self.macros()]
 
     def numbers(self) -> NDArray[np.int32]:
         """The values that a generic kernel gets at run time, 4 bytes each."""
-        values = [value for _, value, run_time in self.constants() if run_time]
+        values = [constant.value for constant in self.constants() if constant.run_time]
         bits = [int(np.float32(v).view(np.int32)) if isinstance(v, float) else int(v) for v in values]
         return np.array(bits or [0], np.int32)
 

@@ -90,17 +90,17 @@ class BenchResult:
 
 def bench(own: Bench, name: str) -> None:
     """Run every test; print each result as soon as it is known."""
-    tests = [Test(p, 0, d) for d in own.depths for p in own.prompts if p]
-    tests += [Test(0, n, d) for d in own.depths for n in own.answers if n]
+    tests = [Test(p, 0, d) for d in own.n_depth for p in own.n_prompt if p]
+    tests += [Test(0, n, d) for d in own.n_depth for n in own.n_gen if n]
     if not tests:
         raise LocalLLMError("nothing to measure: set -p or -n above 0")
     tests.sort(key=lambda test: test.depth)
-    guessed = [Test(0, n, 0, text) for n in own.answers if n for text in TEXTS] if own.speculates else []
+    guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
     with _PRINTERS[own.output](_columns(own)) as show:
         for threads in own.threads:
             with LoadProgress() as progress:
-                model = load(name, ctx=context, threads=threads, progress=progress, force=True, **own.of_load())
+                model = load(name, own.load, progress=progress, ctx_size=context, threads=threads, force=True)
             with model:
                 tell(model)
                 for test in (*tests, *guessed):
@@ -268,7 +268,7 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 def _columns(own: Bench) -> tuple[str, ...]:
     """The cache columns if the types are not the default, as in llama-bench, and the speculation columns if used."""
-    cache = (own.cache_type_k, own.cache_type_v) != ("f16", "f16")
+    cache = (own.load.cache_type_k, own.load.cache_type_v) != ("f16", "f16")
     absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     return tuple(name for name in _COLUMNS if name not in absent)
 

@@ -11,7 +11,7 @@ from time import perf_counter_ns
 
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.sampling.options import SamplerOptions
+from localllm.options import SamplingOptions
 
 TEXTS = {  # one text repeats itself, one does so a little, one does not
     "code": (
@@ -54,7 +54,7 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
         model.speculation = speculation if guessing else None
         session = model.session()
         try:
-            pieces = session.generate(ids, model.sampler(SamplerOptions(temperature=0)), count + 1, ignore_end=True)
+            pieces = session.generate(ids, model.sampler(SamplingOptions(temperature=0)), count + 1, ignore_eos=True)
             said = [next(pieces).token]
             began = perf_counter_ns()
             for piece in pieces:

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from localllm import load
 from localllm.backends.base import Memory
 from localllm.cache.prompt_cache import check_replaceable
-from localllm.cli.options import Answering, Chat, Keeping, Loading
+from localllm.cli.flags import typed
+from localllm.cli.options import Chat, Keeping, Opening
 from localllm.cli.terminal.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.terminal.console import RED, YELLOW, LoadProgress, say
 from localllm.cli.terminal.formatting import columns, size
@@ -23,6 +24,7 @@ from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.model import Model
+from localllm.options import AnswerOptions
 from localllm.template import renderer
 
 FORCE = "--force "  # precedes a file name: the file may be replaced
@@ -33,19 +35,19 @@ CHOICES = (
 
 
 def chat(
-    own: Chat, name: str, loading: Loading, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
+    own: Chat, name: str, opening: Opening, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
 ) -> None:
     """Chat until the user leaves."""
     with renderer() as confined:
         confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
-            model = load(name, **loading.of_load(), progress=progress)
+            model = load(name, opening.options, progress=progress)
         with model:
             _talk(own, model, confined, answering, keeping, sampling)
 
 
 def _talk(
-    own: Chat, model: Model, confined: Confined, answering: Answering, keeping: Keeping, sampling: Mapping[str, Any]
+    own: Chat, model: Model, confined: Confined, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
 ) -> None:
     tell(model)
     template, note = template_of(model, confined)
@@ -104,11 +106,11 @@ class _Talk:
             try:
                 statistics = write(answer(cancel))
             except ContextFull as error:
-                say(f"error: {error}", RED)
+                say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
                 return False
             except LocalLLMError as error:  # of this turn, such as a template that refuses it
-                say(f"error: {error}", RED)
+                say(f"error: {typed(error)}", RED)
                 return True
             if statistics.reason == "context":
                 self.cut = True
@@ -123,7 +125,7 @@ class _Talk:
         try:
             command()
         except LocalLLMError as error:
-            say(f"error: {error}", RED)
+            say(f"error: {typed(error)}", RED)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -164,7 +166,7 @@ class _Talk:
         if not forced and path.exists():
             check_replaceable(path)
             raise LocalLLMError(f"{path} exists; /save --force {name} replaces it")
-        put_down(self.conversation, path, overwrite=forced)
+        put_down(self.conversation, path, force=forced)
 
     def load(self, name: str) -> None:
         take_up(self.conversation, Path(name).expanduser())

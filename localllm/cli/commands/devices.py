@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+from localllm.cli.flags import typed
 from localllm.cli.options import Devices
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import columns, size
@@ -43,7 +44,7 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
         try:
             found += [_facts(backend, number, opened) for number, opened in enumerate(opening())]
         except BackendError as error:
-            reasons[backend] = str(error)
+            reasons[backend] = typed(error)
     return found, reasons
 
 
@@ -57,12 +58,12 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
         opened = open_device()
     except BackendError as error:
         nothing = {"name": "does not open", "compute": "", "driver": "", "memory": 0, "free": 0}
-        return {**named, **nothing, "copy_bandwidth": 0.0, "unmeasured": str(error)}
+        return {**named, **nothing, "copy_bandwidth": 0.0, "unmeasured": typed(error)}
     facts, speed, reason = opened.facts, 0.0, ""
     try:
         speed = copy_bandwidth(opened, MEASURED)
     except BackendError as error:
-        reason = str(error)
+        reason = typed(error)
     finally:
         opened.close()
     return {

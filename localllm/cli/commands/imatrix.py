@@ -20,12 +20,12 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
     with LoadProgress() as progress:
-        model = load(name, **opening.of_load(), progress=progress, observe=True)
+        model = load(name, opening.options, progress=progress, observe=True)
         with model:
             tell(model)
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
             found = measure(model, windows, own.file, own.process_output, progress)
-    write(target, found, overwrite=own.force)
+    write(target, found, force=own.force)
     shown = printable(str(target), None)
     print(f"{shown}: {len(found.entries)} tensors, {found.chunks} windows of {found.chunk_size} tokens")
     unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}

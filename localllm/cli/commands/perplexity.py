@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from localllm import load
+from localllm.box import resolve
 from localllm.cli.options import Measuring, Perplexity
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress
@@ -33,7 +34,7 @@ from localllm.evaluation.likelihood import Divergence, Mean
 from localllm.evaluation.likelihood import Perplexity as Result
 from localllm.evaluation.logits_file import is_logits_file
 from localllm.gguf import open_gguf
-from localllm.model import Model, resolve
+from localllm.model import Model
 from localllm.outputs import check_target
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
     with ExitStack() as open_things, LoadProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
-        ctx = stored.windows.ctx if stored is not None else opening.ctx_size
-        model = open_things.enter_context(_load(name, opening, ctx, progress))
-        windows = _windows(model, ctx, own, stored)
+        ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
+        model = open_things.enter_context(_load(name, opening, ctx_size, progress))
+        windows = _windows(model, ctx_size, own, stored)
         base: LogitsSource | None = stored
         if own.kld and stored is None:
-            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx, progress)), windows)
+            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx_size, progress)), windows)
         source = ModelSource(model, windows)
         saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
         with saving as keep:
@@ -84,8 +85,8 @@ def model_files(name: str) -> tuple[Path, ...]:
         return file.paths
 
 
-def _load(name: str, opening: Measuring, ctx: int, progress: Progress) -> Model:
-    model = load(name, **(opening.of_load() | {"ctx": ctx}), progress=progress)
+def _load(name: str, opening: Measuring, ctx_size: int, progress: Progress) -> Model:
+    model = load(name, opening.options, progress=progress, ctx_size=ctx_size)
     tell(model)
     return model
 
@@ -104,14 +105,14 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
         file.close()
 
 
-def _windows(model: Model, ctx: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
+def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
     """The windows to evaluate. A base file provides its own; a text given as well must match them."""
     limit = own.chunks or None
     if stored is None:
-        return cut(model, read_text(own.file), ctx, limit)
+        return cut(model, read_text(own.file), ctx_size, limit)
     windows = Windows(stored.windows.tokens[:limit])
     if own.file and not np.array_equal(
-        cut(model, read_text(own.file), ctx, len(windows.tokens)).tokens, windows.tokens
+        cut(model, read_text(own.file), ctx_size, len(windows.tokens)).tokens, windows.tokens
     ):
         raise LocalLLMError(f"{own.kld}: made from another text or vocabulary; omit -f to use the text in it")
     return windows
@@ -125,7 +126,7 @@ def _as_json(
         "device": device,
         "text": own.file,
         "base": own.kld,
-        "ctx": windows.ctx,
+        "ctx": windows.ctx_size,
         "windows": len(windows.tokens),
         **asdict(result),
         "divergence": asdict(divergence) if divergence is not None else None,
@@ -138,7 +139,7 @@ def _lines(
     """(label, number) pairs with as many digits as llama.cpp prints."""
     lines = [
         ("model", f"{name} ({device})"),
-        ("text", f"{len(windows.tokens)} windows of {windows.ctx} tokens, {result.tokens} predictions"),
+        ("text", f"{len(windows.tokens)} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),
         ("perplexity", mean(result.perplexity, 4, 5)),
     ]
     if divergence is None:

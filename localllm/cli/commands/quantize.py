@@ -207,7 +207,7 @@ def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
 
 
 def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:
-    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+    with load(source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
         return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
 
 
@@ -218,7 +218,7 @@ def _method(
     if not own.method:
         yield None
         return
-    with load(source.path, ctx=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+    with load(source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
         windows = cut(model, text, CONTEXT, own.chunks or None)
         yield METHODS[own.method](model, windows, {job.name: job.after for job in jobs}, progress)
 
@@ -230,5 +230,5 @@ def _write(source: Source, target: Path, asked: _Asked, jobs: list[Job], how: Se
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"
     keys = metadata(source.stored, file_type, how.imatrix, name)
     with conversion(jobs, source.tensors, how) as tensors:
-        write_gguf(target, keys, tensors, overwrite=own.force, digest=digest)
+        write_gguf(target, keys, tensors, force=own.force, digest=digest)
     return digest.hexdigest()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
-from localllm.cli.options import Answering, Keeping, Opening, Run
+from localllm.cli.options import Keeping, Opening, Run
 from localllm.cli.terminal.answer import (
     Roof,
     converse,
@@ -22,6 +22,7 @@ from localllm.cli.terminal.answer import (
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache
 from localllm.errors import LocalLLMError
+from localllm.options import AnswerOptions
 
 if TYPE_CHECKING:
     from localllm.confined import Confined
@@ -46,8 +47,8 @@ def run(
     own: Run,
     name: str,
     prompt: str,
-    loading: Opening,
-    answering: Answering,
+    opening: Opening,
+    answering: AnswerOptions,
     keeping: Keeping,
     sampling: Mapping[str, Any],
 ) -> None:
@@ -58,9 +59,9 @@ def run(
         if not own.raw:
             confined.start()  # it starts while the model loads
         with LoadProgress() as progress:
-            model = load(name, **loading.of_load(), progress=progress)
+            model = load(name, opening.options, progress=progress)
         with model:
-            _answer(own, model, prompt, confined, loading.force, answering, keeping, sampling)
+            _answer(own, model, prompt, confined, opening.force, answering, keeping, sampling)
 
 
 def _answer(
@@ -69,7 +70,7 @@ def _answer(
     prompt: str,
     confined: Confined,
     force: bool,
-    answering: Answering,
+    answering: AnswerOptions,
     keeping: Keeping,
     sampling: Mapping[str, Any],
 ) -> None:
@@ -84,7 +85,7 @@ def _answer(
         else:
             session = model.session()
             ids = model.prompt_ids(prompt, parse_special=True)  # whether control tokens in it are read as such
-            options = (answering.max_tokens, answering.stop, cancel, answering.ignore_eos)
+            options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
         cache.take_up(session)
         statistics = write(pieces)
@@ -102,7 +103,7 @@ def _answer(
 
 
 def _conversation(
-    model: Model, confined: Confined, answering: Answering, sampling: Mapping[str, Any]
+    model: Model, confined: Confined, answering: AnswerOptions, sampling: Mapping[str, Any]
 ) -> Conversation | None:
     """The conversation that the prompt belongs to; None if it is continued as plain text."""
     from localllm.conversation import is_plain, template_of

@@ -16,14 +16,16 @@ from localllm.backends import BackendError
 from localllm.backends.base import F16_CACHE, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.checks import check_cache
+from localllm.box import resolve
 from localllm.cache.types import choose_types, harm
+from localllm.cli.flags import typed
 from localllm.cli.options import Show
 from localllm.cli.terminal.formatting import columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
-from localllm.model import context_of, limits_of, resolve
 from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from localllm.opening import context_of, limits_of
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
@@ -46,7 +48,7 @@ def show(own: Show, name: str) -> None:
 
 def describe(
     file: GGUFFile,
-    ctx: int,
+    ctx_size: int,
     every_tensor: bool,
     cache: CacheTypes = F16_CACHE,
     confined: Confined | None = None,
@@ -63,7 +65,7 @@ def describe(
         "model": _told(lambda: _model(file)),
         "tokenizer": _told(lambda: _tokenizer(file)),
         "sampling": _sampling(file),
-        "memory": _told(lambda: _memory(file, ctx, cache)),
+        "memory": _told(lambda: _memory(file, ctx_size, cache)),
         "formats": _by_format(file),
         "chat_template": _told(lambda: _template(file, confined)),  # last: its process starts meanwhile
         "metadata": {key: _abbreviated(value) for key, value in file.metadata.items()},
@@ -80,7 +82,7 @@ def _told(part: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return part()
     except (LocalLLMError, ModelError, BackendError) as error:
-        return {"problem": str(error)}
+        return {"problem": typed(error)}
 
 
 def _config(file: GGUFFile) -> Config:
@@ -145,7 +147,7 @@ def _sampling(file: GGUFFile) -> dict[str, Any]:
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
-def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
+def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     """Memory plan in bytes, for a context on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
@@ -153,7 +155,7 @@ def _memory(file: GGUFFile, ctx: int, asked: CacheTypes) -> dict[str, Any]:
     from localllm.backends.cpu.budget import plan_memory
 
     config = _config(file)
-    context = context_of(ctx or None, config)
+    context = context_of(ctx_size, config)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
     limits = limits_of(context, plan.logits.width, plan.window)
     choice = choose_types(asked, plan, limits, summarize(plan).weight_bytes, force=True)

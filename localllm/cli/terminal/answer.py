@@ -11,11 +11,10 @@ from time import perf_counter
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from localllm.cli.options import Answering
 from localllm.cli.terminal.console import YELLOW, Guard, raw, say
 from localllm.generation.statistics import Piece, Statistics
 from localllm.model import Model
-from localllm.sampling.options import SamplerOptions
+from localllm.options import AnswerOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from localllm.conversation import Conversation
@@ -66,7 +65,7 @@ def tell(model: Model) -> None:
             say(note)
 
 
-def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
+def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplingOptions:
     """The user's sampler options over the file's defaults. Prints a note for each default that cannot be used."""
     for note in model.sampling_defaults.notes:
         say(f"note: {note}", YELLOW)
@@ -76,7 +75,7 @@ def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplerOptions:
 def converse(
     model: Model,
     template: ChatTemplate,
-    answering: Answering,
+    answering: AnswerOptions,
     asked: Mapping[str, Any],
     context_shift: bool = False,
 ) -> Conversation:
@@ -88,12 +87,8 @@ def converse(
         template,
         sampling_of(model, asked),
         lambda note: say(f"note: {note}", YELLOW),
-        system=answering.system_prompt,
-        max_tokens=answering.max_tokens,
-        stop=answering.stop,
-        ignore_end=answering.ignore_eos,
+        answering,
         context_shift=context_shift,
-        parse_special_in_content=answering.parse_special_in_content,
     )
 
 

@@ -14,6 +14,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
+from localllm.cli.flags import typed
 from localllm.printable import printable
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 def say(text: str, style: str = DIM) -> None:
     """Print one line on stderr, after what stdout already has."""
     sys.stdout.flush()
-    print(styled(printable(text, None), style, sys.stderr), file=raw(sys.stderr), flush=True)
+    print(styled(printable(typed(text), None), style, sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def fail(text: str) -> None:

@@ -46,7 +46,7 @@ class PromptCache:
         if self._messages and not self._force:
             say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
             return
-        save(self._path, self._model, session, messages, overwrite=self._found)
+        save(self._path, self._model, session, messages, force=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""
@@ -59,7 +59,7 @@ class PromptCache:
         if self._path is not None and self._write:
             conversation.forget_rest()
             if (conversation.session.tokens, conversation.messages) != (self._tokens, self._messages):
-                put_down(conversation, self._path, overwrite=self._found)
+                put_down(conversation, self._path, force=self._found)
 
     def _there(self, path: Path) -> bool:
         if not path.exists() and not self._write:
@@ -75,9 +75,9 @@ def take_up(conversation: Conversation, path: Path) -> None:
     _tell_problem(kept)
 
 
-def put_down(conversation: Conversation, path: Path, overwrite: bool) -> None:
+def put_down(conversation: Conversation, path: Path, force: bool) -> None:
     """Save a conversation to a file."""
-    written = conversation.save(path, overwrite)
+    written = conversation.save(path, force)
     held = len(conversation.session.tokens)
     say(f"{path}: {_turns(conversation.messages)}, {held} tokens, {size(written)} written")
 

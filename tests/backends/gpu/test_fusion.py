@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes, Limits
+from localllm.backends.gpu import bind
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
-from localllm.backends.gpu.lower import lower
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Plan, Recorder, Value
 from tests.backends.support import Shape, plan, record, tokens
@@ -32,7 +32,7 @@ WHOLE = ["embed", *LAYER, *LAYER, *LAST, "norm_rows", "matvec"]
 
 def launched(model: Plan, rows: int = 1, cache: CacheTypes = F16_CACHE) -> list[str]:
     """The kernels of a step, in order."""
-    dispatches = lower(model, LIMITS, cache).dispatches
+    dispatches = bind.program(model, LIMITS, cache).dispatches
     return [launch.kernel.name for dispatch in dispatches for launch in dispatch.launches(rows)]
 
 
@@ -114,7 +114,7 @@ CACHES = [(name, F16_CACHE) for name in MODELS] + [("Q4_0, biased", CacheTypes("
 def test_fused_operations_have_the_bits_of_single_ones(gpu: Backend, name: str, cache: CacheTypes) -> None:
     """Decode, few rows and prefill of two sequences. The distance from float32 is that of int8 activations."""
     model = MODELS[name]
-    single = lower(model, LIMITS, cache, model.values)
+    single = bind.program(model, LIMITS, cache, model.values)
     assert len(launched(model, 1, cache)) < sum(len(d.launches(1)) for d in single.dispatches)
     ids = tokens(80, 29)  # the smallest vocabulary
     found = []

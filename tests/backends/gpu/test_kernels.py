@@ -14,10 +14,11 @@ import pytest
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.gpu.bind import program
+from localllm.backends.gpu.emit import EMITTERS
 from localllm.backends.gpu.kernels import attention, experts, largest, products, rowwise
 from localllm.backends.gpu.kernels.kernel import Access, Kernel, Launch
 from localllm.backends.gpu.kernels.products import ExpertBuffers, ExpertProduct, Matmul, Product, ProductBuffers
-from localllm.backends.gpu.lower import EMITTERS, lower
 from localllm.backends.gpu.program import Program
 from localllm.backends.gpu.references import Choices, Fixed, MatrixOf
 from localllm.backends.gpu.steps import ROW_CLASSES
@@ -100,16 +101,16 @@ def programs() -> Iterator[tuple[Plan, Program]]:
     for name in MODELS:
         for compute in ("", "sm_90"):
             for cache_types in (CacheTypes(), CacheTypes("q8_0", "q4_0")):
-                yield tiny_plan(name), lower(tiny_plan(name), Limits(80, 8, 4, 256), cache_types, (), compute)
+                yield tiny_plan(name), program(tiny_plan(name), Limits(80, 8, 4, 256), cache_types, (), compute)
     for small in (small for group in PLANS.values() for small in group):
         plan = record(small.table, small.build)
-        yield plan, lower(plan, Limits(80, 8, 1, 64), small.cache, (), "sm_90")
+        yield plan, program(plan, Limits(80, 8, 1, 64), small.cache, (), "sm_90")
 
 
 def test_every_macro_of_a_declaration_is_in_its_sources() -> None:
     seen = set()
-    for _, program in programs():
-        for kernel in program.kernels():
+    for _, made in programs():
+        for kernel in made.kernels():
             if type(kernel) not in seen:
                 seen.add(type(kernel))
                 text = kernel.source(generic=False).split("\n", len(kernel.constants()))[-1]
@@ -175,7 +176,7 @@ def test_there_is_an_emitter_for_every_operation() -> None:
 
     plan = tiny_plan("llama plain")
     with pytest.raises(BackendError, match="there are no kernels for unknown on a graphics card yet"):
-        lower(replace(plan, operations=(*plan.operations, Unknown())), Limits(8, 8, 1, 64), CacheTypes())
+        program(replace(plan, operations=(*plan.operations, Unknown())), Limits(8, 8, 1, 64), CacheTypes())
 
 
 def accesses(launch: Launch) -> tuple[set[object], set[object]]:
@@ -187,13 +188,13 @@ def accesses(launch: Launch) -> tuple[set[object], set[object]]:
 
 def test_what_a_launch_reads_was_written_before_and_is_not_what_it_writes() -> None:
     """For every number of rows, in tiny models and small plans, with and without tensor cores."""
-    for plan, program in programs():
+    for plan, lowered in programs():
         for rows in ROW_CLASSES:
             made: set[object] = set()
-            for dispatch in program.dispatches:
+            for dispatch in lowered.dispatches:
                 for launch in dispatch.launches(rows):
                     reads, writes = accesses(launch)
                     assert reads <= made, (dispatch.label, launch.kernel.name, rows)
                     assert not reads & writes, (dispatch.label, launch.kernel.name, rows)
                     made |= writes
-            assert program.where[plan.logits.index] in made
+            assert lowered.where[plan.logits.index] in made

@@ -9,8 +9,9 @@ import localllm
 from localllm.backends.base import Backend, BackendError, Picks
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.largest import SORTED
+from localllm.options import SamplingOptions
 from localllm.plan import Batch
-from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
 from localllm.sampling.select import largest
 from tests.backends.support import bind, record
@@ -62,7 +63,7 @@ def test_a_nan_comes_first(gpu: Backend) -> None:
     ids, logits = handed_over(gpu, x, 3, np.array([0]))
     assert ids[0, :2].tolist() == [7000, 3]
     with pytest.raises(SamplingError, match="largest logit is nan"):
-        Sampler(SamplerOptions()).sample_largest(ids[0], logits[0])
+        Sampler(SamplingOptions()).sample_largest(ids[0], logits[0])
 
 
 def test_more_than_there_is_room_for_is_refused(gpu: Backend) -> None:
@@ -87,7 +88,7 @@ OPTIONS = {
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tokens_are_those_of_all_logits(name: str) -> None:
     given, looks_at = OPTIONS[name]
-    options = SamplerOptions(seed=4, **given)
+    options = SamplingOptions(seed=4, **given)
     assert Sampler(options).looks_at == looks_at
     if looks_at:
         whole, part = Sampler(options), Sampler(options)

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from localllm.backends.base import Limits
-from localllm.backends.gpu import formats
+from localllm.backends.gpu import bind, formats
 from localllm.backends.gpu.cachetypes import CACHE
-from localllm.backends.gpu.lower import lower
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
 from tests.backends.gpu.small import PLANS, check
 from tests.backends.support import record
@@ -44,7 +43,7 @@ def test_every_kernel_format_and_cache_type_is_there() -> None:
     written = {name for text in sources for name in re.findall(r"^KERNEL\(\w+, (\w+)\)", text, re.MULTILINE)}
     every = [small for name in PLANS for small in PLANS[name]]
     programs = [
-        lower(record(small.table, small.build), Limits(20, 20, 1, 64), small.cache, (), compute)
+        bind.program(record(small.table, small.build), Limits(20, 20, 1, 64), small.cache, (), compute)
         for small in every
         for compute in ("", "sm_90")
     ]

@@ -170,11 +170,11 @@ def test_layers_with_a_window_keep_blocks_of_their_own_on_both_sides(pair: Pair)
 def test_what_needs_one_place_is_refused(pair: Pair) -> None:
     model = plan("Q8_0", MODEL)
     backend = HybridBackend(*pair, Placement(2))
-    with pytest.raises(BackendError, match="leave -ngl and -ncmoe out"):
+    with pytest.raises(BackendError, match="leave gpu_layers and n_cpu_moe out"):
         backend.bind(model, LIMITS, keep=[model.values[0]])
     found = backend.bind(model, LIMITS)
     for refused in (lambda: found.value(model.values[0]), lambda: found.routing(model.values[0])):
-        with pytest.raises(BackendError, match="leave -ngl and -ncmoe out"):
+        with pytest.raises(BackendError, match="leave gpu_layers and n_cpu_moe out"):
             refused()
     found.close()
 

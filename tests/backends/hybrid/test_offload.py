@@ -22,7 +22,8 @@ from localllm.backends.hybrid.offload import RESERVE, DoesNotFit, Offload, Plann
 from localllm.backends.opencl.backend import OpenClBackend
 from localllm.cache.prompt_cache import read, restore, save
 from localllm.cli.main import main
-from localllm.model import limits_of
+from localllm.opening import limits_of
+from localllm.options import LoadOptions, SpeculationOptions
 from localllm.plan import Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan
@@ -107,9 +108,9 @@ def test_what_is_asked_for_and_does_not_fit_is_refused_with_what_would(card: Sma
             plans.place(Offload(asked))
     text = str(found.value)
     assert text.startswith("card: 5 of 5 layers need ")
-    assert "-ngl 4" in text
-    assert "-ncmoe" not in text
-    (context,) = (int(n) for n in re.findall(r"-c (\d+)", text))
+    assert "gpu_layers=4" in text
+    assert "n_cpu_moe" not in text
+    (context,) = (int(n) for n in re.findall(r"ctx_size=(\d+)", text))
     assert plans.fits(Placement(5), context)
     assert not plans.fits(Placement(5), context + 256)
     assert plans.place(Offload(4)) == Placement(4)
@@ -122,7 +123,7 @@ def test_experts_on_the_cpu_are_proposed_where_they_help(card: Small) -> None:
     everything, fewer = (total(plans.needs(Placement(3, experts))) for experts in (0, 1))
     assert fewer < everything
     room_for(card, fewer)
-    with pytest.raises(DoesNotFit, match="-ncmoe 1"):
+    with pytest.raises(DoesNotFit, match="n_cpu_moe=1"):
         plans.place(Offload("all"))
     assert plans.place(Offload("all", 1)) == Placement(3, 1)
     assert plans.place(Offload("auto", 1)) == Placement(3, 1)
@@ -132,14 +133,8 @@ def test_where_nothing_fits_that_is_said(card: Small) -> None:
     plans = planner(card, plan("Q8_0", MODEL), 64)
     card.free = 1000
     assert plans.place(Offload()) == Placement(0)
-    with pytest.raises(DoesNotFit, match="nothing of it fits: use --backend cpu"):
+    with pytest.raises(DoesNotFit, match='nothing of it fits: use backend="cpu"'):
         plans.place(Offload(1))
-
-
-@pytest.mark.parametrize("options", [("most",), (-1,), ("all", -1)])
-def test_options_that_mean_nothing(options: tuple[int | str, int]) -> None:
-    with pytest.raises(BackendError, match="-ngl"):
-        Offload(*options)
 
 
 # -- what is said ----------------------------------------------------------------------------------------------------
@@ -239,7 +234,7 @@ def test_memory_that_runs_out_in_a_step_is_explained(
     def refuse(*_: object, **__: object) -> None:
         raise pyopencl.MemoryError("enqueue", pyopencl.status_code.MEM_OBJECT_ALLOCATION_FAILURE)
 
-    with localllm.load("demo", backend="opencl", layers=2) as model, monkeypatch.context() as patch:
+    with localllm.load("demo", backend="opencl", gpu_layers=2) as model, monkeypatch.context() as patch:
         patch.setattr(pyopencl, call, refuse)
         with pytest.raises(BackendError, match=r"out of memory at (a step|an upload); use fewer layers on it"):
             list(model.generate("Hi", max_tokens=2))
@@ -255,7 +250,7 @@ def test_memory_that_runs_out_in_a_step_is_explained(
 @pytest.mark.parametrize("name", ["stories260K-f32", "babyllama-969K-tok361-f32"])
 @pytest.mark.parametrize("layers", [2, 5])
 def test_greedy_text_is_llama_cpp_s(name: str, layers: int) -> None:
-    with localllm.load(reference("models", f"{name}.gguf"), backend="opencl", layers=layers) as model:
+    with localllm.load(reference("models", f"{name}.gguf"), backend="opencl", gpu_layers=layers) as model:
         pieces = list(model.generate("Once upon a time", max_tokens=160, temperature=0))
     text = "Once upon a time" + "".join(piece.text for piece in pieces)
     assert text.strip() == reference("models", f"{name}.greedy160.txt").read_text(encoding="utf-8").strip()
@@ -267,10 +262,10 @@ def text_of(model: localllm.Model, prompt: str = "Tell me about your day", count
 
 def test_guessing_ahead_changes_nothing() -> None:
     """Rejected guesses are taken back out of the caches of both sides."""
-    with localllm.load("demo", backend="opencl", layers=3) as model:
+    with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         truth = text_of(model)
-    for how in ({"speculate": "ngram"}, {"draft": "draft", "speculate": "draft"}):
-        with localllm.load("demo", backend="opencl", layers=3, **how) as model:  # type: ignore[arg-type]
+    for how in (SpeculationOptions(spec="ngram"), SpeculationOptions("draft", "draft")):
+        with localllm.load("demo", LoadOptions(backend="opencl", gpu_layers=3, speculation=how)) as model:
             assert text_of(model) == truth
             if model.draft is not None:
                 assert "2 of 2 layers" in model.draft.placed
@@ -279,7 +274,7 @@ def test_guessing_ahead_changes_nothing() -> None:
 def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
     """Rewinding, and a cache in a file, which another cut does not take for its own."""
     kept = tmp_path / "kept"
-    with localllm.load("demo", backend="opencl", layers=3) as model:
+    with localllm.load("demo", backend="opencl", gpu_layers=3) as model:
         ids = model.tokenize("One day a very small cat went out to look for a friend. " * 12)[:150]
         session = model.session()
         session.evaluate(ids, logits=False)
@@ -291,7 +286,7 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
         save(kept, model, session, [])
         truth = session.evaluate([ids[5]], logits=False).copy()
     for layers, problem in ((3, ""), (2, "its cache is 2 of cpu ")):
-        with localllm.load("demo", backend="opencl", layers=layers) as model:
+        with localllm.load("demo", backend="opencl", gpu_layers=layers) as model:
             found = read(kept, model)
             assert found.problem[:22] == problem
             session = model.session()
@@ -307,7 +302,7 @@ def test_experts_of_a_reference_model_on_the_cpu() -> None:
     truth = np.load(reference("archs", "llama-moe.npz"))
     ids = [int(token) for token in truth["tokens"]]
     for experts in (1, 2):
-        with localllm.load(path, backend="opencl", layers="all", host_experts=experts) as model:
+        with localllm.load(path, backend="opencl", gpu_layers="all", n_cpu_moe=experts) as model:
             assert f"but for the experts of the first {experts}" in model.placed
             assert "the rest on the CPU" in model.placed
             difference = model.logits(ids) - truth["logits"]

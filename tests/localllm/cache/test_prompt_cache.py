@@ -19,12 +19,13 @@ from localllm.cache.prompt_cache import CacheFileError, read, restore, save
 from localllm.conversation import Conversation, template_of
 from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
+from localllm.options import AnswerOptions
 from localllm.outputs import OutputError
 from localllm.plan import BLOCK
 from tests.conftest import full_disk
 from tests.localllm.support import localllm, write_model
 
-GREEDY = api.SamplerOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
+GREEDY = api.SamplingOptions(temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000)
 IDS = [1, *range(270, 350), *range(300, 350), *range(280, 290)]  # two blocks and a piece
 MESSAGES = [{"role": "user", "content": "é\u2028\x00"}, {"role": "assistant", "content": ""}]
 
@@ -90,7 +91,7 @@ def test_many_pieces_are_as_one(model: api.Model, kept: Path, monkeypatch: pytes
 
 def test_a_turn_after_loading_is_the_turn_after_saving(file: Path, model: api.Model, tmp_path: Path) -> None:
     def talk(opened: api.Model) -> Conversation:
-        return Conversation(opened, template_of(opened)[0], GREEDY, pytest.fail, system="Be brief.", max_tokens=40)
+        return Conversation(opened, template_of(opened)[0], GREEDY, pytest.fail, AnswerOptions(40, "Be brief."))
 
     first = talk(model)
     list(first.say("one"))
@@ -110,7 +111,7 @@ def test_a_turn_after_loading_is_the_turn_after_saving(file: Path, model: api.Mo
 
 
 def test_what_was_taken_back_is_not_in_the_file(model: api.Model, tmp_path: Path) -> None:
-    conversation = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, max_tokens=40)
+    conversation = Conversation(model, template_of(model)[0], GREEDY, pytest.fail, AnswerOptions(max_tokens=40))
     list(conversation.say("one"))
     list(conversation.say("secret"))
     conversation.undo()
@@ -121,7 +122,7 @@ def test_what_was_taken_back_is_not_in_the_file(model: api.Model, tmp_path: Path
     conversation.clear()
     with pytest.raises(OutputError, match="exists"):
         conversation.save(tmp_path / "c")
-    conversation.save(tmp_path / "c", overwrite=True)
+    conversation.save(tmp_path / "c", force=True)
     assert read(tmp_path / "c", model).tokens == [1]  # BOS
     conversation.close()
 
@@ -208,7 +209,10 @@ def test_another_format_another_model_too_small_a_context(file: Path, model: api
     with pytest.raises(CacheFileError, match="has format 2, this program reads 1"):
         read(kept, model)
     kept.write_bytes(whole)
-    with api.load(file, ctx=100) as small, pytest.raises(CacheFileError, match="141 tokens, but the context is 100"):
+    with (
+        api.load(file, ctx_size=100) as small,
+        pytest.raises(CacheFileError, match="141 tokens, but the context is 100"),
+    ):
         read(kept, small)
     with api.load("demo") as demo, pytest.raises(CacheFileError, match=r'with another model.*\("tiny"\)'):
         read(kept, demo)
@@ -261,11 +265,11 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 
     for room in (len(before) // 2, 100):
         with full_disk(room), pytest.raises(OutputError, match="cannot be written: File too large"):
-            save(kept, model, session, [], overwrite=True)
+            save(kept, model, session, [], force=True)
     with monkeypatch.context() as patch:
         patch.setattr(model.executable, "read_blocks", lambda *_: (_ for _ in ()).throw(BackendError("gone")))
         with pytest.raises(BackendError):
-            save(kept, model, session, [], overwrite=True)
+            save(kept, model, session, [], force=True)
     assert [path.name for path in kept.parent.iterdir()] == ["kept"]
     assert kept.read_bytes() == before
     with pytest.raises(OutputError, match="no such folder"):

@@ -28,9 +28,9 @@ def limits_of(blocks: int, window_blocks: int = 0) -> Limits:
 @pytest.mark.parametrize(
     ("head_dim", "keys", "values", "told"),
     [
-        (8, "q8_0", "f16", "-ctk q8_0: heads of 8 values do not fill its blocks of 32"),
-        (8, "f16", "q4_0", "-ctv q4_0: heads of 8 values"),
-        (24, "q4_0", "f16", "-ctk q4_0: heads of 24 values are too few to spread"),
+        (8, "q8_0", "f16", 'cache_type_k="q8_0": heads of 8 values do not fill its blocks of 32'),
+        (8, "f16", "q4_0", 'cache_type_v="q4_0": heads of 8 values'),
+        (24, "q4_0", "f16", 'cache_type_k="q4_0": heads of 24 values are too few to spread'),
         (64, "q4_0", "q4_0", ""),
         (8, "fp8", "bf16", ""),
     ],
@@ -38,7 +38,7 @@ def limits_of(blocks: int, window_blocks: int = 0) -> Limits:
 def test_what_harms_is_refused_but_for_force(head_dim: int, keys: str, values: str, told: str) -> None:
     plan, asked = plan_of(head_dim), CacheTypes(keys, values)
     if told:
-        with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or --force it$"):
+        with pytest.raises(LocalLLMError, match=f"^{told}.*; take f16 or q8_0, or force it$"):
             choose_types(asked, plan, limits_of(2), 1000, force=False)
     assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).types == asked
     assert choose_types(asked, plan, limits_of(2), 1000, force=bool(told)).note == ""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import localllm as api
-import localllm.model
+import localllm.opening
 from localllm.cache.paging import SLACK
 from localllm.cache.prompt_cache import read, restore, save
 from localllm.gguf import NewTensor, write_gguf
@@ -32,16 +32,16 @@ def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def model(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[api.Model]:
-    monkeypatch.setattr(localllm.model, "WINDOW_PAST", PAST)
-    monkeypatch.setattr(localllm.model, "BATCH_ROWS", 64)
-    with api.load(path, ctx=CONTEXT, threads=2) as opened:
+    monkeypatch.setattr(localllm.opening, "WINDOW_PAST", PAST)
+    monkeypatch.setattr(localllm.opening, "BATCH_ROWS", 64)
+    with api.load(path, ctx_size=CONTEXT, threads=2) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def truth(path: Path) -> np.ndarray:
     """float32 (1100, vocabulary), from a cache that keeps everything."""
-    with api.load(path, ctx=CONTEXT, threads=1) as whole:
+    with api.load(path, ctx_size=CONTEXT, threads=1) as whole:
         assert whole.pool.windowed is None
         return whole.logits(IDS)
 
@@ -65,14 +65,14 @@ def test_the_bits_are_those_of_a_cache_that_keeps_everything(model: api.Model, t
 
 
 def test_the_reference_backend_agrees(path: Path, truth: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(localllm.model, "WINDOW_PAST", 0)
-    monkeypatch.setattr(localllm.model, "BATCH_ROWS", 32)
-    with api.load(path, backend="reference", ctx=800) as model:
+    monkeypatch.setattr(localllm.opening, "WINDOW_PAST", 0)
+    monkeypatch.setattr(localllm.opening, "BATCH_ROWS", 32)
+    with api.load(path, backend="reference", ctx_size=800) as model:
         assert model.pool.windowed is not None
         found = model.logits(IDS[:700])
         assert np.abs(found - truth[:700]).max() < 0.05 * np.abs(truth).max()
-        monkeypatch.setattr(localllm.model, "WINDOW_PAST", CONTEXT)
-        with api.load(path, backend="reference", ctx=800) as whole:
+        monkeypatch.setattr(localllm.opening, "WINDOW_PAST", CONTEXT)
+        with api.load(path, backend="reference", ctx_size=800) as whole:
             assert whole.pool.windowed is None
             assert (whole.logits(IDS[:700]) == found).all()
 
@@ -99,7 +99,7 @@ def test_far_back_means_from_the_start(model: api.Model, truth: np.ndarray) -> N
     feed(session, 0, 1100)
     assert session.shared(IDS[:1090]) == 1090
     assert session.shared(IDS[:300]) == 0
-    greedy = api.SamplerOptions(temperature=0.0)
+    greedy = api.SamplingOptions(temperature=0.0)
     for stop, reused in ((1095, 1094), (300, 0), (299, 298)):
         pieces = list(session.generate(IDS[:stop], model.sampler(greedy), max_tokens=1))
         assert pieces[-1].statistics is not None
@@ -142,7 +142,7 @@ def test_a_file_holds_the_window_alone(
     assert fresh.rewind(950) == 950
     assert (feed(fresh, 950, 1100) == truth[950:]).all()
     fresh.close()
-    monkeypatch.setattr(localllm.model, "WINDOW_PAST", CONTEXT)
-    with api.load(path, ctx=CONTEXT) as whole:  # keeps everything: the file's windows are not enough for that
+    monkeypatch.setattr(localllm.opening, "WINDOW_PAST", CONTEXT)
+    with api.load(path, ctx_size=CONTEXT) as whole:  # keeps everything: the file's windows are not enough for that
         found = read(tmp_path / "c", whole)
         assert found.problem == "its cache keeps another window"

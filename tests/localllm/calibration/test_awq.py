@@ -110,7 +110,7 @@ def test_moments_are_those_of_the_inputs() -> None:
     """The diagonal is what the importance matrix sums; q, k and v share one array."""
     from localllm.calibration.imatrix import measure
 
-    with load("demo", ctx=64, observe=True) as model:
+    with load("demo", ctx_size=64, observe=True) as model:
         windows = cut(model, SMALLTALK.read_text(), 64, 3)
         names = [n for n in model.file.tensors if n.startswith("blk.1.")]
         moments, imatrix = collect(model, windows, names), measure(model, windows)
@@ -144,12 +144,12 @@ def stored(model: Model, path: Path, format_name: str, method: str) -> Path:
         else:
             rows = how.store(name, values, formats[name])
         new.append(NewTensor(name, formats[name], tensor.shape, rows))
-    write_gguf(path, dict(model.file.metadata), new, overwrite=True)
+    write_gguf(path, dict(model.file.metadata), new, force=True)
     return path
 
 
 def divergence(path: Path, base: Model, windows: Windows) -> float:
-    with load(path, ctx=windows.ctx) as model:
+    with load(path, ctx_size=windows.ctx_size) as model:
         own, other = ModelSource(model, windows), ModelSource(base, windows)
         _, found = statistics(Scores.join(list(evaluate(windows, own, other))))
         other.close()
@@ -159,7 +159,7 @@ def divergence(path: Path, base: Model, windows: Windows) -> float:
 
 def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
     """On windows that were not used to quantize. The factors of AWQ are near 1 here, where no input stands out."""
-    with load("demo", ctx=128, observe=True) as model:
+    with load("demo", ctx_size=128, observe=True) as model:
         held_out = Windows(cut(model, SMALLTALK.read_text(), 128).tokens[12:24])
         cost = {
             method: divergence(stored(model, tmp_path / f"{method}.gguf", "Q4_0", method), model, held_out)
@@ -171,7 +171,7 @@ def test_gptq_halves_what_four_bits_cost(tmp_path: Path) -> None:
 
 def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
     """A model that computes the same with two inputs made huge: the factors find them, and make them small again."""
-    with load("demo", ctx=128, observe=True) as model:
+    with load("demo", ctx_size=128, observe=True) as model:
         (group, *_) = groups(model.plan) if model.plan is not None else []
         scale = np.ones(256, np.float32)
         scale[[3, 100]] = 1 / 64.0  # columns of weights made small, their inputs large
@@ -185,7 +185,7 @@ def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
             rows = quant.quantize(values.reshape(tensor.rows, -1), format_name)
             new.append(NewTensor(name, format_name, tensor.shape, rows))
         write_gguf(tmp_path / "odd.gguf", dict(model.file.metadata), new)
-    with load(tmp_path / "odd.gguf", ctx=128, observe=True) as odd:
+    with load(tmp_path / "odd.gguf", ctx_size=128, observe=True) as odd:
         windows = cut(odd, SMALLTALK.read_text(), 128, 6)
         factors = scale_model(odd, windows, dict.fromkeys(group.readers, "Q4_0"))
         columns = factors[group.readers[0]].columns

@@ -58,7 +58,7 @@ def test_every_expert_counts_the_rows_it_got(arch: str) -> None:
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
     found = []
     for backend in ("cpu", "reference"):
-        with load(path, backend, ctx=32, observe=True) as model:
+        with load(path, backend=backend, ctx_size=32, observe=True) as model:
             found.append(measure(model, windows, output=True))
             assert model.plan is not None
             mixtures = [op for op in model.plan.operations if isinstance(op, Experts)]
@@ -81,7 +81,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
     """phi3 has q, k and v in one matrix, which the plan reads as three."""
     path = reference("archs", "phi3-dense.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 20)).astype(np.int32))
-    with load(path, ctx=32, observe=True) as model:
+    with load(path, ctx_size=32, observe=True) as model:
         entries = measure(model, windows, output=True).entries
         assert model.plan is not None
         parts = {op.weight.name for op in model.plan.operations if isinstance(op, Linear)}
@@ -93,7 +93,7 @@ def test_rows_of_a_matrix_that_is_read_in_parts_count_once() -> None:
 def test_windows_begin_with_bos(tmp_path: Path) -> None:
     """Position 0 of every window is BOS where the vocabulary wants it, whatever the text has there."""
     path = reference("models", "stories260K-f32.gguf")
-    with load(path, ctx=16, observe=True) as model:
+    with load(path, ctx_size=16, observe=True) as model:
         windows = cut(model, "Once upon a time there was a big dog and a little cat. " * 4, 16)
         embedded = {tuple(np.round(inputs[0].x[0], 6)) for inputs in matrix_inputs(model, windows)}
     assert len(windows.tokens) > 3
@@ -146,7 +146,7 @@ def test_names_are_bytes(tmp_path: Path, name: str) -> None:
 def test_a_number_of_windows_that_no_file_can_say_is_none(tmp_path: Path) -> None:
     """What quantize writes of it is a uint32."""
     for chunks in (np.uint64(1 << 40), np.int32(-1)):
-        write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), overwrite=True)
+        write_gguf(tmp_path / "a.gguf", {"imatrix.chunk_count": chunks}, _tensors("x"), force=True)
         found = read(tmp_path / "a.gguf")
         assert found.chunks == 0
         assert "quantize.imatrix.chunks_count" not in metadata({}, None, found, "a.gguf")
@@ -175,7 +175,7 @@ def test_a_cut_file_is_refused(tmp_path: Path, cut_off: int) -> None:
 
 def test_what_is_no_importance_is_refused(tmp_path: Path) -> None:
     for sums in (np.array([[np.nan]], np.float32), np.array([[-1.0]], np.float32)):
-        write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1), overwrite=True)
+        write(tmp_path / "a.gguf", Imatrix({"x": Entry(sums, np.array([1]))}, 1, 1), force=True)
         with pytest.raises(LocalLLMError, match="negative numbers, NaN"):
             read(tmp_path / "a.gguf")
     with pytest.raises(LocalLLMError, match="not an importance matrix"):

@@ -73,7 +73,7 @@ def test_a_format_that_is_larger_and_worse_is_never_chosen() -> None:
 
 def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
     """Expected, run with all tensors changed, and measured on a file so written: three times the same divergence."""
-    with Trial("demo", TEXT, ctx=128, windows=6) as trial:
+    with Trial("demo", TEXT, ctx_size=128, windows=6) as trial:
         names = [f"blk.{i}.{part}.weight" for i in (0, 3) for part in ("attn_v", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))
         all_4 = dict.fromkeys(names, "Q4_0")
@@ -85,14 +85,14 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
         errors = [e.error for e in options]
         assert errors == sorted(errors, reverse=True)
         assert [e.format for e in options] == list(FORMATS)
-    with load("demo", ctx=128) as base:
+    with load("demo", ctx_size=128) as base:
         new = []
         for name, tensor in base.file.tensors.items():
             values = quant.dequantize(tensor.read(0, tensor.rows), tensor.format)
             format_name = all_4.get(name, tensor.format)
             new.append(NewTensor(name, format_name, tensor.shape, quant.quantize(values, format_name)))
         write_gguf(tmp_path / "q.gguf", dict(base.file.metadata), new)
-        with load(tmp_path / "q.gguf", ctx=128) as model:
+        with load(tmp_path / "q.gguf", ctx_size=128) as model:
             windows = cut(model, TEXT, 128, 6)
             pair = ModelSource(model, windows), ModelSource(base, windows)
             _, found = statistics(Scores.join(list(evaluate(windows, *pair))))
@@ -101,7 +101,7 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
 
 
 def test_a_bound_on_the_divergence_is_kept_as_measured() -> None:
-    with Trial("demo", TEXT, ctx=128, windows=4) as trial:
+    with Trial("demo", TEXT, ctx_size=128, windows=4) as trial:
         names = [f"blk.{i}.{part}.weight" for i in range(4) for part in ("ffn_up", "ffn_down")]
         effects = trial.effects(dict.fromkeys(names, FORMATS))
         formats, measured = fit_kld(trial, effects, 0.004)
@@ -113,12 +113,12 @@ def test_a_bound_on_the_divergence_is_kept_as_measured() -> None:
 def test_importance_is_what_the_quantizer_is_given() -> None:
     """With that of this text the outputs on this text lose less."""
     name = "blk.1.ffn_up.weight"
-    with load("demo", ctx=64, observe=True) as model:
+    with load("demo", ctx_size=64, observe=True) as model:
         windows = cut(model, TEXT, 64, 4)
         imatrix = measure(model, windows)
     errors = []
     for given in (None, imatrix):
-        with Trial("demo", windows, ctx=64, imatrix=given) as trial:
+        with Trial("demo", windows, ctx_size=64, imatrix=given) as trial:
             errors.append(trial.effects({name: ("Q4_0",)})[name][0].error)
             with pytest.raises(LocalLLMError, match="not a matrix"):
                 trial.kld({"blk.0.attn_norm.weight": "Q4_0"})
@@ -130,7 +130,7 @@ def test_experts_and_matrices_read_in_parts_can_be_tried(arch: str) -> None:
     """Changed as a whole and put back as a whole. These files have no tokenizer, so the windows are put in by hand."""
     path = reference("archs", f"{arch}.gguf")
     windows = Windows(np.random.RandomState(2).randint(0, 128, (2, 32)).astype(np.int32))
-    with Trial(path, windows, ctx=32) as trial:
+    with Trial(path, windows, ctx_size=32) as trial:
         names = [n for n in trial.names if n.startswith("blk.1.") and "inp" not in n]
         effects = trial.effects(dict.fromkeys(names, ("Q4_0", "Q8_0")))
         assert any(options[0].kld > 0 for options in effects.values())

@@ -15,10 +15,11 @@ import localllm as api
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
+from localllm.options import AnswerOptions
 from localllm.template import ChatTemplate
 from tests.localllm.support import Terminal, localllm, write_model
 
-GREEDY = api.SamplerOptions(
+GREEDY = api.SamplingOptions(
     temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000
 )  # a token counts once, not twice
 
@@ -37,14 +38,14 @@ def model(tiny: Path) -> Iterator[api.Model]:
 def talk(model: api.Model, **options: object) -> Conversation:
     template, note = template_of(model)
     assert note is None
-    return Conversation(model, template, GREEDY, pytest.fail, **options)  # type: ignore[arg-type]
+    return Conversation(model, template, GREEDY, pytest.fail, AnswerOptions.of(options))
 
 
 # -- the conversation ----------------------------------------------------------------------------------------------
 
 
 def test_a_turn_is_the_continuation_of_all_turns_before(model: api.Model) -> None:
-    conversation = talk(model, system="Be brief.", max_tokens=5)
+    conversation = talk(model, system_prompt="Be brief.", max_tokens=5)
     first = "".join(piece.text for piece in conversation.say("one"))
     pieces = list(conversation.say("two"))
     written = (
@@ -82,7 +83,7 @@ def test_a_cancelled_answer_counts_as_far_as_it_came(model: api.Model) -> None:
 
 
 def test_a_turn_that_does_not_fit_is_refused_and_forgotten(tiny: Path) -> None:
-    with api.load(tiny, ctx=64) as small:
+    with api.load(tiny, ctx_size=64) as small:
         conversation = talk(small, max_tokens=3)
         with pytest.raises(ContextFull, match="the context holds 64"):
             list(conversation.say("x" * 100))

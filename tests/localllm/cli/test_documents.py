@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from localllm.box import resolve
 from localllm.cli.app import read
 from localllm.cli.documents import SECTIONS, brought_up_to_date
 from localllm.cli.main import COMMANDS
-from localllm.model import resolve
 from localllm.models import ARCHITECTURES
 from tests.localllm.support import PROGRAM, REPOSITORY
 

@@ -13,7 +13,7 @@ import pytest
 
 import localllm as api
 from localllm.cli.main import COMMANDS, main
-from localllm.cli.options import declared
+from localllm.options import declared
 from tests.conftest import reference
 from tests.localllm.support import PROGRAM, REPOSITORY, default_signals, localllm, write_model
 
@@ -45,7 +45,7 @@ def test_help_imports_nothing_heavy(words: list[str]) -> None:
 def test_help_of_a_command_names_all_its_options(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
-    flags = [flag for group in COMMANDS[name].groups for _, _, option in declared(group) for flag in option.flags]
+    flags = [flag for group in COMMANDS[name].groups for _, _, _, option in declared(group) for flag in option.flags]
     assert [flag for flag in flags if flag not in text] == []
     assert len(set(flags)) == len(flags)  # no flag means two things
 
@@ -71,6 +71,8 @@ WRONG = [
     (["run", "m", "hi", "--top-k", "1.5"], "--top-k: '1.5' is not a whole number"),
     (["run", "m", "hi", "--samplers", "top_k;magic"], "--samplers: names 'magic'"),
     (["run", "m", "hi", "-l", "12"], "-l/--logit-bias: '12' is not TOKEN+BIAS"),
+    (["run", "m", "hi", "--chat-template-kwargs", "{x}"], "--chat-template-kwargs: '{x}' is not a JSON object"),
+    (["run", "m", "hi", "--chat-template-kwargs", "[1]"], "'[1]' is not a JSON object"),
     (["run", "m", "hi", "-t", "0"], "-t/--threads: '0' is not a whole number of at least 1"),
     (["run", "m", "hi", "-c", "-5"], "-c/--ctx-size/--ctx: '-5' is not a whole number of at least 0"),
     (["bench", "m", "-p", "1,x"], "-p/--n-prompt: 'x' is not a whole number"),
@@ -215,6 +217,15 @@ def test_sampling_options_reach_the_sampler(
         first = model.tokenize(greedy, add_special=False)[1]  # [0] is the space before a first word
     assert answer("--temp", "0", "-l", f"{first}-inf")[0] != greedy[0]
     assert answer("--temp", "0", "-r", greedy[3:5]) == greedy[:3] + "\n"
+
+
+def test_variables_of_the_chat_template_come_as_json(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", template="{{ mood }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    counts = []
+    for text in ("{}", '{"mood": "glad"}'):
+        done = localllm("run", model, "hi", "-n", 1, "--stats", "--chat-template-kwargs", text)
+        counts.append(int(done.stderr.split("prompt ")[1].split(",")[0]))
+    assert counts[1] == counts[0] + 4
 
 
 def test_statistics_go_to_stderr(tiny: Path) -> None:

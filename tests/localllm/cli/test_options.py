@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from localllm.cli.app import UsageError, read
 from localllm.cli.main import COMMANDS
-from localllm.cli.options import Answering, ModelName, Opening, Run, declared
-from localllm.sampling.options import SamplerOptions
+from localllm.cli.options import ModelName, Run
+from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
 
 
 def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
@@ -21,19 +20,19 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
     return asked.groups
 
 
-def run(*words: str) -> tuple[Run, Opening, Answering, SamplerOptions]:
-    own, loading, answering, *_, sampling = parse("run", words)
-    return own, loading, answering, SamplerOptions(**sampling)
+def run(*words: str) -> tuple[Run, LoadOptions, AnswerOptions, SamplingOptions]:
+    own, opening, answering, *_, sampling = parse("run", words)
+    return own, opening.options, answering, SamplingOptions(**sampling)
 
 
 def test_every_sampler_option_but_one_has_a_flag() -> None:
-    missing = {field.name for field in fields(SamplerOptions)} - {name for name, _, _ in declared(SamplerOptions)}
+    missing = {each.name for each in declared(SamplingOptions) if not each.option.flags}
     assert missing == {"min_keep"}  # llama.cpp has no flag for it either
 
 
 def test_nothing_given_is_the_program_s_defaults() -> None:
     own, loading, answering, sampling = run()
-    assert (own, loading, answering, sampling) == (Run(), Opening(), Answering(), SamplerOptions())
+    assert (own, loading, answering, sampling) == (Run(), LoadOptions(), AnswerOptions(), SamplingOptions())
 
 
 @pytest.mark.parametrize(
@@ -43,11 +42,12 @@ def test_nothing_given_is_the_program_s_defaults() -> None:
         ("-c4096 -t4", 1, {"ctx_size": 4096, "threads": 4}),
         ("--ctx-size=128", 1, {"ctx_size": 128}),
         ("-ctk f16 -ctv f16", 1, {"cache_type_k": "f16", "cache_type_v": "f16"}),
-        ("-n 7", 2, {"predict": 7, "max_tokens": 7}),
-        ("-n -1", 2, {"predict": -1, "max_tokens": None}),
-        ("--n-predict 7", 2, {"predict": 7}),
+        ("-n 7", 2, {"max_tokens": 7}),
+        ("-n -1", 2, {"max_tokens": None}),
+        ("--n-predict 7", 2, {"max_tokens": 7}),
         ("-sys Brief -s 5", 2, {"system_prompt": "Brief"}),
         ("-sys Brief -s 5", 3, {"seed": 5}),
+        ('--chat-template-kwargs {"a":{"b":[1,null]}}', 2, {"chat_template_kwargs": {"a": {"b": [1, None]}}}),
         ("-r a -r b --ignore-eos", 2, {"stop": ("a", "b"), "ignore_eos": True}),
         ("--temp 0 --top-k 1 --top-p .5 --min-p 0", 3, {"temperature": 0.0, "top_k": 1, "top_p": 0.5, "min_p": 0.0}),
         ("--temp -1 --seed -1", 3, {"temperature": -1.0, "seed": -1}),
@@ -58,9 +58,9 @@ def test_nothing_given_is_the_program_s_defaults() -> None:
         ("--presence-penalty -1 --frequency-penalty 1", 3, {"presence_penalty": -1.0, "frequency_penalty": 1.0}),
         ("--dry-multiplier .8 --dry-base 2 --dry-allowed-length 3", 3, {"dry_multiplier": 0.8, "dry_base": 2.0}),
         ("--dry-penalty-last-n 9", 3, {"dry_penalty_last_n": 9}),
-        (r"--dry-sequence-breaker \n --dry-sequence-breaker x", 3, {"dry_sequence_breakers": ("\n", "x")}),
-        ("--dry-sequence-breaker none", 3, {"dry_sequence_breakers": ()}),
-        ("--dynatemp-range .3 --dynatemp-exp 2", 3, {"dynatemp_range": 0.3, "dynatemp_exponent": 2.0}),
+        (r"--dry-sequence-breaker \n --dry-sequence-breaker x", 3, {"dry_sequence_breaker": ("\n", "x")}),
+        ("--dry-sequence-breaker none", 3, {"dry_sequence_breaker": ()}),
+        ("--dynatemp-range .3 --dynatemp-exp 2", 3, {"dynatemp_range": 0.3, "dynatemp_exp": 2.0}),
         ("-l 5+1.5 -l 2-inf", 3, {"logit_bias": {5: 1.5, 2: -math.inf}}),
         ("--samplers top_k;temperature", 3, {"samplers": ("top_k", "temperature")}),
     ],
@@ -86,7 +86,7 @@ def test_options_are_not_guessed_from_their_beginnings() -> None:
 
 
 def test_who_guesses_ahead() -> None:
-    loading = run("m.gguf", "hi", "-md", "d.gguf", "--draft-max", "5")[1].of_load()
-    assert (loading["draft"], loading["speculate"], loading["draft_max"]) == ("d.gguf", None, 5)
-    assert run("m.gguf", "hi", "--spec", "ngram")[1].of_load()["speculate"] == "ngram"
-    assert run("m.gguf", "hi")[1].of_load()["speculate"] is None
+    found = run("m.gguf", "hi", "-md", "d.gguf", "--draft-max", "5")[1].speculation
+    assert (found, found.kind) == (SpeculationOptions("d.gguf", None, 5), "auto")
+    assert run("m.gguf", "hi", "--spec", "ngram")[1].speculation.kind == "ngram"
+    assert run("m.gguf", "hi")[1].speculation.kind == "off"

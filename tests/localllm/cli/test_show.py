@@ -54,7 +54,7 @@ def test_memory_plan_is_what_loading_allocates(
 ) -> None:
     path = reference("archs", f"{arch}.gguf") if arch else write_model(tmp_path / "tiny.gguf")
     told = facts(path, capsys, "-c", str(ctx))["memory"]
-    with api.load(path, ctx=ctx or None) as model:
+    with api.load(path, ctx_size=ctx) as model:
         memory = model.executable.memory
         assert told["context"] == model.context
     assert told["cache"] == memory.cache

@@ -88,7 +88,7 @@ def test_standard_error_is_that_of_the_mean() -> None:
 
 def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(tmp_path: Path) -> None:
     """The scores equal those of a plain pass over every window by itself."""
-    with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx=32) as model:
+    with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=32) as model:
         windows = cut(model, "abcdefghij" * 12, 32)
         found = Scores.join(list(evaluate(windows, source_of(model, windows))))
         expected = []
@@ -100,7 +100,7 @@ def test_only_the_second_half_of_a_window_counts_and_bos_takes_the_first_place(t
 
 
 def test_a_text_must_fill_two_windows(tmp_path: Path) -> None:
-    with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx=64) as model:
+    with load(write_model(tmp_path / "tiny.gguf"), threads=1, ctx_size=64) as model:
         with pytest.raises(TextTooShort, match="has 100 tokens and 128 are needed"):
             cut(model, "a" * 98, 64)
         assert len(cut(model, "a" * 126 + "\n", 64).tokens) == 2  # BOS, the space before, and no newline at the end
@@ -146,7 +146,7 @@ def test_the_models_in_the_box_give_llama_cpp_s_numbers(capsys: pytest.CaptureFi
 def test_the_reference_models_give_llama_cpp_s_numbers(name: str, ctx: int, value: float, error: float) -> None:
     """Float models differ by rounding alone; an odd window halves as there."""
     text = reference("text", "tinystories_smallGPT.txt").read_text(encoding="utf-8")[:100000]
-    with load(reference("models", f"{name}.gguf"), ctx=ctx) as model:
+    with load(reference("models", f"{name}.gguf"), ctx_size=ctx) as model:
         windows = cut(model, text, ctx, limit=20)
         own, _ = statistics(Scores.join(list(evaluate(windows, source_of(model, windows)))))
     assert own.perplexity.value == pytest.approx(value, abs=2e-4)

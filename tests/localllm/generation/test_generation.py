@@ -15,7 +15,7 @@ from localllm.generation.decoding import PlainDecoding
 from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Speculated
 from localllm.generation.text import AnswerText
-from localllm.sampling.options import SamplerOptions
+from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from tests.localllm.speculation.support import Clock
 from tests.localllm.support import SPECIAL, write_model
@@ -80,9 +80,11 @@ class Device:
         return self.rows[self.length - 1 : self.length]
 
 
-@pytest.mark.parametrize("options", [SamplerOptions(temperature=0), SamplerOptions(top_k=5, seed=3)])
+@pytest.mark.parametrize("options", [SamplingOptions(temperature=0), SamplingOptions(top_k=5, seed=3)])
 @pytest.mark.parametrize("most_picked", [0, 3, 256])
-def test_the_tokens_are_the_same_however_few_logits_leave_the_device(options: SamplerOptions, most_picked: int) -> None:
+def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
+    options: SamplingOptions, most_picked: int
+) -> None:
     rows = np.random.RandomState(2).standard_normal((9, 400)).astype(np.float32)
     truth = Sampler(options)
     device, sampler = Device(rows, most_picked), Sampler(options)

@@ -57,7 +57,7 @@ def test_a_model_goes_on_and_a_later_read_is_an_error(backend: str, tmp_path: Pa
     """Backends copy all weights when a model is opened."""
     path = write_model(tmp_path / "m.gguf")
     code = (
-        f"model = localllm.load(path, backend='{backend}', ctx=64); session = model.session();"
+        f"model = localllm.load(path, backend='{backend}', ctx_size=64); session = model.session();"
         "a = session.evaluate([5, 6, 7], logits=True).copy(); session.rewind(0); os.truncate(path, 100);"
         "b = session.evaluate([5, 6, 7], logits=True); print(np.array_equal(a, b));"
         "tensor = list(model.file.tensors.values())[-1]\n"

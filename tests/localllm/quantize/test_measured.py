@@ -172,7 +172,7 @@ def test_a_method_is_the_importance_that_coarse_formats_need(
 def test_columns_are_alike_to_an_expert_that_no_token_chose(tmp_path: Path) -> None:
     name = "blk.0.ffn_up_exps.weight"
     assert run(HF / "experts", tmp_path / "m.gguf", "COPY") == 0
-    with load(tmp_path / "m.gguf", ctx=64, observe=True) as model:
+    with load(tmp_path / "m.gguf", ctx_size=64, observe=True) as model:
         tensor = model.file.tensors[name]
         values = quant.dequantize(tensor.read(0, tensor.rows), tensor.format).reshape(tensor.shape)
         method = Gptq(model, cut(model, Path(TEXT[1]).read_text(), 64, 2), {name: "Q4_0"})

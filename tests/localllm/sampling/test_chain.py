@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from localllm.options import SamplingOptions
+from localllm.options.sampling import ORDER
 from localllm.sampling.chain import SAMPLERS, Candidates, Context, enabled
-from localllm.sampling.options import ORDER, SamplerOptions
 from localllm.sampling.repetition import Breakers, continuations
 from localllm.sampling.sampler import Sampler
 from tests.localllm.sampling import oracle as oracle
@@ -22,7 +23,7 @@ Logits = NDArray[np.float32]
 
 
 def probabilities(
-    options: SamplerOptions, logits: Logits, history: Sequence[int] = (), breakers: Breakers | None = None
+    options: SamplingOptions, logits: Logits, history: Sequence[int] = (), breakers: Breakers | None = None
 ) -> dict[int, float]:
     sampler = Sampler(options, breakers)
     for token in history:
@@ -34,8 +35,8 @@ def probabilities(
     return dict(zip(ids.tolist(), p.tolist(), strict=True))
 
 
-def only(name: str, **values: Any) -> SamplerOptions:
-    return SamplerOptions(samplers=(name,), **values)
+def only(name: str, **values: Any) -> SamplingOptions:
+    return SamplingOptions(samplers=(name,), **values)
 
 
 def log(p: Sequence[float]) -> Logits:
@@ -163,7 +164,7 @@ def test_queues_leave_the_ids_that_follow_from_probabilities_proportional_to_the
                 total += token
             lowest = token
     names = {"k": "top_k", "p": "top_p", "m": "min_p"}
-    options = SamplerOptions(samplers=tuple(names[letter] for letter in queue), top_k=k, top_p=p, min_p=m)
+    options = SamplingOptions(samplers=tuple(names[letter] for letter in queue), top_k=k, top_p=p, min_p=m)
     found = probabilities(options, log(range(n)))
     assert sorted(found) == list(range(lowest, n))
 
@@ -239,7 +240,7 @@ def test_top_n_sigma(case: tuple[int, str, int], n: float) -> None:
 )
 def test_temperature(case: tuple[int, str, int], degree: float, spread: float, exponent: float) -> None:
     logits, items, _ = make(case)
-    options = only("temperature", temperature=degree, dynatemp_range=spread, dynatemp_exponent=exponent)
+    options = only("temperature", temperature=degree, dynatemp_range=spread, dynatemp_exp=exponent)
     assert_same(
         probabilities(options, logits), oracle.distribution(oracle.temperature(items, degree, spread, exponent))
     )
@@ -280,7 +281,7 @@ def test_dry(case: tuple[int, str, int], allowed: int, last: int, breakers: tupl
 @given(cases)
 def test_the_whole_chain_in_llama_cpps_order(case: tuple[int, str, int]) -> None:
     logits, items, history = make(case)
-    options = SamplerOptions(
+    options = SamplingOptions(
         repeat_penalty=1.1,
         frequency_penalty=0.05,
         presence_penalty=0.03,
@@ -323,7 +324,7 @@ def test_greedy_leaves_out_only_samplers_that_make_no_difference(
     case: tuple[int, str, int], order: list[str], k: int, typical: float, xtc: float, repeat: float
 ) -> None:
     logits, _, history = make(case)
-    options = SamplerOptions(
+    options = SamplingOptions(
         samplers=tuple(order),
         temperature=0.0,
         top_k=k,
@@ -341,12 +342,12 @@ def test_greedy_leaves_out_only_samplers_that_make_no_difference(
 
 
 def test_penalties_find_their_tokens_among_sorted_candidates() -> None:
-    options = SamplerOptions(samplers=("top_k", "penalties", "top_p"), top_k=3, top_p=0.7, presence_penalty=2.5)
+    options = SamplingOptions(samplers=("top_k", "penalties", "top_p"), top_k=3, top_p=0.7, presence_penalty=2.5)
     assert probabilities(options, np.array([0, 1, 2, 3, -5], np.float32), [3, 4]).keys() == {2, 1}
 
 
 def test_min_keep_holds_for_sorted_candidates_too() -> None:
-    options = SamplerOptions(samplers=("top_k", "top_p"), top_k=4, top_p=0.1, min_keep=3)
+    options = SamplingOptions(samplers=("top_k", "top_p"), top_k=4, top_p=0.1, min_keep=3)
     assert probabilities(options, log(RISING)).keys() == {1, 2, 3}
 
 
@@ -361,4 +362,4 @@ def test_the_table_and_the_default_order_name_the_same_samplers() -> None:
 
 
 def test_plain_greedy_is_one_step() -> None:
-    assert enabled(SamplerOptions(temperature=0)) == (SAMPLERS["temperature"],)
+    assert enabled(SamplingOptions(temperature=0)) == (SAMPLERS["temperature"],)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import localllm as api
+from localllm.options import SamplingOptions
+from localllm.options.sampling import ORDER
 from localllm.sampling.defaults import file_defaults
-from localllm.sampling.options import ORDER, SamplerOptions
 from tests.localllm.support import localllm, write_model
 
 FILE: dict[str, Any] = {
@@ -30,7 +31,7 @@ FILE: dict[str, Any] = {
 def test_every_key_of_llama_cpp_arrives() -> None:
     found = file_defaults({key: getattr(value, "item", lambda value=value: value)() for key, value in FILE.items()})
     assert found.notes == ()
-    assert found.options({}) == SamplerOptions(
+    assert found.options({}) == SamplingOptions(
         temperature=0.25, top_k=7, top_p=0.5, min_p=0.125, xtc_probability=0.5, xtc_threshold=0.25, repeat_last_n=9,
         repeat_penalty=1.5, samplers=("top_k", "temperature", "min_p", "typ_p"),
     )  # fmt: skip
@@ -38,7 +39,7 @@ def test_every_key_of_llama_cpp_arrives() -> None:
 
 def test_what_is_asked_for_goes_first_also_where_it_is_the_program_s_default() -> None:
     found = file_defaults({"general.sampling.temp": 0.25, "general.sampling.top_k": 7})
-    assert found.options({"temperature": 0.8}) == SamplerOptions(temperature=0.8, top_k=7)
+    assert found.options({"temperature": 0.8}) == SamplingOptions(temperature=0.8, top_k=7)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_what_is_asked_for_goes_first_also_where_it_is_the_program_s_default() -
 )
 def test_what_cannot_be_honoured_is_told_and_left(key: str, value: Any, note: str) -> None:
     found = file_defaults({"general.sampling." + key: value})
-    assert found.options({}) == SamplerOptions()
+    assert found.options({}) == SamplingOptions()
     assert len(found.notes) == 1
     assert note in found.notes[0]
     assert len(found.notes[0]) < 300

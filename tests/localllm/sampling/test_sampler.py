@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from localllm.errors import LocalLLMError
-from localllm.sampling.options import SamplerOptions, SamplingError
+from localllm.options import OptionError, SamplingOptions
+from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
 
@@ -19,13 +20,13 @@ LOGITS = np.random.default_rng(5).normal(0, 2, V).astype(np.float32)
 
 
 def test_defaults_are_llama_cpps() -> None:
-    o = SamplerOptions()  # common/common.h, common_params_sampling
-    assert (o.temperature, o.dynatemp_range, o.dynatemp_exponent) == (0.8, 0.0, 1.0)
+    o = SamplingOptions()  # common/common.h, common_params_sampling
+    assert (o.temperature, o.dynatemp_range, o.dynatemp_exp) == (0.8, 0.0, 1.0)
     assert (o.top_k, o.top_p, o.min_p, o.typical_p, o.top_n_sigma, o.min_keep) == (40, 0.95, 0.05, 1.0, -1.0, 0)
     assert (o.xtc_probability, o.xtc_threshold) == (0.0, 0.1)
     assert (o.repeat_last_n, o.repeat_penalty, o.frequency_penalty, o.presence_penalty) == (64, 1.0, 0.0, 0.0)
     assert (o.dry_multiplier, o.dry_base, o.dry_allowed_length, o.dry_penalty_last_n) == (0.0, 1.75, 2, 64)
-    assert o.dry_sequence_breakers == ("\n", ":", '"', "*")
+    assert o.dry_sequence_breaker == ("\n", ":", '"', "*")
     assert " ".join(o.samplers) == "penalties dry top_n_sigma top_k typ_p top_p min_p xtc temperature"
 
 
@@ -56,21 +57,21 @@ def test_defaults_are_llama_cpps() -> None:
         ("logit_bias", {"a": 0.0}, "token id"),
         ("logit_bias", {7: math.inf}, "-inf to ban"),
         ("logit_bias", {7: math.nan}, "-inf to ban"),
-        ("dry_sequence_breakers", ("\n", ""), "1 to 40 bytes"),
-        ("dry_sequence_breakers", ("é" * 21,), "1 to 40 bytes"),
+        ("dry_sequence_breaker", ("\n", ""), "1 to 40 bytes"),
+        ("dry_sequence_breaker", ("é" * 21,), "1 to 40 bytes"),
         ("samplers", ("top_k", "top_q"), "known are penalties, dry,"),
     ],
 )
 def test_a_bad_option_is_refused_by_name_with_its_range(name: str, value: Any, text: str) -> None:
-    with pytest.raises(SamplingError) as error:
-        SamplerOptions(**{name: value})
+    with pytest.raises(OptionError) as error:
+        SamplingOptions(**{name: value})
     assert name in str(error.value)
     assert text in str(error.value)
     assert isinstance(error.value, LocalLLMError)
 
 
 def test_draws_follow_the_probabilities() -> None:
-    sampler = Sampler(SamplerOptions(seed=1))
+    sampler = Sampler(SamplingOptions(seed=1))
     ids = np.array([5, 3, 9, 2, 7, 11, 0, 4], np.int32)
     p = np.array([0.3, 0.25, 0.2, 0.1, 0.08, 0.04, 0.02, 0.01])
     n = 20000
@@ -80,7 +81,7 @@ def test_draws_follow_the_probabilities() -> None:
 
 
 def test_impossible_tokens_are_never_drawn() -> None:
-    sampler = Sampler(SamplerOptions(seed=2))
+    sampler = Sampler(SamplingOptions(seed=2))
     ids, p = np.arange(5, dtype=np.int32), np.array([0, 0.5, 0, 0.5, 0])
     assert {sampler.draw(ids, p) for _ in range(2000)} == {1, 3}
 
@@ -92,7 +93,7 @@ def test_the_ends_of_the_dice() -> None:
         def uniform(self) -> float:
             return self.roll
 
-    sampler = Loaded(SamplerOptions())
+    sampler = Loaded(SamplingOptions())
     ids, p = np.arange(4, dtype=np.int32), np.array([0, 0.5, 0.5, 0])
     assert sampler.draw(ids, p) == 1
     sampler.roll = 0.5  # [0, 0.5) is token 1, [0.5, 1) is token 2
@@ -102,18 +103,18 @@ def test_the_ends_of_the_dice() -> None:
 
 
 def test_random_numbers_are_those_of_numpys_generator_and_stay_so() -> None:
-    sampler = Sampler(SamplerOptions(seed=42))
+    sampler = Sampler(SamplingOptions(seed=42))
     found = [sampler.uniform() for _ in range(3)]
     assert found == [0.7739560485559633, 0.4388784397520523, 0.8585979199113825]
     assert found == np.random.Generator(np.random.PCG64(42)).random(3).tolist()
 
 
 def test_the_same_seed_gives_the_same_tokens_and_reset_starts_over() -> None:
-    first, second = Sampler(SamplerOptions(seed=3)), Sampler(SamplerOptions(seed=3))
+    first, second = Sampler(SamplingOptions(seed=3)), Sampler(SamplingOptions(seed=3))
     tokens = [first.sample(LOGITS) for _ in range(50)]
     assert [second.sample(LOGITS) for _ in range(50)] == tokens
-    assert [Sampler(SamplerOptions(seed=4)).sample(LOGITS) for _ in range(50)] != tokens
-    greedy = Sampler(SamplerOptions(temperature=0, presence_penalty=100.0))
+    assert [Sampler(SamplingOptions(seed=4)).sample(LOGITS) for _ in range(50)] != tokens
+    greedy = Sampler(SamplingOptions(temperature=0, presence_penalty=100.0))
     greedy.accept(int(LOGITS.argmax()))
     assert greedy.sample(LOGITS) != LOGITS.argmax()
     greedy.reset()
@@ -123,14 +124,14 @@ def test_the_same_seed_gives_the_same_tokens_and_reset_starts_over() -> None:
 
 
 def test_a_fresh_seed_is_told_and_repeats_the_run() -> None:
-    first, other = Sampler(SamplerOptions()), Sampler(SamplerOptions())
+    first, other = Sampler(SamplingOptions()), Sampler(SamplingOptions())
     assert first.seed != other.seed
-    again = Sampler(SamplerOptions(seed=first.seed))
+    again = Sampler(SamplingOptions(seed=first.seed))
     assert [first.sample(LOGITS) for _ in range(20)] == [again.sample(LOGITS) for _ in range(20)]
 
 
 def test_one_random_number_per_draw_whatever_the_number_of_candidates() -> None:
-    one, many = Sampler(SamplerOptions(seed=5, top_k=1)), Sampler(SamplerOptions(seed=5))
+    one, many = Sampler(SamplingOptions(seed=5, top_k=1)), Sampler(SamplingOptions(seed=5))
     for _ in range(10):
         one.sample(LOGITS)
         many.sample(LOGITS)
@@ -139,7 +140,7 @@ def test_one_random_number_per_draw_whatever_the_number_of_candidates() -> None:
 
 def test_distribution_changes_nothing_and_repeats() -> None:
     logits = LOGITS.copy()
-    options = SamplerOptions(
+    options = SamplingOptions(
         seed=6, repeat_penalty=1.3, dry_multiplier=0.8, xtc_probability=0.5, logit_bias={3: 2.0}, temperature=1.5
     )
     sampler = Sampler(options)
@@ -152,7 +153,7 @@ def test_distribution_changes_nothing_and_repeats() -> None:
 
 
 def test_restore_takes_back_accepted_tokens() -> None:
-    options = SamplerOptions(seed=7, presence_penalty=1.0, xtc_probability=0.5, temperature=2.0)
+    options = SamplingOptions(seed=7, presence_penalty=1.0, xtc_probability=0.5, temperature=2.0)
     sampler = Sampler(options)
     sampler.accept(int(LOGITS.argmax()))
     before = sampler.distribution(LOGITS)
@@ -167,7 +168,7 @@ def test_restore_takes_back_accepted_tokens() -> None:
 
 
 def test_xtc_happens_as_often_as_asked() -> None:
-    sampler = Sampler(SamplerOptions(seed=8, samplers=("xtc",), xtc_probability=0.25, xtc_threshold=0.1))
+    sampler = Sampler(SamplingOptions(seed=8, samplers=("xtc",), xtc_probability=0.25, xtc_threshold=0.1))
     logits = np.log(np.array([0.5, 0.4, 0.1], np.float32))
     happened = 0
     for _ in range(2000):
@@ -180,36 +181,36 @@ def test_greedy_takes_the_largest_and_of_equal_ones_the_lowest_id() -> None:
     logits = LOGITS.copy()
     logits[[17, 400, 401]] = 50
     for options in (
-        SamplerOptions(temperature=0),
-        SamplerOptions(temperature=-1.0),
-        SamplerOptions(temperature=0, presence_penalty=1e-3),  # the long way round
-        SamplerOptions(temperature=0, samplers=("top_k", "penalties", "temperature"), presence_penalty=1e-3),
+        SamplingOptions(temperature=0),
+        SamplingOptions(temperature=-1.0),
+        SamplingOptions(temperature=0, presence_penalty=1e-3),  # the long way round
+        SamplingOptions(temperature=0, samplers=("top_k", "penalties", "temperature"), presence_penalty=1e-3),
     ):
         assert Sampler(options).sample(logits) == 17
 
 
 def test_greedy_heeds_bias_and_penalties() -> None:
     logits = np.array([3, 2, 1, 0], np.float32)
-    assert Sampler(SamplerOptions(temperature=0, logit_bias={0: -math.inf})).sample(logits) == 1
-    assert Sampler(SamplerOptions(temperature=0, logit_bias={3: 4.0, 2: 2.5})).sample(logits) == 3
-    sampler = Sampler(SamplerOptions(temperature=0, presence_penalty=1.5))
+    assert Sampler(SamplingOptions(temperature=0, logit_bias={0: -math.inf})).sample(logits) == 1
+    assert Sampler(SamplingOptions(temperature=0, logit_bias={3: 4.0, 2: 2.5})).sample(logits) == 3
+    sampler = Sampler(SamplingOptions(temperature=0, presence_penalty=1.5))
     sampler.accept(0)
     assert sampler.sample(logits) == 1
 
 
 def test_bias_is_added_before_everything_else() -> None:
     logits = np.zeros(4, np.float32)
-    sampler = Sampler(SamplerOptions(samplers=(), logit_bias={1: math.log(2), 3: -math.inf}))
+    sampler = Sampler(SamplingOptions(samplers=(), logit_bias={1: math.log(2), 3: -math.inf}))
     ids, p = sampler.distribution(logits)
     assert ids.tolist() == [0, 1, 2]
     assert p == pytest.approx([0.25, 0.5, 0.25])
 
 
-@pytest.mark.parametrize("options", [SamplerOptions(), SamplerOptions(temperature=0), SamplerOptions(top_k=0)])
+@pytest.mark.parametrize("options", [SamplingOptions(), SamplingOptions(temperature=0), SamplingOptions(top_k=0)])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e38])
 @pytest.mark.parametrize("where", [0, 500, V - 1])
 def test_broken_logits_are_an_error_that_names_the_likely_cause(
-    options: SamplerOptions, bad: float, where: int
+    options: SamplingOptions, bad: float, where: int
 ) -> None:
     logits = LOGITS.copy()
     logits[where] = bad
@@ -219,18 +220,18 @@ def test_broken_logits_are_an_error_that_names_the_likely_cause(
 
 def test_no_token_left_and_unknown_token_are_errors() -> None:
     with pytest.raises(SamplingError, match="weights are probably damaged"):
-        Sampler(SamplerOptions()).sample(np.full(4, -np.inf, np.float32))
+        Sampler(SamplingOptions()).sample(np.full(4, -np.inf, np.float32))
     with pytest.raises(SamplingError, match="no token can be chosen"):
-        Sampler(SamplerOptions(logit_bias=dict.fromkeys(range(4), -math.inf))).sample(np.zeros(4, np.float32))
+        Sampler(SamplingOptions(logit_bias=dict.fromkeys(range(4), -math.inf))).sample(np.zeros(4, np.float32))
     with pytest.raises(SamplingError, match=r"token 9, but the model has tokens 0 to 3"):
-        Sampler(SamplerOptions(logit_bias={9: 1.0})).sample(np.zeros(4, np.float32))
+        Sampler(SamplingOptions(logit_bias={9: 1.0})).sample(np.zeros(4, np.float32))
 
 
 @pytest.mark.filterwarnings("error")
 def test_extreme_but_allowed_numbers_give_a_distribution_without_warnings() -> None:
     logits = np.concatenate((np.linspace(-3e38, 0, 1500), np.linspace(-9e19, 9e19, 1500))).astype(np.float32)
     sampler = Sampler(
-        SamplerOptions(
+        SamplingOptions(
             repeat_penalty=5.0,
             frequency_penalty=1e30,
             dry_multiplier=1e6,

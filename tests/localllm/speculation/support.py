@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.options import SamplerOptions
+from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.policy import Costs, Judge
@@ -134,4 +134,4 @@ def write(
         decoding.feed(answer[-1], count - len(answer))
 
 
-GREEDY = SamplerOptions(temperature=0)
+GREEDY = SamplingOptions(temperature=0)

@@ -9,19 +9,19 @@ from statistics import NormalDist
 import numpy as np
 import pytest
 
-from localllm.sampling.options import SamplerOptions
+from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.speculation.rule import Guess, choose
 from localllm.speculation.speculator import SpeculativeDecoding
 from tests.localllm.speculation.support import Clock, TableSession, ToldDrafter, reckless, write
 
 # Every sampler does something; the vocabulary is small, so that every outcome is seen often.
-ALL_ON = SamplerOptions(
+ALL_ON = SamplingOptions(
     seed=5, temperature=0.9, dynatemp_range=0.3, top_k=6, top_p=0.97, min_p=0.02, typical_p=0.98, top_n_sigma=2.5,
     xtc_probability=0.5, xtc_threshold=0.15, repeat_penalty=1.3, frequency_penalty=0.2, presence_penalty=0.1,
     dry_multiplier=0.6, dry_allowed_length=1, logit_bias={3: 0.4},
 )  # fmt: skip
-PLAIN = SamplerOptions(seed=5, temperature=1, top_k=0, top_p=1, min_p=0)
+PLAIN = SamplingOptions(seed=5, temperature=1, top_k=0, top_p=1, min_p=0)
 V = 8
 PROMPT = [1, 2, 1]
 
@@ -48,7 +48,7 @@ def chi_square(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...],
     return sum((seen - wanted) ** 2 / wanted for seen, wanted in cells), limit(len(cells))
 
 
-def exactly(options: SamplerOptions, logits, length: int) -> dict[tuple[int, ...], float]:  # type: ignore[no-untyped-def]
+def exactly(options: SamplingOptions, logits, length: int) -> dict[tuple[int, ...], float]:  # type: ignore[no-untyped-def]
     """The probability of every answer of `length` tokens, by the definition: one token after another."""
     sampler = Sampler(options)
     found = {(): 1.0}
@@ -89,7 +89,7 @@ DRAFTERS = {
 
 @pytest.mark.parametrize("options", [ALL_ON, PLAIN], ids=["all on", "plain"])
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_answers_have_the_models_distribution(options: SamplerOptions, drafter: str) -> None:
+def test_answers_have_the_models_distribution(options: SamplingOptions, drafter: str) -> None:
     """Chi-square over answers of three tokens, each drawn through passes that check up to three guesses."""
     sampler, clock, counts = Sampler(options), Clock(), Counter[tuple[int, ...]]()
     session = TableSession(table(1), clock, dict.fromkeys(range(1, 17), 1.0))
@@ -139,7 +139,7 @@ def test_a_certain_guess_changes_not_even_the_dice() -> None:
 
 @pytest.mark.parametrize("guess", range(V))
 def test_greedy_takes_the_likeliest_whatever_is_guessed(guess: int) -> None:
-    sampler = Sampler(SamplerOptions(temperature=0))
+    sampler = Sampler(SamplingOptions(temperature=0))
     logits = table(1)(PROMPT)
     verdict = choose(sampler, logits, Guess(guess, 0, (np.array([guess], np.int32), np.ones(1))))
     assert verdict == (logits.argmax(), float(guess == logits.argmax()))

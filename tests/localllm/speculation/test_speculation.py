@@ -15,10 +15,9 @@ import localllm
 from localllm.cli.terminal.answer import statistics_line
 from localllm.generation.statistics import Speculated
 from localllm.gguf import open_gguf, write_gguf
-from localllm.sampling.options import SamplerOptions
+from localllm.options import OptionError, SamplingOptions
 from localllm.sampling.sampler import Sampler
 from localllm.session import Session
-from localllm.speculation.options import SpeculationError
 from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from localllm.speculation.speculator import Speculator
@@ -27,27 +26,27 @@ from tests.localllm.support import SPECIAL, write_model
 from tests.localllm.support import localllm as cli
 
 PROMPT = "Once upon a time there was a little bird. The little bird"
-GREEDY = SamplerOptions(temperature=0)
-REPEATING = SamplerOptions(temperature=0, repeat_penalty=1.2, dry_multiplier=0.5, presence_penalty=0.1)
+GREEDY = SamplingOptions(temperature=0)
+REPEATING = SamplingOptions(temperature=0, repeat_penalty=1.2, dry_multiplier=0.5, presence_penalty=0.1)
 END = SPECIAL.index("<|im_end|>")
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[localllm.Model]:
-    with localllm.load("demo", ctx=160, threads=1) as model:
+    with localllm.load("demo", ctx_size=160, threads=1) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def again() -> Iterator[localllm.Model]:
     """The same with a cache of its own."""
-    with localllm.load("demo", ctx=160, threads=1) as model:
+    with localllm.load("demo", ctx_size=160, threads=1) as model:
         yield model
 
 
 @pytest.fixture(scope="module")
 def drafted() -> Iterator[localllm.Model]:
-    with localllm.load("demo", ctx=160, threads=1, draft="draft", speculate="draft") as model:
+    with localllm.load("demo", ctx_size=160, threads=1, model_draft="draft", spec="draft") as model:
         yield model
 
 
@@ -57,7 +56,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[localllm.Model]:
         yield model
 
 
-def answer(session: Session, model: localllm.Model, options: SamplerOptions, prompt: Any, **more: Any) -> list[Any]:
+def answer(session: Session, model: localllm.Model, options: SamplingOptions, prompt: Any, **more: Any) -> list[Any]:
     ids = model.tokenize(prompt) if isinstance(prompt, str) else prompt
     return list(session.generate(ids, model.sampler(options), **more))
 
@@ -107,7 +106,7 @@ def hostile(kind: str, truth: list[int], size: int) -> Speculator:
 @pytest.mark.parametrize("options", [GREEDY, REPEATING], ids=["greedy", "greedy with penalties"])
 @pytest.mark.parametrize("kind", ["its draft", *HOSTILE])
 def test_greedy_answers_are_the_same(
-    demo: localllm.Model, again: localllm.Model, drafted: localllm.Model, kind: str, options: SamplerOptions
+    demo: localllm.Model, again: localllm.Model, drafted: localllm.Model, kind: str, options: SamplingOptions
 ) -> None:
     """To the bit: every logit that a token was chosen by is the same, or the texts would part."""
     plain = demo.session()
@@ -135,7 +134,7 @@ def test_logits_of_a_checked_row_are_those_of_a_single_one(demo: localllm.Model)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_certain_guess_leaves_the_dice_alone(demo: localllm.Model, again: localllm.Model, kind: str) -> None:
     """At a temperature too, n-grams and their like do not change what a seed gives."""
-    options = SamplerOptions(seed=3, xtc_probability=0.3, repeat_penalty=1.1)
+    options = SamplingOptions(seed=3, xtc_probability=0.3, repeat_penalty=1.1)
     plain = demo.session()
     expected = seen(answer(plain, demo, options, PROMPT, max_tokens=60))
     truth = demo.tokenize(PROMPT) + [token for _, token in expected[0] if token is not None]
@@ -152,7 +151,7 @@ def test_however_an_answer_ends_it_ends_the_same(
     """By any number of tokens, a stop string, the end of the context, the model's own end, a reader who leaves."""
     ids = demo.tokenize(PROMPT)
     plain = demo.session()
-    whole = answer(plain, demo, GREEDY, ids, max_tokens=300, ignore_end=True)
+    whole = answer(plain, demo, GREEDY, ids, max_tokens=300, ignore_eos=True)
     truth = ids + [piece.token for piece in whole if piece.token is not None]
     text = "".join(piece.text for piece in whole)
     model = drafted if kind == "its draft" else again
@@ -161,8 +160,8 @@ def test_however_an_answer_ends_it_ends_the_same(
     endings: list[dict[str, Any]] = [{"max_tokens": n} for n in (0, 1, 2, 3, 5, 17, 18)]
     endings += [{"stop": (text[at : at + 5],)} for at in (0, 30, 100)] + [{"stop": ("never",)}, {}]
     for more in endings:
-        expected = seen(answer(plain, demo, GREEDY, ids, ignore_end=more != {}, **more))
-        assert seen(answer(session, model, GREEDY, ids, ignore_end=more != {}, **more)) == expected, more
+        expected = seen(answer(plain, demo, GREEDY, ids, ignore_eos=more != {}, **more))
+        assert seen(answer(session, model, GREEDY, ids, ignore_eos=more != {}, **more)) == expected, more
         assert session.tokens == plain.tokens, more
     for leave_after in (1, 2, 7):
         for each, owner in ((plain, demo), (session, model)):
@@ -180,7 +179,7 @@ def test_an_answer_is_cancelled_at_once(drafted: localllm.Model) -> None:
     """After the token that was being read, though more were checked already."""
     session, cancel = believing(drafted), threading.Event()
     pieces = []
-    for piece in session.generate(drafted.tokenize(PROMPT), drafted.sampler(GREEDY), cancel=cancel, ignore_end=True):
+    for piece in session.generate(drafted.tokenize(PROMPT), drafted.sampler(GREEDY), cancel=cancel, ignore_eos=True):
         pieces.append(piece)
         if len(pieces) == 5:
             cancel.set()
@@ -191,7 +190,7 @@ def test_an_answer_is_cancelled_at_once(drafted: localllm.Model) -> None:
 
 def test_an_end_that_was_guessed_ends_the_answer(tiny: localllm.Model) -> None:
     """A model that always ends: its end token is accepted out of a pass, and nothing after it is shown."""
-    options = SamplerOptions(temperature=0, logit_bias={END: 50.0})
+    options = SamplingOptions(temperature=0, logit_bias={END: 50.0})
     session = guessing(tiny, hostile("the end of the answer", [], tiny.vocabulary))
     pieces = answer(session, tiny, options, [1, 70])
     assert seen(pieces) == ([("", None)], "end", 0, 0)
@@ -219,7 +218,7 @@ def test_turns_go_on_from_what_the_cache_holds(drafted: localllm.Model, demo: lo
 def test_a_draft_of_another_vocabulary(tmp_path: Path, demo: localllm.Model) -> None:
     """Bytes and letters of the one are tokens of the other: slow, but right."""
     path = write_model(tmp_path / "m.gguf", context=256)
-    with localllm.load("demo", ctx=128, threads=1, draft=path, speculate="draft") as model:
+    with localllm.load("demo", ctx_size=128, threads=1, model_draft=path, spec="draft") as model:
         session = believing(model)
         plain = demo.session()
         assert (
@@ -237,7 +236,7 @@ def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm
     drafter: Any = session._speculator.draftings[0].drafter
     evaluate = drafter._evaluate
     drafter._evaluate = lambda tokens: evaluate(tokens) * np.float32("nan")
-    for options in (GREEDY, SamplerOptions(seed=1)):
+    for options in (GREEDY, SamplingOptions(seed=1)):
         found = answer(session, drafted, options, PROMPT, max_tokens=20)
         assert seen(found) == seen(answer(plain, demo, options, PROMPT, max_tokens=20))
         assert found[-1].statistics.speculation.drafted == 0
@@ -246,7 +245,7 @@ def test_a_damaged_draft_guesses_nothing(drafted: localllm.Model, demo: localllm
 
 
 def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> None:
-    with localllm.load("demo", ctx=128, threads=1, draft="draft", speculate="draft") as model:
+    with localllm.load("demo", ctx_size=128, threads=1, model_draft="draft", spec="draft") as model:
         assert model.draft is not None
         model.draft.engine.limits = replace(model.draft.engine.limits, positions=24)
         session, plain = believing(model), demo.session()
@@ -263,27 +262,27 @@ def test_a_draft_whose_context_is_full_guesses_nothing(demo: localllm.Model) -> 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"speculate": "draft"}, "requires one"),
-        ({"speculate": "ngram", "draft": "draft"}, "ngram does not use it"),
-        ({"speculate": "maybe"}, "off, ngram, draft, auto"),
-        ({"speculate": "ngram", "draft_max": 0}, "1 to 15"),
-        ({"speculate": "ngram", "draft_max": 16}, "1 to 15"),
+        ({"spec": "draft"}, "requires one"),
+        ({"spec": "ngram", "model_draft": "draft"}, "ngram does not use it"),
+        ({"spec": "maybe"}, "off, ngram, draft, auto"),
+        ({"spec": "ngram", "draft_max": 0}, "at least 1"),
+        ({"spec": "ngram", "draft_max": 16}, "1 to 15"),
     ],
 )
 def test_options_that_contradict(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(SpeculationError, match=says):
+    with pytest.raises(OptionError, match=says):
         localllm.load("demo", **options)
 
 
 def test_nothing_guesses_unless_it_is_asked_to(demo: localllm.Model) -> None:
     assert demo.speculation is None
-    with localllm.load("demo", ctx=64, speculate="off", draft="draft") as model:
+    with localllm.load("demo", ctx_size=64, spec="off", model_draft="draft") as model:
         assert model.speculation is None
 
 
 @pytest.mark.parametrize(("kind", "names"), [("draft", ["draft model"]), ("auto", ["n-grams", "draft model"])])
 def test_who_guesses(kind: str, names: list[str]) -> None:
-    with localllm.load("demo", ctx=64, speculate=kind, draft="draft", draft_max=4) as model:
+    with localllm.load("demo", ctx_size=64, spec=kind, model_draft="draft", draft_max=4) as model:
         assert model.speculation is not None
         model.speculation.costs = Costs({1: 0.02, 16: 0.02})
         speculator = model.speculation.speculator()
@@ -294,7 +293,7 @@ def test_who_guesses(kind: str, names: list[str]) -> None:
 
 
 def test_auto_leaves_a_model_alone_whose_passes_are_shorter_than_guessing() -> None:
-    with localllm.load("demo", ctx=64, draft="draft") as model:
+    with localllm.load("demo", ctx_size=64, model_draft="draft") as model:
         assert model.speculation is not None
         model.speculation.costs = Costs({1: 0.0001, 16: 0.001})
         assert model.session()._speculator is None

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.sampling.options import SamplerOptions
+from localllm.options import SamplingOptions
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.errors import SpeculationError
 from localllm.speculation.ngram import LONGEST, SHORTEST, NgramDrafter
-from localllm.speculation.options import SpeculationError
 from localllm.speculation.vocabulary import Vocabulary, match
 from localllm.tokenizer import Tokenizer
 
@@ -107,7 +107,7 @@ def test_without_tokenizers_the_sizes_must_agree() -> None:
 def guesses(text: list[int], count: int = 6) -> list[tuple[int, int]]:
     drafter = NgramDrafter()
     drafter.begin(text)
-    proposed = drafter.propose(Sampler(SamplerOptions()))
+    proposed = drafter.propose(Sampler(SamplingOptions()))
     return [(guess.token, guess.trust) for guess, _ in zip(proposed, range(count), strict=False)]
 
 
@@ -131,8 +131,8 @@ def test_another_text_is_not_mixed_with_the_last() -> None:
     drafter = NgramDrafter()
     drafter.begin([1, 2, 3, 4])
     drafter.begin([5, 1, 2, 3])
-    assert list(drafter.propose(Sampler(SamplerOptions()))) == []
+    assert list(drafter.propose(Sampler(SamplingOptions()))) == []
     drafter.begin([5, 1, 2, 3, 6])
     for token in (1, 2, 3):
         drafter.accept(token)
-    assert next(drafter.propose(Sampler(SamplerOptions()))).token == 6
+    assert next(drafter.propose(Sampler(SamplingOptions()))).token == 6

@@ -11,6 +11,7 @@ import pytest
 from localllm.backends.base import Limits
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Append, Attention, Batch, Experts, Plan, Receive, Send
+from localllm.plan.rewrites.fusion import Pass, fuse, fuse_additions, fuse_heads, fuse_linears
 from localllm.plan.rewrites.split import split
 from tests.models.support import BOUNDARIES
 from tests.plan.support import MODELS, tiny_plan
@@ -47,8 +48,10 @@ def splits(plan: Plan) -> list[list[Hashable]]:
     return [*pipelines, *rings, experts_apart(plan)]
 
 
+@pytest.mark.parametrize("passes", [(), (fuse_additions, fuse_linears, fuse_heads)], ids=["plain", "fused"])
 @pytest.mark.parametrize("name", MODELS)
-def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str) -> None:
+def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str, passes: Sequence[Pass]) -> None:
+    """Also if the plan of each place is fused later."""
     plan = tiny_plan(name)
     rows = np.arange(9, dtype=np.int32)
     batches = [
@@ -59,7 +62,7 @@ def test_the_stages_in_turn_have_the_bits_of_the_whole_plan(name: str) -> None:
     truth = [whole.step(batch) for batch in batches]
     for places in splits(plan):
         own = split(plan, places)
-        bound = {place: ReferenceBackend().bind(side, LIMITS) for place, side in own.plans.items()}
+        bound = {place: ReferenceBackend().bind(fuse(side, passes), LIMITS) for place, side in own.plans.items()}
         for batch, expected in zip(batches, truth, strict=True):
             for executable in bound.values():
                 executable.begin(batch)

@@ -57,7 +57,7 @@ class Lowering:
         self.rows: dict[Rows, int] = {"batch": limits.rows, "logits": limits.logit_rows}
         self.kept = {value.index for value in keep}
         self.program = Program()
-        self.allocator: Allocator[str] = Allocator()
+        self.values: Allocator[str] = Allocator()
         self.received: list[tuple[Value, Buffer]] = []  # by the stage
         self.sent: list[tuple[Value, Buffer]] = []
         self._wants_blocks, self._wants_floats = _readers(plan, keep)
@@ -66,29 +66,29 @@ class Lowering:
 
     def floats(self, value: Value) -> Buffer:
         """The float32 rows of a value that was made."""
-        found = self.allocator.find(value, FLOATS)
+        found = self.values.find(value, FLOATS)
         assert found is not None, f"nothing made the floats of {value.name}"
         return found
 
     def make(self, value: Value) -> Buffer:
         """Float32 rows for a value."""
-        return self.allocator.make(value, FLOATS, value.width)
+        return self.values.make(value, FLOATS, value.width)
 
     def deliver(self, value: Value) -> Delivery:
         """The forms of a value that its readers want, for a kernel that can make both."""
         words, blocks = 0, None
         if value.index in self._wants_blocks:
             words = block_words(value.width)
-            blocks = self.allocator.make(value, BLOCKS, words)
+            blocks = self.values.make(value, BLOCKS, words)
         return Delivery(self.make(value) if value.index in self._wants_floats else None, blocks, words)
 
     def take(self, rows: Rows, stride: int) -> Buffer:
         """A buffer of `stride` elements per row, for something that is not a value."""
-        return self.allocator.take(rows, stride)
+        return self.values.take(rows, stride)
 
     def give(self, *buffers: Buffer) -> None:
         for buffer in buffers:
-            self.allocator.give(buffer)
+            self.values.give(buffer)
 
     # -- weights ---------------------------------------------------------------------------------------------------
 
@@ -121,10 +121,10 @@ class ValueForms:
     value: Value
 
     def find(self, form: str) -> Buffer | None:
-        return self.low.allocator.find(self.value, form)
+        return self.low.values.find(self.value, form)
 
     def make(self, form: str, stride: int) -> Buffer:
-        return self.low.allocator.make(self.value, form, stride)
+        return self.low.values.make(self.value, form, stride)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,63 @@
+"""From a plan to a program: rewrite it, and emit the launches of every operation."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from localllm.backends.allocation import Buffer, deaths
+from localllm.backends.base import BackendError, CacheTypes, Limits
+from localllm.backends.gpu.emit import EMITTERS, REWRITES
+from localllm.backends.gpu.kernels import largest
+from localllm.backends.gpu.kernels.largest import KEYS, SORTED
+from localllm.backends.gpu.lowering import FLOATS, Lowering
+from localllm.backends.gpu.program import Program
+from localllm.backends.gpu.references import Fixed
+from localllm.backends.stages import Stage
+from localllm.notice import Notice, Setting
+from localllm.plan import Operation, Plan, Value
+from localllm.plan.rewrites.fusion import fuse
+
+
+def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
+    """Launches, buffers and kernels of a plan on a device of this compute type; BackendError if it cannot run it."""
+    plan = fuse(plan, REWRITES, keep)
+    low = Lowering(plan, limits, cache, keep, compute)
+    dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
+    made = low.program
+    made.stages = [_stage(low, plan, numbers, dying) for numbers in plan.stages]
+    made.buffers = low.values.buffers
+    made.where = {value.index: low.floats(value) for value in keep}
+    if logits := low.values.find(plan.logits, FLOATS):  # none if another place of a split plan makes them
+        made.where[plan.logits.index] = logits
+        _search(low, logits)
+    return made
+
+
+def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
+    """Emit the operations with these numbers; `dying` are the values that die with each operation of the plan."""
+    first, low.received, low.sent = len(low.program.dispatches), [], []
+    for number in numbers:
+        with low.values.operation(dying[number]):
+            _emit(low, plan.operations[number])
+    return Stage(slice(first, len(low.program.dispatches)), tuple(low.received), tuple(low.sent))
+
+
+def _emit(low: Lowering, op: Operation) -> None:
+    emitter = EMITTERS.get(type(op))
+    if emitter is None:
+        problem = f"there are no kernels for {type(op).__name__.lower()} on a graphics card yet"
+        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
+    emitter(low, op)
+
+
+def _search(low: Lowering, logits: Buffer) -> None:
+    """The passes of the search for the largest logits."""
+    made = low.program
+    made.scratch[Fixed.PICKED] = 4 * largest.NUMBERS
+    for number, count in enumerate(largest.passes(logits.stride, largest.MOST)):
+        own, before = KEYS[number % 2], KEYS[(number + 1) % 2]
+        size = 8 * -(-count // SORTED) * largest.MOST * low.limits.logit_rows
+        made.scratch[own] = max(size, made.scratch.get(own, 0))
+        kernel = largest.LargestLogits(PASS=number, STRIDE=logits.stride)
+        buffers = largest.LargestBuffers(logits=logits, in_=before if number else Fixed.NOTHING, out=own)
+        made.picks.append(kernel.launch(((f"keys {number}", SORTED, 1), ("logits", 1, 1), 1), buffers))

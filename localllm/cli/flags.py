@@ -1,0 +1,27 @@
+"""How the command line writes options: `--backend cpu` for what a message calls backend="cpu"."""
+
+from __future__ import annotations
+
+from localllm.cli import options
+from localllm.notice import Notice, Setting, said
+from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+
+_OWN = (each for each in vars(options).values() if isinstance(each, type) and issubclass(each, Options))
+GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, *(each for each in _OWN if each is not Options))
+
+
+def typed(text: str | BaseException) -> str:
+    """A text, or that of an error, with options as they are typed."""
+    text = said(text) if isinstance(text, BaseException) else text
+    return text.typed(_setting) if isinstance(text, Notice) else text
+
+
+def flag_of(name: str) -> str:
+    """The flag that messages use for an option."""
+    return next(each.option.flag for group in GROUPS for each in declared(group) if each.name == name)
+
+
+def _setting(setting: Setting) -> str:
+    flag = flag_of(setting.name)
+    switch = setting.value is None or setting.value is True
+    return flag if switch else f"{flag} {setting.value}"

@@ -1,0 +1,104 @@
+"""Puts a file's weights on a backend: how large the context is, what runs where, and which cache it gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from localllm.backends import open_backend
+from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
+from localllm.backends.hybrid.offload import Offload, Planner, arrange
+from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
+from localllm.engine import Engine
+from localllm.gguf import GGUFFile
+from localllm.models import Config, architecture_of, read_config, record
+from localllm.options import LoadOptions
+from localllm.plan import BLOCK, Experts, Plan, Tensor, Value
+
+BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
+DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
+WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be taken back
+LOGIT_BYTES = 64 << 20  # logits of one batch at most
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A model's plan on a backend, with its cache."""
+
+    config: Config
+    plan: Plan
+    context: int  # tokens
+    cache: CacheChoice
+    engine: Engine
+    device: str
+    placed: str  # what runs where, where a card takes part or was asked for
+    close: Callable[[], None]
+
+    @property
+    def executable(self) -> Executable:
+        return self.engine.executable
+
+
+def bind(
+    file: GGUFFile,
+    options: LoadOptions,
+    progress: Progress | None = None,
+    observe: bool = False,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Bound:
+    """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
+    architecture = architecture_of(file.metadata)
+    config = read_config(file.metadata, architecture.name)
+    context = context_of(options.ctx_size, config)
+    plan = record(config, architecture, weights or file.tensors, context)
+    offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
+    offload.check(options.backend)
+
+    def limits_at(context: int) -> Limits:
+        return limits_of(context, plan.logits.width, plan.window)
+
+    limits = limits_at(context)
+    held = sum(tensor.nbytes for tensor in file.tensors.values())
+    asked = CacheTypes(options.cache_type_k, options.cache_type_v)
+    cache = choose_types(asked, plan, limits, held, options.force)
+
+    def planner(card: Card, name: str) -> Planner:
+        return Planner(card, name, plan, limits_at, context, cache.types)
+
+    backend = open_backend(options.backend, options.threads, options.device)
+    arranged = arrange(backend, offload, planner, options.threads)
+    opened = arranged.backend
+    try:
+        executable = opened.bind(plan, limits, cache.types, progress, observed(plan) if observe else ())
+    except BaseException:
+        opened.close()
+        raise
+    windowed = BlockPool(limits.window_blocks, BLOCK, plan.window) if limits.window_blocks else None
+    pool = BlockPool(limits.blocks, BLOCK, windowed=windowed)
+
+    def close() -> None:
+        executable.close()
+        opened.close()
+
+    engine = Engine(executable, pool, replace(limits, positions=context))
+    return Bound(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close)
+
+
+def observed(plan: Plan) -> list[Value]:
+    """What goes into matrices, and what comes out of experts, whose routing then can be read too."""
+    found = {value.index: value for op in plan.operations for value, _ in op.products}
+    found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
+    return list(found.values())
+
+
+def limits_of(context: int, vocabulary: int, window: int) -> Limits:
+    """What a model is bound for, whose layers see everything or up to `window` tokens."""
+    blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * vocabulary)))
+    own = -(-(window + SLACK + BATCH_ROWS + WINDOW_PAST) // BLOCK) + 2 if window else blocks
+    return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK, own if own < blocks else 0)
+
+
+def context_of(asked: int, config: Config) -> int:
+    """Tokens of context: as asked for; 0: as trained, but at most DEFAULT_CONTEXT."""
+    return asked or min(config.context_length, DEFAULT_CONTEXT)

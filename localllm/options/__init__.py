@@ -1,0 +1,29 @@
+"""The options of the program, each declared once: name, type, default, unit, help, flags and what it takes.
+
+Commands, the Python API, `bench` and a server take these groups. Nothing here knows a command, and importing this room
+loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+from localllm.options.answer import AnswerOptions
+from localllm.options.declare import Declared, Option, Options, declared, group, option, same
+from localllm.options.kinds import OptionError
+from localllm.options.load import LoadOptions
+from localllm.options.sampling import SamplingOptions
+from localllm.options.speculation import SpeculationOptions
+
+__all__ = [
+    "AnswerOptions",
+    "Declared",
+    "LoadOptions",
+    "Option",
+    "OptionError",
+    "Options",
+    "SamplingOptions",
+    "SpeculationOptions",
+    "declared",
+    "group",
+    "option",
+    "same",
+]

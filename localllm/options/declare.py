@@ -1,0 +1,174 @@
+"""Declares options: each is a field of a frozen dataclass, with its flags, help, unit and kind beside type and default.
+
+    @dataclass(frozen=True, slots=True)
+    class PlaceOptions(Options):
+        threads: int = option(4, "-t", "--threads", help="CPU threads", kind=whole(1))
+
+Commands, the Python API, `bench` and a server take such groups. A group may hold another one (`group`), or one field
+of it (`same`). Outside, the fields of nested groups are options like any other, by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import MISSING, Field, field, fields
+from difflib import get_close_matches
+from typing import Any, ClassVar, NamedTuple, Self
+
+from localllm.options.kinds import SWITCH, TEXT, Kind, OptionError
+
+
+class Option(NamedTuple):
+    """What a field declares besides its name, type and default."""
+
+    flags: tuple[str, ...]  # none: not on the command line, or an argument
+    help: str  # a `Notice` if it names other options
+    kind: Kind
+    metavar: str
+    unit: str = ""
+    repeat: bool = False  # the flag may be repeated; each use adds a value
+    finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated flag into the field
+    shown: str = ""  # the default as help shows it; a `Notice` if it names other options
+    offers: str = ""  # what a shell completes: models, files, types, backends, cache_types
+    key: str = ""  # name of the default that a model file may hold
+    flag: str = ""  # the flag that messages use
+    argument: bool = False  # a word of the command line, without a flag
+
+
+class Declared(NamedTuple):
+    """One option of a group."""
+
+    name: str
+    type: str  # as written
+    default: Any
+    option: Option
+
+
+def option(
+    default: Any,
+    *flags: str,
+    help: str,
+    kind: Kind | None = None,
+    metavar: str = "",
+    unit: str = "",
+    repeat: bool = False,
+    finish: Callable[[list[Any]], Any] = tuple,
+    shown: str | None = None,
+    offers: str = "",
+    key: str = "",
+    flag: str = "",
+    argument: bool = False,
+) -> Any:
+    """A field that is an option; a switch if the default is False. `default` may be an empty dict."""
+    kind = kind or (SWITCH if default is False else TEXT)
+    if shown is None:
+        shown = "" if default is None or default is False or default in ("", (), {}) else str(default)
+    flag = flag or (flags[0] if flags else "")
+    made = Option(
+        flags, help, kind, metavar or kind.metavar, unit, repeat, finish, shown, offers, key, flag, argument
+    )  # fmt: skip
+    return _field(default, made)
+
+
+def same(group: type[Options], name: str, *, default: Any = MISSING, **changed: Any) -> Any:
+    """A field declared as in another group, but for what is changed."""
+    found = next(each for each in declared(group) if each.name == name)
+    return _field(found.default if default is MISSING else default, found.option._replace(**changed))
+
+
+def group(kind: type[Options], without: Collection[str] = ()) -> Any:
+    """A field that is another group of options, some of which it leaves out."""
+    names = tuple(name for name in kind.names() if name not in without)
+    return field(default=kind(), metadata={"group": kind, "names": names})
+
+
+def _field(default: Any, made: Option) -> Any:
+    metadata = {"option": made}
+    return (
+        field(default_factory=dict, metadata=metadata) if default == {} else field(default=default, metadata=metadata)
+    )
+
+
+class Options:
+    """A group of options: the base of frozen dataclasses, whose values are checked when they are made."""
+
+    __slots__ = ()
+    TITLE: ClassVar[str] = "options"  # of the group in help
+
+    def __post_init__(self) -> None:
+        for each in _fields(type(self)):
+            if "option" in each.metadata:
+                problem = each.metadata["option"].kind.problem(getattr(self, each.name))
+                if problem:
+                    raise OptionError(f"{each.name} {problem}")
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All options of this group, those of nested groups included."""
+        return tuple(each.name for each in declared(cls))
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The group with these values by name, and defaults for the rest. OptionError for unknown names."""
+        check_names(values, cls.names())
+        own: dict[str, Any] = {}
+        for each in _fields(cls):
+            if "group" in each.metadata:
+                inner = {name: values[name] for name in each.metadata["names"] if name in values}
+                own[each.name] = each.metadata["group"].of(inner)
+            elif each.name in values:
+                own[each.name] = values[each.name]
+        return cls(**own)
+
+    @classmethod
+    def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
+        """`options`, or the defaults, with other values for some names: what a function has of value and keywords."""
+        if options is not None and not isinstance(options, cls):
+            raise OptionError(f"expected {cls.__name__}, got {options!r}; give single options by keyword")
+        return cls.of(values) if options is None else options.changed(values)
+
+    def values(self) -> dict[str, Any]:
+        """Every option by name."""
+        found: dict[str, Any] = {}
+        for each in _fields(type(self)):
+            value = getattr(self, each.name)
+            if "group" in each.metadata:
+                inner = value.values()
+                found |= {name: inner[name] for name in each.metadata["names"]}
+            else:
+                found[each.name] = value
+        return found
+
+    def changed(self, values: Mapping[str, Any]) -> Self:
+        """These options with other values for some names."""
+        return self.of(self.values() | dict(values)) if values else self
+
+
+def declared(group: type[Options]) -> Iterator[Declared]:
+    """Every option of a group in the order of declaration, those of nested groups included."""
+    for each in _fields(group):
+        if "group" in each.metadata:
+            yield from (inner for inner in declared(each.metadata["group"]) if inner.name in each.metadata["names"])
+        else:
+            default = each.default if each.default is not MISSING else {}
+            yield Declared(each.name, str(each.type), default, each.metadata["option"])
+
+
+def check_names(given: Collection[str], known: Collection[str]) -> None:
+    """OptionError for a name that is not `known`, with the nearest that is."""
+    for name in given:
+        if name not in known:
+            near = get_close_matches(name, known, 1, cutoff=0.5)
+            hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"
+            raise OptionError(f"unknown option {name}; {hint}")
+
+
+def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
+    """The values that belong to each group. OptionError for names of none of them, and for those in `without`."""
+    names = [[name for name in group.names() if name not in without] for group in groups]
+    check_names(values, [name for known in names for name in known])
+    return [{name: values[name] for name in known if name in values} for known in names]
+
+
+def _fields(group: type[Options]) -> tuple[Field[Any], ...]:
+    return fields(group)  # type: ignore[arg-type]

@@ -1,0 +1,66 @@
+"""The options as keyword arguments, for type checkers: names and types of the declarations, which a test compares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+
+class LoadKeywords(TypedDict, total=False):
+    """`LoadOptions`."""
+
+    ctx_size: int
+    threads: int | None
+    backend: str
+    gpu_layers: int | str
+    n_cpu_moe: int
+    device: str
+    cache_type_k: str
+    cache_type_v: str
+    model_draft: str | os.PathLike[str]
+    spec: str | None
+    draft_max: int
+    force: bool
+
+
+class GenerateKeywords(TypedDict, total=False):
+    """`SamplingOptions`, and `AnswerOptions` but for those of a chat."""
+
+    max_tokens: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    seed: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    repeat_last_n: int
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breaker: Sequence[str]
+    dynatemp_range: float
+    dynatemp_exp: float
+    logit_bias: Mapping[int, float]
+    samplers: Sequence[str]
+    min_keep: int
+
+
+class ChatKeywords(GenerateKeywords, total=False):
+    """`SamplingOptions` and `AnswerOptions`."""
+
+    system_prompt: str
+    parse_special_in_content: bool
+    chat_template_kwargs: Mapping[str, Any]
+
+
+CHAT_ONLY = ("system_prompt", "parse_special_in_content", "chat_template_kwargs")

@@ -1,0 +1,181 @@
+"""Kinds of values that options take: how to read one from text, and what is wrong with a value given in Python."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+from localllm.errors import LocalLLMError
+
+
+class OptionError(LocalLLMError):
+    """There is no such option, or it does not take this value; says what it does take."""
+
+
+class Kind(NamedTuple):
+    """What the values of an option are."""
+
+    read: Callable[[str], Any]  # one written value; OptionError if it cannot be read
+    problem: Callable[[Any], str]  # what is wrong with a value: "is 3: it must be a number from 0 to 1", or ""
+    metavar: str = "TEXT"  # stands for the value in help
+
+
+def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
+    """The `problem` of a kind whose values must be `says`."""
+    return lambda value: "" if allows(value) else f"is {value!r}: it must be {says}"
+
+
+def optional(kind: Kind) -> Kind:
+    """`kind`, or None."""
+    return kind._replace(problem=lambda value: "" if value is None else kind.problem(value))
+
+
+def several(kind: Kind) -> Kind:
+    """A tuple of values of `kind`."""
+
+    def problem(values: Any) -> str:
+        if not isinstance(values, tuple):
+            return f"is {values!r}: it must be a tuple"
+        return next((found for value in values if (found := kind.problem(value))), "")
+
+    return kind._replace(problem=problem)
+
+
+TEXT = Kind(str, checked(lambda value: isinstance(value, str), "a text"))
+PATH = Kind(str, checked(lambda value: isinstance(value, str | os.PathLike), "a text or a path"), "FILE")
+SWITCH = Kind(lambda text: True, checked(lambda value: isinstance(value, bool), "True or False"))
+
+
+def number(convert: type[int] | type[float], allows: Callable[[Any], bool], says: str) -> Kind:
+    """Numbers for which `allows` is true."""
+    family, noun = (Integral, "whole number") if convert is int else (Real, "number")
+
+    def read(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError:
+            raise OptionError(f"{text!r} is not a {noun}") from None
+
+    return Kind(read, checked(lambda value: _is(value, family) and allows(value), says), "N")
+
+
+def whole(least: int) -> Kind:
+    """Whole numbers of at least `least`."""
+    says = f"a whole number of at least {least}"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise OptionError(f"{text!r} is not {says}")
+        return value
+
+    return Kind(read, checked(lambda value: _is(value, Integral) and value >= least, says), "N")
+
+
+def wholes(kind: Kind) -> Kind:
+    """Comma-separated values of `kind`."""
+    read = kind.read
+    return several(kind)._replace(read=lambda text: tuple(read(part) for part in text.split(",")), metavar="N,...")
+
+
+def above(least: float) -> Kind:
+    """Finite numbers above `least`, which is the value when nothing is given."""
+    says = f"a number above {least:g}"
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = least
+        if not least < value < math.inf:
+            raise OptionError(f"{text!r} is not {says}")
+        return value
+
+    return Kind(read, checked(lambda value: _is(value, Real) and least <= value < math.inf, says), "X")
+
+
+def one_of(*names: str, nothing: Any = "") -> Kind:
+    """One of these names, or `nothing`."""
+
+    def read(text: str) -> str:
+        if text not in names:
+            raise OptionError(f"{text!r} is not one of {', '.join(names)}")
+        return text
+
+    allows = lambda value: value == nothing or (isinstance(value, str) and value in names)  # noqa: E731
+    return Kind(read, checked(allows, f"one of {', '.join(names)}"), "NAME")
+
+
+def pair(form: str) -> Kind:
+    """Two texts separated by the last "="; `form` is shown in help and errors."""
+
+    def read(text: str) -> tuple[str, str]:
+        first, equals, second = text.rpartition("=")
+        if not (first and equals and second):
+            raise OptionError(f"{text!r} is not of the form {form}")
+        return first, second
+
+    return Kind(read, checked(lambda value: isinstance(value, tuple) and len(value) == 2, "a pair of texts"), form)
+
+
+def _size(text: str) -> int:
+    """Bytes of 6GB, 700MiB or 1.5G. A single letter is a power of 1000, as on a disk's label."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)(b?)", text.strip(), re.IGNORECASE)
+    if found is None or (found[3] and not found[2]):
+        raise OptionError(f"{text!r} is not a size like 6GB, 6GiB or 700MB")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
+
+
+SIZE = Kind(_size, checked(lambda value: _is(value, Integral) and value >= 0, "a number of bytes"), "SIZE")
+
+
+def _layers(text: str) -> int | str:
+    """A number of layers, "all" or "auto"; -1 is auto, as in llama.cpp."""
+    if text in ("all", "auto", "-1"):
+        return text if text != "-1" else "auto"
+    try:
+        return int(whole(0).read(text))
+    except OptionError:
+        raise OptionError(f"{text!r} is not a number of layers, all or auto") from None
+
+
+LAYERS = Kind(
+    _layers,
+    checked(lambda value: value in ("all", "auto") or not whole(0).problem(value), "a number of layers, all or auto"),
+    "N",
+)
+
+
+def _json(text: str) -> dict[str, Any]:
+    import json  # here, because help does without
+
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise OptionError(f"{text!r} is not a JSON object")
+    return value
+
+
+def _is_json(value: Any) -> bool:
+    import json
+
+    try:
+        return isinstance(value, Mapping) and isinstance(json.loads(json.dumps(dict(value))), dict)
+    except (TypeError, ValueError, RecursionError):
+        return False
+
+
+JSON = Kind(_json, checked(lambda value: value == {} or _is_json(value), "a dict of names and JSON values"), "JSON")
+
+
+def _is(value: Any, family: type) -> bool:
+    return isinstance(value, family) and not isinstance(value, bool)

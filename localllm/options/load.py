@@ -1,0 +1,49 @@
+"""Options of opening a model: the context, where it runs, its cache, and speculation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from localllm.options.declare import Options, group, option
+from localllm.options.kinds import LAYERS, optional, whole
+from localllm.options.speculation import SpeculationOptions
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions(Options):
+    """How to open a model."""
+
+    TITLE: ClassVar[str] = "opening a model"
+    ctx_size: int = option(
+        0, "-c", "--ctx-size", "--ctx", kind=whole(0), unit="tokens", shown="",
+        help="context size in tokens (0: as trained, maximum 4096)",
+    )  # fmt: skip
+    threads: int | None = option(
+        None, "-t", "--threads", kind=optional(whole(1)), help="CPU threads", shown="all processors"
+    )
+    backend: str = option(
+        "auto", "--backend", metavar="NAME", offers="backends", help="auto, cpu, cuda, opencl, or reference (slow)"
+    )
+    gpu_layers: int | str = option(
+        "auto", "-ngl", "--gpu-layers", "--n-gpu-layers", kind=LAYERS, unit="layers",
+        help="layers on the GPU: the last N (the output counts as one), all, or auto (as many as fit)",
+    )  # fmt: skip
+    n_cpu_moe: int = option(
+        0, "-ncmoe", "--n-cpu-moe", kind=whole(0), unit="layers", shown="",
+        help="keep the experts of the first N layers on the CPU",
+    )  # fmt: skip
+    device: str = option(
+        "", "-dev", "--device", metavar="DEVICE", flag="--device",
+        help="which device: its number or part of its name (see localllm devices)",
+    )  # fmt: skip
+    cache_type_k: str = option(
+        "f16", "-ctk", "--cache-type-k", metavar="TYPE", offers="cache_types",
+        help="format of the keys in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto",
+    )  # fmt: skip
+    cache_type_v: str = option(
+        "f16", "-ctv", "--cache-type-v", metavar="TYPE", offers="cache_types",
+        help="format of the values in the cache",
+    )  # fmt: skip
+    speculation: SpeculationOptions = group(SpeculationOptions)
+    force: bool = option(False, "--force", help="allow a cache type that harms the model")

@@ -1,0 +1,167 @@
+"""Options of the samplers: llama.cpp's parameters, names and defaults.
+
+The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar
+
+from localllm.notice import Notice, Written
+from localllm.options.declare import Options, option
+from localllm.options.kinds import Kind, OptionError, number
+
+ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; we refuse them
+
+
+def _finite(value: float) -> bool:
+    return -math.inf < value < math.inf
+
+
+def _not_negative(value: float) -> bool:
+    return 0 <= value < math.inf
+
+
+NUMBER = number(float, _finite, "a finite number")
+COUNT = number(int, _not_negative, "a whole number, 0 or more")
+AMOUNT = number(float, _not_negative, "a finite number, 0 or more")
+SHARE = number(float, lambda value: 0 <= value <= 1, "a number from 0 to 1")
+TOP = number(int, _finite, "a whole number (0 or less switches it off)")
+SEED = number(int, lambda value: -1 <= value < 2**64, "a whole number from 0 to 2^64 - 1, or -1 for a fresh one")
+DIVISOR = number(float, lambda value: 1e-30 < value < 1e30, "a finite number above 0 (1 switches it off)")
+BASE = number(float, lambda value: 1 <= value < math.inf, "a finite number, 1 or more")
+
+
+def _read_bias(text: str) -> tuple[int, float]:
+    digits = text[: len(text) - len(text.lstrip("0123456789"))]
+    try:
+        if not digits or text[len(digits)] not in "+-":
+            raise ValueError
+        return int(digits), float(text[len(digits) :])
+    except (ValueError, IndexError):
+        raise OptionError(f"{text!r} is not TOKEN+BIAS or TOKEN-BIAS, such as 15043+1 or 2-inf") from None
+
+
+def _bias_problem(biases: Any) -> str:
+    if not isinstance(biases, Mapping):
+        return f"is {biases!r}: it must be a dict of token ids and biases"
+    for token, bias in biases.items():
+        if isinstance(token, bool) or not isinstance(token, Integral) or token < 0:
+            return f"names token {token!r}: it must be a token id"
+        if not isinstance(bias, Real) or not (math.isfinite(bias) or bias == -math.inf):
+            return f"of token {token} is {bias!r}: it must be finite, or -inf to ban it"
+    return ""
+
+
+def _breaker_problem(breakers: Any) -> str:
+    if isinstance(breakers, str) or not isinstance(breakers, Sequence):
+        return f"is {breakers!r}: it must be a sequence of texts"
+    for breaker in breakers:
+        if not isinstance(breaker, str) or not 0 < len(breaker.encode()) <= BREAKER_BYTES:
+            return f"has {breaker!r}: each must have 1 to {BREAKER_BYTES} bytes"
+    return ""
+
+
+def _samplers_problem(names: Any) -> str:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        return f"is {names!r}: it must be a sequence of names"
+    return next((f"names {name!r}: known are {', '.join(ORDER)}" for name in names if name not in ORDER), "")
+
+
+BIAS = Kind(_read_bias, _bias_problem)
+BREAKER = Kind(lambda text: text.replace("\\n", "\n"), _breaker_problem)
+SAMPLERS = Kind(lambda text: tuple(name for name in text.split(";") if name), _samplers_problem)
+
+
+def _all_but_none(texts: list[str]) -> tuple[str, ...]:
+    return tuple(text for text in texts if text != "none")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions(Options):
+    """How to choose the next token. A sampler that is not in `samplers` does not run, and its options have no effect.
+
+    Raises OptionError with the option, its value and its range.
+    """
+
+    TITLE: ClassVar[str] = "sampling"
+    seed: int = option(-1, "-s", "--seed", kind=SEED, help="random seed (-1: a new one)")
+    temperature: float = option(
+        0.8, "--temp", "--temperature", kind=NUMBER, key="temp", help="temperature (0: always the top token)"
+    )
+    top_k: int = option(40, "--top-k", kind=TOP, key="top_k", help="keep the k most likely tokens (0: all)")
+    top_p: float = option(
+        0.95, "--top-p", kind=SHARE, key="top_p",
+        help="keep the most likely tokens with this total probability (1: all)",
+    )  # fmt: skip
+    min_p: float = option(
+        0.05, "--min-p", kind=SHARE, key="min_p", help="minimum probability, relative to the top token (0: off)"
+    )
+    typical_p: float = option(1.0, "--typical", "--typical-p", kind=SHARE, help="locally typical sampling (1: off)")
+    top_n_sigma: float = option(
+        -1.0, "--top-nsigma", "--top-n-sigma", kind=NUMBER, help="keep logits within n sigma of the largest (-1: off)"
+    )
+    xtc_probability: float = option(
+        0.0, "--xtc-probability", kind=SHARE, key="xtc_probability",
+        help="probability of removing the top tokens (0: never)",
+    )  # fmt: skip
+    xtc_threshold: float = option(
+        0.1, "--xtc-threshold", kind=SHARE, key="xtc_threshold",
+        help="minimum probability of a token that XTC may remove",
+    )  # fmt: skip
+    repeat_last_n: int = option(
+        64, "--repeat-last-n", kind=COUNT, unit="tokens", key="penalty_last_n",
+        help="last tokens that the next three penalties consider",
+    )  # fmt: skip
+    repeat_penalty: float = option(
+        1.0, "--repeat-penalty", kind=DIVISOR, key="penalty_repeat",
+        help="divide the logits of repeated tokens by this (1: off)",
+    )  # fmt: skip
+    presence_penalty: float = option(
+        0.0, "--presence-penalty", kind=NUMBER, help="subtract this from the logits of repeated tokens"
+    )
+    frequency_penalty: float = option(
+        0.0, "--frequency-penalty", kind=NUMBER, help="subtract this for each time a token was seen"
+    )
+    dry_multiplier: float = option(
+        0.0, "--dry-multiplier", kind=AMOUNT, help="strength of DRY, a penalty on repeated phrases (0: off)"
+    )
+    dry_base: float = option(1.75, "--dry-base", kind=BASE, help="base of DRY's penalty, which grows with the phrase")
+    dry_allowed_length: int = option(
+        2, "--dry-allowed-length", kind=COUNT, unit="tokens",
+        help="length of a phrase that may repeat freely, in tokens",
+    )  # fmt: skip
+    dry_penalty_last_n: int = option(
+        64, "--dry-penalty-last-n", kind=COUNT, unit="tokens", help="last tokens that DRY considers"
+    )
+    dry_sequence_breaker: Sequence[str] = option(
+        ("\n", ":", '"', "*"), "--dry-sequence-breaker", kind=BREAKER, repeat=True, finish=_all_but_none,
+        shown=r"""\n : " *""",
+        help=Notice("text that ends a phrase (", Written("several; (): no text", "repeatable; none: no text"), ")"),
+    )  # fmt: skip
+    dynatemp_range: float = option(
+        0.0, "--dynatemp-range", kind=AMOUNT, help="vary the temperature by this, with entropy (0: off)"
+    )
+    dynatemp_exp: float = option(1.0, "--dynatemp-exp", kind=AMOUNT, help="exponent of the entropy in that range")
+    logit_bias: Mapping[int, float] = option(
+        {}, "-l", "--logit-bias", kind=BIAS, repeat=True, finish=dict,
+        help=Notice(
+            "change a token's logit: ", Written("{15043: 1.0} or {2: -math.inf}", "15043+1 or 2-inf (repeatable)")
+        ),
+    )  # fmt: skip
+    samplers: Sequence[str] = option(
+        ORDER, "--samplers", kind=SAMPLERS, shown=";".join(ORDER), help="samplers, in order"
+    )
+    min_keep: int = option(
+        0, kind=COUNT, unit="tokens", help="minimum candidates that typical_p, top_p, min_p and XTC keep"
+    )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the top candidate is always chosen."""
+        return "temperature" in self.samplers and self.temperature <= 0 and self.dynatemp_range <= 0

@@ -1,0 +1,55 @@
+"""Options of speculative decoding."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import ClassVar
+
+from localllm.notice import FILE, Notice, Setting
+from localllm.options.declare import Options, option
+from localllm.options.kinds import PATH, OptionError, one_of, whole
+
+KINDS = ("off", "ngram", "draft", "auto")
+MOST_DRAFTED = 15  # 16 rows with the token before them, the number that costs are measured for
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationOptions(Options):
+    """Who drafts tokens, and how many."""
+
+    TITLE: ClassVar[str] = "speculation"
+    model_draft: str | os.PathLike[str] = option(
+        "", "-md", "--model-draft", "--spec-draft-model",
+        help="a smaller model that drafts tokens", kind=PATH, metavar="MODEL", offers="models",
+    )  # fmt: skip
+    spec: str | None = option(
+        None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
+        help=Notice(
+            "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), or auto (whichever pays)"
+        ),
+        shown=Notice("off; auto with ", Setting("model_draft")),
+    )  # fmt: skip
+    draft_max: int = option(
+        MOST_DRAFTED, "--draft-max", "--draft", "--draft-n",
+        help="maximum number of drafted tokens", kind=whole(1), unit="tokens",
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.draft_max > MOST_DRAFTED:
+            raise OptionError(f"{self.draft_max} drafted tokens: give 1 to {MOST_DRAFTED}")
+        if self.spec == "draft" and not self.model_draft:
+            raise OptionError(
+                Notice(
+                    "speculation with a draft model requires one: give it (", Setting("model_draft", FILE),
+                    "), or use ngram",
+                )
+            )  # fmt: skip
+        if self.model_draft and self.spec == "ngram":
+            raise OptionError("a draft model was given, but ngram does not use it: use draft or auto")
+
+    @property
+    def kind(self) -> str:
+        """The drafter. Unless given: auto with a draft model, otherwise off."""
+        return self.spec or ("auto" if self.model_draft else "off")

@@ -1,0 +1,9 @@
+"""Errors of sampling."""
+
+from __future__ import annotations
+
+from localllm.errors import LocalLLMError
+
+
+class SamplingError(LocalLLMError):
+    """The logits cannot be sampled from."""

@@ -1,0 +1,9 @@
+"""Errors of speculation."""
+
+from __future__ import annotations
+
+from localllm.errors import LocalLLMError
+
+
+class SpeculationError(LocalLLMError):
+    """Speculation is not possible as requested."""

@@ -1,0 +1,145 @@
+"""Reference models of the kit: a GGUF header and llama.cpp's logits are stored, the weights follow from a rule.
+
+Every number of a tensor is a fixed function of the tensor's name, so a model takes 25 KB instead of megabytes.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from localllm.gguf import open_gguf
+from localllm.models import architecture_of, read_config, record
+from localllm.plan import Plan
+from tests.models.support import MemoryWeight
+
+EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
+    "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
+    "afmoe": 1 / 16, "grok": 1 / 32,
+}  # fmt: skip
+WEAK = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")  # post-norm encoders
+SCALES = ("layer_output_scale", "altup_correct_scale", "time_mix_k_k", "time_mix_k_a")
+PLAIN = (
+    "token_embd", "position_embd", "attn_sinks", "token_types", "time_mix_first.", "time_mix_decay.", "time_mix_a0.",
+    "time_mix_v0.", "time_mix_r_k.",
+)  # fmt: skip
+
+
+def values(name: str, shape: tuple[int, ...], architecture: str, seed: int = 1) -> np.ndarray:
+    """float32 numbers of a tensor in row-major `shape`; the first rule that fits."""
+    bits = np.random.PCG64(zlib.crc32(name.encode()) * 1000003 + seed).random_raw(math.prod(shape))
+    u = (bits >> np.uint64(40)).astype(np.float64) * 2.0**-23 - 1.0  # [-1, 1)
+    last, columns = name.rpartition(".")[2], shape[-1]
+    v = u * (math.sqrt(3.0) * _gain(name, architecture) / math.sqrt(columns))
+    if name.endswith("ffn_gate_inp.scale"):
+        v = math.sqrt(columns) * (1 + 0.25 * u)
+    elif last in ("scale", "input_scale", "scales") or any(part in name for part in SCALES) or _connection(name):
+        v = 1 + 0.25 * u
+    elif last == "ssm_a":
+        v = -(0.25 + 0.75 * abs(u))
+    elif "exp_probs_b" in name:
+        v = 0.1 * u
+    elif last == "bias":
+        v = 0.3 * u
+    elif "norm" in name or "_ln" in name:
+        v = 1 + 0.25 * u
+    elif name.startswith(("rope_freqs", "rope_factors_")) or ".rope_freqs" in name:
+        v = 1 + 3 * abs(u)
+    elif "conv1d" in name or "shortconv.conv" in name:
+        v = 0.8 * u
+    elif name == "token_embd.weight":
+        v = EMBEDDINGS.get(architecture, 1.0) * u
+    elif any(part in name for part in PLAIN) or last == "ssm_d" or name == "hrm.z_l_init":
+        v = u
+    elif "mix_lerp" in name:
+        v = 0.5 + 0.5 * u
+    elif "time_mix_w0." in name:
+        v = u - 2
+    return v.astype(np.float32).reshape(shape)
+
+
+def _connection(name: str) -> bool:
+    """Whether the tensor is a scale of hyper-connections."""
+    return "hc_" in name and name.endswith("_scale.weight")
+
+
+def _gain(name: str, architecture: str) -> float:
+    if name.startswith(("enc.", "dec.")) and name.endswith("attn_q.weight"):
+        return 0.25
+    return 0.5 if architecture in WEAK and (".ffn_down" in name or ".attn_output." in name) else 2.0
+
+
+SPACE = 64 << 20  # bytes; no model's tensors need more
+
+
+@dataclass(frozen=True)
+class KitModel:
+    """One model of the kit, by the path of its stored header and results."""
+
+    path: Path
+
+    @cached_property
+    def stored(self) -> dict[str, np.ndarray]:
+        with np.load(self.path) as file:
+            return dict(file)
+
+    @property
+    def prompt(self) -> int:
+        """Tokens that llama.cpp evaluated in one batch; the others came one by one."""
+        return int(self.stored["prompt_len"].item())
+
+    @property
+    def tokens(self) -> list[int]:
+        return [int(token) for token in self.stored["tokens"]]
+
+    def architecture(self, folder: Path) -> str:
+        """`general.architecture` of the file."""
+        file = open_gguf(self._header(folder / "header.gguf"))
+        try:
+            return str(file.metadata["general.architecture"])
+        finally:
+            file.close()
+
+    def write(self, path: Path, seed: int = 1) -> Path:
+        """The model as a GGUF file."""
+        file = open_gguf(self._header(path))
+        try:
+            architecture = str(file.metadata["general.architecture"])
+            infos = [(name, tuple(tensor.shape)) for name, tensor in file.tensors.items()]
+        finally:
+            file.close()
+        with path.open("r+b") as out:
+            out.seek(len(self.stored["header"]))
+            for name, shape in infos:
+                data = values(name, shape, architecture, seed).astype("<f4").tobytes()
+                out.write(data + bytes(-len(data) % 32))
+            out.truncate()
+        return path
+
+    def _header(self, path: Path) -> Path:
+        """A file with the header, and a hole where the tensors belong."""
+        with path.open("wb") as out:
+            out.write(self.stored["header"].tobytes())
+            out.truncate(len(self.stored["header"]) + SPACE)
+        return path
+
+    @contextmanager
+    def plan(self, folder: Path, seed: int = 1) -> Iterator[Plan]:
+        """The plan of the forward, with all weights in memory."""
+        file = open_gguf(self.write(folder / f"{self.path.stem}.gguf", seed))
+        try:
+            tensors = {
+                name: MemoryWeight(name, t.format, tuple(t.shape), t.read(0, math.prod(t.shape[:-1])).copy())
+                for name, t in file.tensors.items()
+            }
+            row = architecture_of(file.metadata)
+            yield record(read_config(file.metadata, row.name), row, tensors)
+        finally:
+            file.close()
