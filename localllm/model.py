@@ -153,8 +153,7 @@ class Model(Closing):
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return the token ids of a text; `add_special` adds BOS/EOS if the file does, `parse_special` reads control
-        tokens."""
+        """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
         return self._words().encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:

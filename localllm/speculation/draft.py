@@ -91,8 +91,7 @@ class ModelDrafter:
         return Guess(token, bisect_right(EDGES, float(q[ids == token].sum())), (ids, q))
 
     def _catch_up(self) -> bool:
-        """Evaluate new tokens, or the last one again for its logits; False if the draft model has no token of the
-        text."""
+        """Evaluate new tokens, or the last one again for its logits; False if the draft model has no token for it."""
         text, keep = self._text, min(self._good, len(self._text) - 1)
         while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
             keep -= 1
