@@ -1,6 +1,6 @@
-"""The option groups that belong to commands alone. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench).
+"""The option groups that only commands use. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench).
 
-What opens a model, answers and samples is declared in `localllm.options`.
+`localllm.options` declares the options for opening a model, answering and sampling.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Measuring(Options):
 
     @property
     def options(self) -> LoadOptions:
-        """Harmful cache types may be measured."""
+        """Return the load options; they allow harmful cache types, because measuring them is useful."""
         return self.load.changed({"ctx_size": self.ctx_size, "force": True})
 
 
