@@ -109,7 +109,7 @@ def open_backend(name: str, threads: int | None = None, device: str = "") -> Bac
     `device` is the number or part of the name of a device, as `localllm devices` lists them.
     """
     if name != "auto" and name not in BACKENDS:
-        raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
+        raise BackendError(f"unknown backend '{name}'; supported: auto, {', '.join(BACKENDS)}")
     if device and name not in ("auto", "cuda", "opencl"):
         problem = f": the {name} backend has no devices to choose from; leave one out"
         raise BackendError(Notice(Setting("device", device), problem))

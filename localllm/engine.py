@@ -174,7 +174,7 @@ class Engine:
             )
         if len(rows) > 1:  # `append` checks a single one
             sequences = [part.sequence for part in rows]
-            assert len(set(map(id, sequences))) == len(rows), "a sequence stands twice in a step"
+            assert len(set(map(id, sequences))) == len(rows), "a sequence occurs twice in a step"
             fit = how_many_fit(list(zip(sequences, counts, strict=True)))
             if fit < len(rows):
                 raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)

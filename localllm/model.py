@@ -188,7 +188,7 @@ class Model(Closing):
         finally:
             session.close()
         if not parts:
-            raise LocalLLMError("logits of no tokens were asked for; give at least one id")
+            raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
 
     def sampler(self, options: SamplingOptions) -> Sampler:

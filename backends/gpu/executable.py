@@ -110,7 +110,7 @@ class GpuExecutable(Shell):
         """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
-            raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
+            raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
         count = min(count, self._plan.logits.width)
         if count != self._picked:
             self._device.upload(self._buffers[Fixed.PICKED], 0, largest.numbers(self._plan.logits.width, count))

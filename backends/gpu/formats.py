@@ -78,9 +78,7 @@ FORMATS = (*PLAIN, *QUANTIZED)
 def check(weight: Tensor) -> None:
     """Raise BackendError unless there are kernels for the format of the matrix."""
     if weight.format not in FORMATS:
-        raise BackendError(
-            f"{weight.name}: there are no kernels for {weight.format} on a graphics card; they run {', '.join(FORMATS)}"
-        )
+        raise BackendError(f"{weight.name}: no GPU kernels for {weight.format}; supported: {', '.join(FORMATS)}")
 
 
 def defines(name: str) -> dict[str, object]:

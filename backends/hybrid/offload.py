@@ -94,12 +94,12 @@ class Planner:
         assert needed is not None, "nothing always fits"
         counts = (
             f"{self.name}: {wanted.layers} of {most_layers(self.plan)} layers need {_size(_total(needed))} "
-            f"({_parts(needed)}), {_size(self.card.free_memory())} are free and {_size(max(self.room, 0))} of them to "
-            "be used; "
+            f"({_parts(needed)}), {_size(self.card.free_memory())} are free, {_size(max(self.room, 0))} of them "
+            "usable; "
         )
         proposals = list(self._proposals(wanted))
         if not proposals:
-            return Notice(counts, "nothing of it fits: use ", Setting("backend", "cpu"))
+            return Notice(counts, "no layer fits: use ", Setting("backend", "cpu"))
         others = (part for proposal in proposals[1:] for part in (", or ", proposal))
         return Notice(counts, "what fits is ", proposals[0], *others)
 
@@ -187,7 +187,7 @@ def arrange(
         return Arrangement(opened, plan.name, placed)
     if "card" in where:
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
-    none_fits = f"no layer fits into the {_size(max(plan.room, 0))} to be used"
+    none_fits = f"no layer fits into the usable {_size(max(plan.room, 0))}"
     why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
     opened.close()
     return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))

@@ -131,7 +131,7 @@ class _Command(_Strict, TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                by_section.setdefault(self.sections.get(parameter.name or "", "options"), []).append(record)
+                by_section.setdefault(self.sections.get(parameter.name or "", "Options"), []).append(record)
         for section, records in by_section.items():
             with formatter.section(section):
                 formatter.write_dl(records, col_max=36)

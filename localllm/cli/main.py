@@ -115,7 +115,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(
         "MODEL",
         "measure speed, as llama-bench does",
-        "GB/s: what decoding reads. % of roof: its share of this machine's read bandwidth. GOP/s: work of a prompt.",
+        "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.",
         (options.ModelName, options.Bench),
         _bench,
     ),
@@ -144,7 +144,7 @@ COMMANDS: dict[str, Command] = {
         "IN [OUT] TYPE",
         "make a smaller model file",
         "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
-        "and chooses the same formats; COPY changes none. Without OUT, the file goes beside IN. --fit or --max-kld\n"
+        "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
         "replace TYPE.",
         (options.Quantize,),
         _quantize,

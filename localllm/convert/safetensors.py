@@ -51,7 +51,7 @@ class Shard:
     def _tensors(self) -> dict[str, LazyTensor]:
         length = struct.unpack("<Q", self._read(0, 8))[0] if self.size >= 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
-            raise self._error("the header's length does not fit the file; it is no safetensors file, or cut short")
+            raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
         header = parse_json(self._read(8, length), str(self.path))
         if not isinstance(header, dict):
             raise self._error("the header is not a JSON object")
@@ -94,7 +94,7 @@ class Shard:
             except OSError as error:
                 raise self._error(f"cannot be read: {error.strerror}") from None
             if not count:
-                raise self._error("was cut short while in use")
+                raise self._error("was truncated while in use")
             view, offset = view[count:], offset + count
         return out
 

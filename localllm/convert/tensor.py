@@ -43,7 +43,7 @@ class LazyTensor:
     def read(self, start: int, stop: int) -> U8:
         """Rows start..stop, contiguous: uint8 (stop - start, row_bytes). Safe from several threads at once."""
         if not 0 <= start <= stop <= self.rows:
-            raise ConvertError(f"{self.name}: rows {start} to {stop} asked for; it has {self.rows}")
+            raise ConvertError(f"{self.name}: rows {start} to {stop} requested; it has {self.rows}")
         if start == stop:
             return np.empty((0, self.row_bytes), np.uint8)
         return np.ascontiguousarray(self._read(start, stop))

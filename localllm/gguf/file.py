@@ -95,7 +95,7 @@ class GGUFTensor:
         """Copy rows start..stop to `out`: uint8, C-contiguous, (stop - start) * row_bytes bytes of any shape."""
         what = f"tensor '{printable(self.name)}'"
         if not 0 <= start <= stop <= self.rows:
-            raise GGUFError(self._shard.path, what, f"rows {start} to {stop} asked for; it has {self.rows}")
+            raise GGUFError(self._shard.path, what, f"rows {start} to {stop} requested; it has {self.rows}")
         size = (stop - start) * self.row_bytes
         if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable or out.nbytes != size:
             raise GGUFError(self._shard.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")

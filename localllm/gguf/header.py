@@ -74,8 +74,8 @@ class _Cursor:
     def ends(self) -> str:
         """The reason that nothing can be read after `end`."""
         if self.end < self.size:
-            return f"what stands before the tensor data may take {self.end} bytes; the file is damaged"
-        return f"the file ends at {self.end}; it is cut short or damaged: download it again"
+            return f"the head may take at most {self.end} bytes; the file is damaged"
+        return f"the file ends at {self.end}; it is truncated or damaged: download it again"
 
     def skip(self, size: int, field: str) -> int:
         """Skip `size` bytes, and return where they start."""
@@ -278,7 +278,7 @@ def _place(cursor: _Cursor, info: TensorInfo, begin: int, alignment: int) -> Ten
         raise cursor.error(
             field,
             f"{info.nbytes} bytes at offset {info.offset} of the data, which begins at {begin}, "
-            f"do not fit: the file ends at {cursor.size}; it is cut short or damaged: download it again",
+            f"do not fit: the file ends at {cursor.size}; it is truncated or damaged: download it again",
         )
     offset = begin + info.offset
     return TensorInfo(info.name, info.format, info.shape, info.row_bytes, info.nbytes, offset)

@@ -39,7 +39,7 @@ STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
 class AnswerOptions(Options):
     """What goes before an answer, and what ends it."""
 
-    TITLE: ClassVar[str] = "the answer"
+    TITLE: ClassVar[str] = "Answer"
     max_tokens: int | None = option(
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
         shown=Notice(Written("no limit", "-1")), help=Notice("maximum answer length", Written("", " (-1: no limit)")),

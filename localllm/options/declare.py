@@ -93,7 +93,7 @@ class Options:
     """A group of options: the base of frozen dataclasses, whose values are checked when they are made."""
 
     __slots__ = ()
-    TITLE: ClassVar[str] = "options"  # of the group in help
+    TITLE: ClassVar[str] = "Options"  # of the group in help
 
     def __post_init__(self) -> None:
         for each in _fields(type(self)):

@@ -48,7 +48,7 @@ def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
         else:
             notes.append(_not_taken(_SEQUENCE, sequence, f"known are {', '.join(ORDER)}"))
     if metadata.get(PREFIX + _MIROSTAT):
-        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "there is no Mirostat here"))
+        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "Mirostat is not supported"))
     return FileDefaults(values, tuple(notes))
 
 

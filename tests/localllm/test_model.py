@@ -75,7 +75,7 @@ def test_context_is_as_trained_but_at_most_4096_or_as_asked_for(path: Path, bare
 def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(localllm.LocalLLMError, match="ctx_size is -1: it must be a whole number of at least 0"):
         localllm.load(path, ctx_size=-1)
-    with pytest.raises(BackendError, match="unknown backend 'abacus'; there are: auto, cpu"):
+    with pytest.raises(BackendError, match="unknown backend 'abacus'; supported: auto, cpu"):
         localllm.load(path, backend="abacus")
     with pytest.raises(BackendError, match="cache type"):
         localllm.load(path, cache_type_k="q3")
