@@ -1,8 +1,8 @@
-"""Safetensors files, single or sharded with an index: lists the tensors, and reads their rows on demand.
+"""Safetensors files, single or sharded with an index: list the tensors, and read their rows on demand.
 
 A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. We use our
 own reader, because the `safetensors` package gives NumPy neither BF16 nor FP8, and no single rows. A header is hostile
-until checked: every range lies in the file and has the size of its shape.
+until checked: every range must lie in the file and have the size of its shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Shard:
-    """One open file. Reads may come from several threads at once."""
+    """An open file. Several threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -106,7 +106,7 @@ class Shard:
 
 
 def open_shards(folder: Path) -> list[Shard]:
-    """All shards of a folder's model, checked against its index; ConvertError if there is none."""
+    """Open all shards of a folder's model, checked against its index; ConvertError if there is none."""
     places = _index(folder) if (folder / _INDEX).exists() else None
     names = sorted(set(places.values())) if places is not None else _without_index(folder)
     shards: list[Shard] = []

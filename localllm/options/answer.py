@@ -37,7 +37,7 @@ STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions(Options):
-    """What goes before an answer, and what ends it."""
+    """Options of an answer: the text before it, and the conditions that end it."""
 
     TITLE: ClassVar[str] = "Answer"
     max_tokens: int | None = option(

@@ -1,4 +1,4 @@
-"""Options of opening a model: the context, where it runs, its cache, and speculation."""
+"""Options for opening a model: context, device, cache and speculation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Options of the samplers: llama.cpp's parameters, names and defaults.
+"""Options of the samplers, with llama.cpp's names and defaults.
 
 The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
 """

@@ -11,7 +11,7 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, one_of, whole
 
 KINDS = ("off", "ngram", "draft", "auto")
-MOST_DRAFTED = 15  # 16 rows with the token before them, the number that costs are measured for
+MOST_DRAFTED = 15  # 16 rows with the token before them; costs are measured up to 16 rows
 
 
 @dataclass(frozen=True, slots=True)
