@@ -1,4 +1,4 @@
-"""One layer of the forward: attention and a feed-forward, dense or of experts, each added to the residual stream."""
+"""One layer of the forward: attention and a feed-forward (dense or experts), each added to the residual stream."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class LayerRecorder:
         return self.residual(x, y, name + "post_attention_norm")
 
     def projections(self, name: str, x: Value, layer: int) -> tuple[Value, Value, Value]:
-        """Queries, keys and values: from three matrices, or from one that holds the rows of all three."""
+        """Record queries, keys and values: from three matrices, or from one that holds the rows of all three."""
         config = self.config
         q = config.heads[layer] * config.head_dim
         kv = config.kv_heads[layer] * config.head_dim
@@ -79,7 +79,7 @@ class LayerRecorder:
         return self.residual(x, y, name + "post_ffw_norm")
 
     def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
-        """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
+        """Record down times the hidden rows (T, inner) of gate and up, which are two matrices, one, or only up."""
         width, activation, up_name = self.config.width, self.architecture.activation, f"{name}ffn_up{suffix}"
         match self.architecture.ffn:
             case "gated":
@@ -94,7 +94,7 @@ class LayerRecorder:
         return self.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
     def experts(self, name: str, x: Value, experts: ExpertConfig) -> Value:
-        """The chosen experts, plus the shared expert if the file has one."""
+        """Record the chosen experts, plus the shared expert if the file has one."""
         config, recorder = self.config, self.recorder
         inner = self.tensors.height(name + "ffn_up_exps.weight")
         up = self.stack(name + "ffn_up_exps", experts, inner, config.width)
@@ -127,7 +127,7 @@ class LayerRecorder:
         return Stack(weight, scale, self.tensors.optional(name + ".bias", experts.count, rows))
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """x + y; the architecture may norm or scale y first."""
+        """Record x + y; the architecture may norm or scale y first."""
         if self.architecture.post_norms:
             y = self.norm(norm, y)
         if self.config.residual_scale != 1.0:
@@ -145,7 +145,7 @@ class LayerRecorder:
         return self.recorder.layer_norm(x, weight, bias, self.config.eps)
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
-        """Norm each head, with shared or own weights, or all heads as one row: the weights' shape decides."""
+        """Norm each head, with shared or separate weights, or all heads as one row, by the shape of the weights."""
         name, head_dim, eps = name + ".weight", self.config.head_dim, self.config.eps
         if not self.architecture.qk_norm and name not in self.tensors:
             return x
@@ -156,18 +156,18 @@ class LayerRecorder:
         return self.recorder.layer_norm(x, weight, None, eps, groups)
 
     def linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
-        """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as in NVFP4 files."""
+        """Record (x @ weight.T) * scale + bias: the scale belongs to the matrix, as in NVFP4 files."""
         weight = self.tensors.matrix(name + ".weight", rows, columns)
         return self.recorder.linear(x, weight, self.tensors.optional(name + ".bias", rows), self.scale(name))
 
     def rows(self, name: str, x: Value, start: int, stop: int, of: int, scale: float = 1.0) -> Value:
-        """`linear` of rows start..stop of a matrix (of, width)."""
+        """Record `linear` for rows start..stop of a matrix (of, width)."""
         weight = self.tensors.rows(name + ".weight", start, stop, of, self.config.width)
         bias = self.tensors.optional_part(name + ".bias", start, stop, of)
         return self.recorder.linear(x, weight, bias, scale)
 
     def ffn_linear(self, name: str, x: Value, rows: int, columns: int) -> Value:
-        """(x @ weight.T + bias) * scale: llama.cpp's feed-forward scales after the bias."""
+        """Record (x @ weight.T + bias) * scale: llama.cpp's feed-forward scales after the bias."""
         weight = self.tensors.matrix(name + ".weight", rows, columns)
         bias = self.tensors.optional(name + ".bias", rows)
         scale = self.scale(name) if self.architecture.ffn_scales else 1.0

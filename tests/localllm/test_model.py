@@ -137,7 +137,7 @@ def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
 
 
 def test_logits_of_nothing_and_of_what_is_no_token(model: localllm.Model) -> None:
-    with pytest.raises(localllm.LocalLLMError, match="give at least one id"):
+    with pytest.raises(localllm.LocalLLMError, match="at least one token id, got none"):
         model.logits([])
     for token in (-1, 356):
         with pytest.raises(BackendError, match="tokens must be from 0 to 355"):
