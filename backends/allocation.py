@@ -48,7 +48,7 @@ class Allocator(Generic[Form]):
         self._dying: dict[int, Value] = {}
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """A buffer for something that is no value; `give` returns it."""
+        """Return a buffer for something that is not a value; `give` returns it."""
         free = self._free.get((rows, stride, times))
         if free:
             return free.pop()

@@ -24,7 +24,7 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What binding allocates: rows of the largest batch, rows of logits in one batch, cache blocks, positions.
+    """The sizes that binding allocates: maximum rows of a batch, rows of logits per batch, cache blocks, positions.
 
     With `window_blocks`, layers with a window have that many separate blocks, and `blocks` counts those of other
     layers.

@@ -28,7 +28,7 @@ from localllm.quant.codecache import default_folder
 
 
 def _pycuda() -> Any:
-    """pycuda.driver, initialized. BackendError if PyCUDA, the driver or a card is missing."""
+    """Return pycuda.driver, initialized. BackendError if PyCUDA, the driver or a GPU is missing."""
     try:
         import pycuda.driver as cuda
     except ImportError as error:  # also if libcuda.so.1 is missing
@@ -49,7 +49,7 @@ def _pycuda() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyCUDA's devices. BackendError if there are none."""
+    """Return PyCUDA's devices. BackendError if there are none."""
     cuda = _pycuda()
     return [cuda.Device(number) for number in range(cuda.Device.count())]
 

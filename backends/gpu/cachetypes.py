@@ -34,7 +34,7 @@ class CacheRow:
 
     @property
     def scaled(self) -> bool:
-        """Whether scales are stored apart from the words."""
+        """Whether scales are stored separately from the words."""
         return self.type.blocks and not self.minimum
 
     @property
@@ -52,11 +52,11 @@ class CacheRow:
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
     def bytes(self, head_dim: int) -> int:
-        """Bytes of one head in a cache block."""
+        """Return the bytes of one head in a cache block."""
         return BLOCK * self.type.head_bytes(self.size(head_dim))
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks holds finite numbers only. FP8 reads its NaN as 480."""
+        """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
         halves = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim)).view(np.uint16)
         words = 2 * BLOCK * self.words(head_dim)  # halves of them
         if self.scaled:
@@ -89,5 +89,5 @@ def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:
-    """Bytes of one cache block, by layer."""
+    """Return the bytes of one cache block, by layer."""
     return tuple(sum(part_bytes(layer, cache)) for layer in plan.layers)

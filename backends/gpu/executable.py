@@ -107,7 +107,7 @@ class GpuExecutable(Shell):
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
+        """Set the search to `count` logits, or to all if there are fewer; return the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
             raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
@@ -118,7 +118,7 @@ class GpuExecutable(Shell):
         return count
 
     def _keys_of(self, rows: int, count: int) -> NDArray[np.uint32]:
-        """Memory for the keys of the largest logits: (rows, count, 2)."""
+        """Return memory for the keys of the largest logits: (rows, count, 2)."""
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
@@ -131,7 +131,7 @@ class GpuExecutable(Shell):
             self._read(batch, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
-        """Upload what all pieces of a batch have in common."""
+        """Upload the data that all pieces of a batch share."""
         self._upload_tables(Fixed.TABLES, batch.tables)
         if batch.window_tables is not None:
             self._upload_tables(Fixed.WINDOW_TABLES, batch.window_tables)
@@ -145,13 +145,13 @@ class GpuExecutable(Shell):
             self._sent[which] = tables.copy()
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Send some rows of the batch to the device; returns the places of their logits in `logit_rows`."""
+        """Send some rows of the batch to the device; return the positions of their logits in `logit_rows`."""
         wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         return wanted
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
-        """Launch a stage for the rows that were sent, then the search for the largest logits; returns its passes."""
+        """Launch a stage for the rows that were sent, then the search for the largest logits; return its passes."""
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
@@ -247,7 +247,7 @@ class GpuExecutable(Shell):
         self._buffers.fill(weight)
 
     def read_bandwidth(self) -> float:
-        """Bytes per second of copying the largest matrix within the device's memory; reads and writes both count."""
+        """Measure the bytes per second of copying the largest matrix within the device; reads and writes both count."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 
@@ -259,6 +259,6 @@ class GpuExecutable(Shell):
 
 
 def _empty_routing(own: KeptRouting, rows: int) -> Routing:
-    """Room for the routing of the largest batch."""
+    """Allocate the routing of the largest batch."""
     used = own.used
     return Routing(np.zeros((rows, used), np.int32), np.zeros((rows, used, own.hidden.stride // used), np.float32))

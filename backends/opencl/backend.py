@@ -33,7 +33,7 @@ def _pyopencl() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyOpenCL's devices, graphics cards first. BackendError if PyOpenCL, a driver or a device is missing."""
+    """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
     cl = _pyopencl()
     try:
         platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]

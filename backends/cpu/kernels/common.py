@@ -1,4 +1,4 @@
-"""What kernels share: the step block, row shares, tasks taken from a counter, quantized activations, exp."""
+"""Parts that kernels share: the step struct, row shares, tasks taken from a counter, quantized activations, exp."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class NormArguments(Struct):
     width: Int64  # per group
     groups: Int64
     eps: Float32
-    rows: Address  # of the number of rows, as in all structs here
+    rows: Address  # of the number of rows, as in all structs below
     group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
     copies: Copies  # of y
 

@@ -1,4 +1,4 @@
-"""The search for the largest logits on the device: sampling mostly looks at about 40 of 128,000."""
+"""The search for the largest logits on the device: sampling usually needs only about 40 of 128,000."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LargestBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestLogits(Kernel[LargestBuffers]):
-    """One pass: every work-group sorts SORTED logits, or keys of the pass before."""
+    """One pass: every work-group sorts SORTED logits, or keys of the previous pass."""
 
     name, parts = "largest", "largest"
     PASS: Shape
