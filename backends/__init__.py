@@ -1,4 +1,4 @@
-"""How operations run: the table of backends. Opening a backend imports its packages; nothing else does."""
+"""How operations run: one table of backends. The packages of a backend are imported only when it is opened."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _opencl(threads: int | None, device: str) -> Backend:
 
 
 def _opencl_card(threads: int | None, device: str) -> Backend:
-    """OpenCL on a graphics card, not on the CPU."""
+    """Open OpenCL on a GPU; BackendError if it has only a CPU."""
     from localllm.backends.opencl.backend import OpenClBackend
 
     return OpenClBackend(device, kinds=("GPU",))
@@ -50,13 +50,13 @@ BACKENDS: dict[str, Callable[[int | None, str], Backend]] = {
     "opencl": _opencl,
     "reference": _reference,
 }
-# The backends that "auto" tries, and files that exist if a driver does: looking at files is cheaper than an import.
+# What "auto" tries, and the files that reveal a driver: checking files is free, importing a package is slow.
 _CARDS = ((_cuda, ("/dev/nvidiactl", "/dev/dxg")), (_opencl_card, ("/etc/OpenCL/vendors",)))
 
 
 @dataclass(slots=True)
 class _Instead:
-    """A backend that replaces one that did not open, and tells the reason."""
+    """A fallback for a backend that did not open; `describe` gives the reason."""
 
     name: str
     backend: Backend
@@ -80,7 +80,7 @@ class _Instead:
 
 
 def _auto(threads: int | None) -> Backend:
-    """Open a graphics card if there is one, else the CPU, with the reason if a driver seems to be installed."""
+    """Open a GPU if there is one, else the CPU. If a GPU was expected, the CPU's description gives the reason."""
     reasons = []
     for opened, signs in _CARDS:
         if any(Path(sign).exists() for sign in signs):
@@ -93,7 +93,7 @@ def _auto(threads: int | None) -> Backend:
 
 
 def _with_device(threads: int | None, device: str) -> Backend:
-    """Open the first backend that has the named device, even if that device is the CPU."""
+    """Open the first backend that has the device. OpenCL on the CPU is allowed, because the user named the device."""
     reasons: list[str] = []
     for opened in (_cuda, _opencl):
         try:
@@ -104,12 +104,12 @@ def _with_device(threads: int | None, device: str) -> Backend:
 
 
 def open_backend(name: str, threads: int | None = None, device: str = "") -> Backend:
-    """Open the backend called `name`; "auto" is the fastest of this machine. BackendError lists the backends.
+    """Open the backend `name`; "auto" is the fastest on this machine. BackendError lists the backends if it fails.
 
-    `device` is a number, or part of the name, of a device as `localllm devices` lists them.
+    `device` is the number or part of the name of a device, as `localllm devices` lists them.
     """
     if name != "auto" and name not in BACKENDS:
-        raise BackendError(f"unknown backend '{name}'; there are: auto, {', '.join(BACKENDS)}")
+        raise BackendError(f"unknown backend '{name}'; supported: auto, {', '.join(BACKENDS)}")
     if device and name not in ("auto", "cuda", "opencl"):
         problem = f": the {name} backend has no devices to choose from; leave one out"
         raise BackendError(Notice(Setting("device", device), problem))

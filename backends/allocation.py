@@ -1,4 +1,4 @@
-"""Buffers for the values of a plan while a backend lowers it: who needs one, how long, and which are free again.
+"""Buffers for the values of a plan while a backend lowers it: who needs one, for how long, and which are free.
 
 `deaths` is a fold over what the operations read. An `Allocator` hands out buffers and takes them back when their values
 die. Sizes come first: a backend makes memory of `Allocator.buffers` once all operations are lowered.
@@ -15,7 +15,7 @@ from localllm.plan import Rows, Value
 
 
 def deaths(reads: Sequence[Collection[Value]], keep: Collection[Value]) -> list[tuple[Value, ...]]:
-    """For each step, in order, the values that it reads and no later step does; those in `keep` never die."""
+    """Return, for each step in order, the values that no later step reads; values in `keep` never die."""
     seen = {value.index for value in keep}
     found: list[tuple[Value, ...]] = []
     for step in reversed(reads):
@@ -27,7 +27,7 @@ def deaths(reads: Sequence[Collection[Value]], keep: Collection[Value]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """`times` rows for every row of a batch (or for every row of logits), `stride` units of the backend apart."""
+    """`times` rows per row of the batch (or per row of logits), `stride` apart in units of the backend."""
 
     number: int  # in order of the first use
     rows: Rows
@@ -35,7 +35,7 @@ class Buffer:
     times: int = 1
 
 
-Form = TypeVar("Form", bound=Hashable)  # what a backend may hold a value as: float32 rows, quantized rows
+Form = TypeVar("Form", bound=Hashable)  # how a backend may hold a value: as float32 rows, as quantized rows
 
 
 class Allocator(Generic[Form]):
@@ -48,7 +48,7 @@ class Allocator(Generic[Form]):
         self._dying: dict[int, Value] = {}
 
     def take(self, rows: Rows, stride: int, times: int = 1) -> Buffer:
-        """A buffer for something that is no value; `give` returns it."""
+        """Return a buffer for something that is not a value; `give` returns it."""
         free = self._free.get((rows, stride, times))
         if free:
             return free.pop()

@@ -24,9 +24,10 @@ class BackendError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What binding allocates: rows of the largest batch, rows of logits in one batch, cache blocks, positions.
+    """The sizes that binding allocates: maximum rows of a batch, rows of logits per batch, cache blocks, positions.
 
-    With `window_blocks`, layers with a window have that many blocks of their own, and `blocks` counts the others'.
+    With `window_blocks`, layers with a window have that many separate blocks, and `blocks` counts those of other
+    layers.
     """
 
     rows: int
@@ -36,11 +37,11 @@ class Limits:
     window_blocks: int = 0
 
     def own_blocks(self, layer: CacheLayer) -> bool:
-        """Whether the layer is among those with a window that have blocks of their own."""
+        """Return whether the layer has a window and separate blocks."""
         return bool(layer.window and self.window_blocks)
 
     def blocks_of(self, layer: CacheLayer) -> int:
-        """Cache blocks of one layer."""
+        """Return the number of cache blocks of one layer."""
         return self.window_blocks if self.own_blocks(layer) else self.blocks
 
 
@@ -68,13 +69,13 @@ class Memory:
     window: int = 0
 
     def read_after(self, tokens: float) -> float:
-        """Bytes that a decode step reads with `tokens` tokens in the cache."""
+        """Return the bytes that a decode step reads with `tokens` tokens in the cache."""
         seen = min(tokens, self.window)
         return self.weights_per_token + self.cache_per_token * tokens + self.window_per_token * seen
 
 
 def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dict[str, int]:
-    """The cache fields of `Memory`, from the bytes of a block in every layer."""
+    """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     of_token = [(layer.window, size // BLOCK) for layer, size in zip(layers, block_bytes, strict=True)]
     return {
         "cache_per_token": sum(size for window, size in of_token if not window),
@@ -87,12 +88,12 @@ def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dic
 class Routing:
     """The experts that the rows of a step chose; pair (t, i) is the i-th choice of row t."""
 
-    choices: NDArray[np.int32]  # (T, used): numbers of experts
+    choices: NDArray[np.int32]  # (T, used): expert numbers
     hidden: F32  # (T, used, ffn): the input of each expert's down matrix
 
 
 class Largest(NamedTuple):
-    """The largest logits of some rows, largest first. Equal logits are in order of id, a NaN comes before all."""
+    """The largest logits of some rows, largest first. Equal logits are in order of id; NaN comes first."""
 
     ids: NDArray[np.int32]  # (L, count)
     logits: F32  # (L, count)
@@ -105,36 +106,36 @@ class Picks(Protocol):
     most_picked: int  # maximum of `count`
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """Like `Executable.step`, for the `count` largest logits of each row, or all if there are fewer."""
+        """Run `Executable.step`, but return only the `count` largest logits of each row (all, if there are fewer)."""
         ...
 
     def result_largest(self, count: int) -> Largest:
-        """Like `Executable.result`, for the `count` largest logits of each row."""
+        """Return what `Executable.result` returns, reduced to the `count` largest logits of each row."""
         ...
 
 
 class Executable(Protocol):
     """A bound plan. Only one thread at a time may use it.
 
-    `step` runs a whole plan. The plan of one place of a split plan runs in stages: `begin`, then `run` once per stage
+    `step` runs a whole plan. If a plan is split, each place runs its part in stages: `begin`, then `run` once per stage
     in turn with the other places, then `result` at the place that makes the logits.
     """
 
     limits: Limits
     memory: Memory
-    cache_layout: str  # the meaning of a cache block's bytes; executables of equal layouts may exchange blocks
-    block_bytes: tuple[int, ...]  # of one cache block, by layer
+    cache_layout: str  # meaning of a cache block's bytes; executables with equal layouts may exchange blocks
+    block_bytes: tuple[int, ...]  # per cache block, by layer
 
     def step(self, batch: Batch) -> F32:
-        """Logits (L, vocabulary) of the batch; a view that the next step overwrites."""
+        """Run the batch and return its logits (L, vocabulary), a view that the next step overwrites."""
         ...
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """The rows of the batch that `begin` accepts at a time, in order."""
+        """Yield the rows of the batch that `begin` accepts at a time, in order."""
         ...
 
     def begin(self, batch: Batch) -> None:
-        """Take in one piece of a batch."""
+        """Load one piece of a batch."""
         ...
 
     def run(self, received: Sequence[F32] = ()) -> list[F32]:
@@ -145,50 +146,50 @@ class Executable(Protocol):
         ...
 
     def result(self) -> F32:
-        """Logits (L, vocabulary) after the last stage, as `step` returns them."""
+        """Return the logits (L, vocabulary) after the last stage, as `step` does."""
         ...
 
     def value(self, value: Value) -> F32:
-        """Content (T or L, width) of a kept value after the last step; a view that the next step overwrites."""
+        """Return a kept value (T or L, width) of the last step, a view that the next step overwrites."""
         ...
 
     def routing(self, out: Value) -> Routing:
-        """Routing of the last step for `out`, a kept result of experts; views as for `value`."""
+        """Return the routing of the last step for `out`, a kept result of experts; views as in `value`."""
         ...
 
     def replace(self, weight: Tensor) -> None:
-        """Other numbers for a bound matrix of the same name, format and shape."""
+        """Replace the numbers of the bound matrix with the same name, format and shape."""
         ...
 
     def copy_blocks(self, source: np.ndarray, target: np.ndarray, windowed: bool = False) -> None:
         """Copy cache blocks source[i] -> target[i] (copy-on-write, int32 block numbers) in every layer.
 
-        If layers with a window have blocks of their own, copy only in these (`windowed`) or only in the others.
+        If layers with a window have separate blocks, copy only in these layers (`windowed`) or only in the others.
         """
         ...
 
     def read_blocks(self, layer: int, numbers: np.ndarray) -> np.ndarray:
-        """A copy of some cache blocks of a layer, keys and values: uint8 (n, bytes of a block)."""
+        """Return copies of some cache blocks of a layer, keys and values: uint8 (n, bytes of a block)."""
         ...
 
     def write_blocks(self, layer: int, numbers: np.ndarray, content: np.ndarray) -> None:
-        """Write back what `read_blocks` returned. BackendError, and no change, if it is not finite numbers."""
+        """Write back what `read_blocks` returned. BackendError, and no change, if a number is not finite."""
         ...
 
     def read_bandwidth(self) -> float:
-        """Bytes per second at which this machine now reads the bound weights: the roof of decoding."""
+        """Measure how fast this machine reads the bound weights, in bytes per second: the upper limit of decoding."""
         ...
 
     def close(self) -> None: ...
 
 
 class Backend(Protocol):
-    """Opened once per process and device."""
+    """A backend, opened once per process and device."""
 
     name: str
 
     def describe(self) -> str:
-        """One line: device, instruction set, threads."""
+        """Return one line: device, instruction set, threads."""
         ...
 
     def bind(
@@ -199,7 +200,7 @@ class Backend(Protocol):
         progress: Progress | None = None,
         keep: Collection[Value] = (),
     ) -> Executable:
-        """Bind a plan to memory. The values in `keep` can be read after a step; they take memory of their own."""
+        """Bind a plan to memory. The values in `keep` can be read after a step; they share no memory."""
         ...
 
     def close(self) -> None: ...
@@ -207,12 +208,12 @@ class Backend(Protocol):
 
 @runtime_checkable
 class Card(Protocol):
-    """Optional for backends: a device with memory of its own."""
+    """Optional for backends: a device with separate memory."""
 
     def free_memory(self) -> int:
-        """Free bytes, or the total if the driver does not say."""
+        """Return the free bytes, or the total if the driver does not report them."""
         ...
 
     def plan_memory(self, plan: Plan, limits: Limits, cache: CacheTypes) -> Memory:
-        """The memory that binding a plan would take, without taking it. BackendError if the plan cannot be bound."""
+        """Return the memory that binding a plan would take. BackendError if the plan cannot be bound."""
         ...

@@ -1,9 +1,9 @@
-"""The types of the key-value cache by name, and in NumPy their definition: what is stored, and what it means.
+"""Contents of the key-value cache: its types by name, and the NumPy definition of storing and loading a head.
 
-A head is stored as a row of its format, filled up with zeros to whole blocks. Types of 4 and 5 bits store the head
-after a Hadamard rotation, which spreads outliers over all its values (QuaRot, Ashkboos et al. 2024): queries are
-rotated likewise, which leaves q k as it is, and the rotation of the values is undone on what attention gives. Against
-keys in blocks a query counts as signed bytes, a scale per 32 values, as activations do against quantized weights.
+A head is stored as a row of its format, padded with zeros to whole blocks. Types of 4 and 5 bits first apply a Hadamard
+rotation, which spreads outliers over the whole head (QuaRot, Ashkboos et al. 2024). Queries are rotated too, so q k is
+unchanged; the output of attention is rotated back, which undoes the rotation of the values. Keys in blocks multiply a
+query quantized to signed bytes with a scale per 32 values, like activations with quantized weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ QUERY_BLOCK = 32
 
 @dataclass(frozen=True, slots=True)
 class CacheType:
-    """How a head becomes bytes. Numbers beyond `largest`, and NaN, are stored as `largest`."""
+    """How a head becomes bytes. Numbers beyond +-`largest` are clamped; NaN is stored as `largest`."""
 
     name: str
     format: Format
@@ -35,7 +35,7 @@ class CacheType:
 
     @property
     def blocks(self) -> bool:
-        """Whether the format stores integers with a scale rather than floats."""
+        """Whether the format stores integers with a scale, not floats."""
         return self.format.block_values > 1
 
     def padded(self, head_dim: int) -> int:
@@ -43,7 +43,7 @@ class CacheType:
         return -(-head_dim // size) * size
 
     def head_bytes(self, head_dim: int) -> int:
-        """Bytes of one head of one token."""
+        """Return the bytes of one head of one token."""
         return self.padded(head_dim) // self.format.block_values * self.format.block_bytes
 
 
@@ -53,21 +53,18 @@ CACHE_TYPES: dict[str, CacheType] = {
     name: CacheType(name, format, _LARGEST.get(name, HALF_LARGEST), name in _ROTATED)
     for name, format in CACHE_FORMATS.items()
 }
-# For tests only: a cache without rounding.
+# For tests only: a cache without rounding, so that only other errors remain.
 EXACT = CacheType("f32", FORMATS["F32"], float(np.finfo(np.float32).max))
 
 
 def rotation(head_dim: int) -> int:
-    """The number of values that are rotated together: the largest power of two that divides the head."""
+    """Return how many values are rotated together: the largest power of two that divides the head."""
     return head_dim & -head_dim
 
 
 def rotate(x: NDArray[T], head_dim: int) -> NDArray[T]:
-    """The Hadamard rotation of every head (..., head_dim), which is its own inverse.
-
-    Butterflies have spans 1, 2, 4, ...; each sum is rounded to x's type. The last step multiplies by
-    1 / sqrt(values rotated together).
-    """
+    """Apply the Hadamard rotation to every head (..., head_dim); it is its own inverse. Butterflies have spans 1, 2, 4,
+    ..., each sum is rounded to x's type, and the last step multiplies by 1 / sqrt(values rotated together)."""
     size = rotation(head_dim)
     y, span = x.reshape(-1, size), 1
     while span < size:
@@ -84,7 +81,7 @@ def _within(x: F32, largest: float) -> F32:
 
 
 def store(x: F32, type_: CacheType) -> U8:
-    """Heads float32 (..., head_dim) as stored bytes (..., head_bytes)."""
+    """Convert heads float32 (..., head_dim) to stored bytes (..., head_bytes)."""
     head_dim = x.shape[-1]
     x = _within(x, type_.largest)
     if type_.rotated:
@@ -98,14 +95,14 @@ def store(x: F32, type_: CacheType) -> U8:
 
 
 def load(rows: U8, head_dim: int, type_: CacheType) -> NDArray[np.float64]:
-    """The values of stored heads (..., head_bytes), still rotated: float64 (..., head_dim)."""
+    """Return the values of stored heads (..., head_bytes), still rotated: float64 (..., head_dim)."""
     blocks = np.ascontiguousarray(rows).reshape(-1, type_.format.block_bytes)
     values = type_.format.dequantize(blocks).astype(np.float64)
     return values.reshape(*rows.shape[:-1], -1)[..., :head_dim]
 
 
 def query(q: F32, keys: CacheType) -> NDArray[np.float64]:
-    """Queries (..., head_dim) for stored keys: rotated if the keys are, rounded to bytes if the keys are blocks."""
+    """Prepare queries (..., head_dim) for stored keys: rotate them, and round them to bytes if the keys are blocks."""
     head_dim = q.shape[-1]
     if keys.rotated:
         q = rotate(q, head_dim)

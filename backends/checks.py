@@ -1,6 +1,6 @@
 """Checks of what callers pass: limits, cache types, batches, cache blocks, replaced weights.
 
-Kernels check nothing, so these checks keep a caller's mistake from reaching foreign memory.
+Kernels check nothing, so these checks keep a caller's mistake from touching other memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def within(numbers: NDArray[Any], limit: int) -> bool:
 
 
 def check_blocks(what: str, numbers: NDArray[Any], blocks: int) -> None:
-    """BackendError if `numbers` (n,) is not a list of cache blocks."""
+    """Raise BackendError if `numbers` (n,) is not a list of cache blocks."""
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu" or not within(numbers, blocks):
         raise BackendError(f"{what} must list block numbers below {blocks}")
 
@@ -36,7 +36,7 @@ def check_copy(source: NDArray[Any], target: NDArray[Any], blocks: int) -> None:
 
 
 def check_content(content: NDArray[Any], blocks: int, size: int) -> None:
-    """BackendError if `content` is not uint8 (blocks, size)."""
+    """Raise BackendError if `content` is not uint8 (blocks, size)."""
     if content.dtype != np.uint8 or content.shape != (blocks, size):
         raise BackendError(f"write_blocks: {blocks} blocks of {size} bytes are expected, found {content.shape}")
 
@@ -59,7 +59,7 @@ def check_cache(cache: CacheTypes, supported: Collection[str]) -> None:
 
 
 def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
-    """BackendError unless a matrix of this name, format and shape is bound."""
+    """Raise BackendError unless a matrix of this name, format and shape is bound."""
     old = bound.get(weight.name)
     if old is None or (old.format, tuple(old.shape)) != (weight.format, tuple(weight.shape)):
         found = f"{old.format} {tuple(old.shape)}" if old is not None else "no such matrix"
@@ -69,7 +69,7 @@ def check_replacement(weight: Tensor, bound: Mapping[str, Tensor]) -> None:
 
 
 def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) -> None:
-    """BackendError if a row would read or write memory of others; `window` is the largest of the plan."""
+    """Raise BackendError if a row would access memory of other rows; `window` is the largest of the plan."""
     rows = len(batch.tokens)
     for name, array, limit in (
         ("tokens", batch.tokens, vocabulary),
@@ -95,7 +95,7 @@ def check_batch(batch: Batch, limits: Limits, vocabulary: int, window: int = 0) 
     if rows == 1:
         return  # decoding: the other checks compare rows
     same = batch.sequence[1:] == batch.sequence[:-1]
-    runs = rows - np.count_nonzero(same)  # neighbours of one sequence; np.unique would import numpy.ma, 30 ms
+    runs = rows - np.count_nonzero(same)  # adjacent rows of a sequence; np.unique would import numpy.ma, 30 ms
     if 1 + np.count_nonzero(np.diff(np.sort(batch.sequence))) != runs or (np.diff(batch.positions)[same] <= 0).any():
         raise BackendError("batch: rows of one sequence must stand together, in order of position")
 

@@ -1,6 +1,6 @@
 """The reference backend: binds a plan to dequantized weights and a paged cache, and runs one operation at a time.
 
-`backends.reference_operations` says what an operation computes; the oracle of the test suite is made of these two.
+`backends.reference_operations` defines what an operation computes. The tests compare all other backends with these two.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
 
 class ReferenceBackend:
-    """NumPy on the CPU: slow, and the oracle of the test suite."""
+    """NumPy on the CPU: slow; the tests compare all other backends with it."""
 
     name = "reference"
 
@@ -76,7 +76,7 @@ class ReferenceExecutable(Shell):
         state = self._state
         state.crossing[:] = received
         operations = [self._plan.operations[n] for n in self._plan.stages[number]]
-        with np.errstate(over="ignore", invalid="ignore"):  # a bad weight gives infinity or NaN, as on every backend
+        with np.errstate(over="ignore", invalid="ignore"):  # damaged weights give infinity or NaN, as on every backend
             for operation in flattened(operations):
                 OPERATIONS[type(operation)](state, operation)
         return list(state.crossing)
@@ -100,7 +100,7 @@ class ReferenceExecutable(Shell):
         self._weights[weight.name] = _values(weight)
 
     def read_bandwidth(self) -> float:
-        """Bytes per second of one NumPy pass over the weights."""
+        """Measure the bytes per second of one NumPy pass over the weights."""
         self._must_be_open()
         start = perf_counter()
         for weight in self._weights.values():
@@ -125,7 +125,7 @@ class ReferenceExecutable(Shell):
 
 
 class _Cache:
-    """Keys and values of every layer as they are stored: uint8 (slots, kv_heads, bytes of a head)."""
+    """Stored keys and values of every layer: uint8 (slots, kv_heads, bytes of a head)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self.types = HELD[cache.keys], HELD[cache.values]
@@ -159,18 +159,18 @@ class _Cache:
             return all(np.isfinite(load(p, head_dim, type_)).all() for p, type_ in zip(parts, self.types, strict=True))
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Keys and values by blocks: (blocks, BLOCK, kv_heads, bytes)."""
+        """Return keys and values by blocks: (blocks, BLOCK, kv_heads, bytes)."""
         return [part[layer].reshape(-1, BLOCK, *part[layer].shape[1:]) for part in (self.keys, self.values)]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """The keys and the values in the content (n, bytes) of blocks."""
+        """Split the content (n, bytes) of blocks into keys and values."""
         keys, values = self._blocks(layer)
         size = keys[0].nbytes
         return [content[:, :size].reshape(-1, *keys.shape[1:]), content[:, size:].reshape(-1, *values.shape[1:])]
 
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:
-    """float32 values of every weight by name."""
+    """Return the float32 values of every weight by name."""
     for operation in flattened(plan.operations):
         if type(operation) not in OPERATIONS:
             raise BackendError(f"the reference backend has no operation {type(operation).__name__}")

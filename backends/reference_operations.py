@@ -1,4 +1,4 @@
-"""Every operation of a plan said plainly in NumPy: the definition of what the backends compute.
+"""Every operation of a plan in plain NumPy: the definition of what the backends compute.
 
 Weights and values are float32; every operation computes in float64 and rounds its result once. Sums never span batch
 rows (one matrix-vector product per row), so the result of a row does not depend on what else is in the batch.
@@ -47,7 +47,7 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One step: the batch, the values made so far by index, dequantized weights by name, the cache by layer."""
+    """State of a step: the batch, the values so far by index, dequantized weights by name, the cache by layer."""
 
     batch: Batch
     values: dict[int, F32]
@@ -56,7 +56,7 @@ class State:
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
-    windowed: frozenset[int]  # layers that have cache blocks of their own
+    windowed: frozenset[int]  # layers with separate cache blocks
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
     crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
 
@@ -137,7 +137,7 @@ def _attention(state: State, op: Attention) -> None:
     sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
     for row in range(len(q)):
         own = batch.positions[row]
-        seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,) its own is the last
+        seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,), up to the row's position
         slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
         values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
@@ -158,7 +158,7 @@ def _silu(x: F64) -> F64:
 
 
 def _gelu(x: F64) -> F64:
-    """The tanh form, which is what ggml computes and what models with gelu were trained with."""
+    """Return gelu in its tanh form, which ggml computes and models with gelu were trained with."""
     return np.asarray(0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * x * (1.0 + 0.044715 * x * x))))
 
 
@@ -213,7 +213,7 @@ def _experts(state: State, op: Experts) -> None:
 
 
 def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F64]:
-    """The chosen experts (used,), best first, and their weights (used,)."""
+    """Return the chosen experts (used,), best first, and their weights (used,)."""
     scores = logits
     if op.gating == "softmax":
         scores = _softmax(logits)

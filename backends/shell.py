@@ -1,7 +1,7 @@
-"""The shell of an executable: what every backend does alike around its kernels.
+"""The shell of an executable: everything around the kernels that all backends share.
 
 Kernels check nothing. So the shell checks batches, cache blocks and replaced weights before they reach memory, and
-refuses everything after `close`. It counts stages, grows rope tables, and returns what a step left behind.
+refuses every call after `close`. It counts stages, grows rope tables, and returns the kept values of a step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROPE_STEP = 1024  # positions by which rope tables grow
 
 
 class Blocks(Protocol):
-    """The cache of an executable, whose callers check what they ask for. `layout` and `block_bytes`: `Executable`'s."""
+    """The cache of an executable; callers check their arguments. For `layout` and `block_bytes` see `Executable`."""
 
     layout: str
     block_bytes: tuple[int, ...]
@@ -41,12 +41,12 @@ class Blocks(Protocol):
     def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None: ...
 
     def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
-        """Whether the content (n, bytes of a block) holds finite numbers only."""
+        """Return whether the content (n, bytes of a block) holds only finite numbers."""
         ...
 
 
 class RopeTables:
-    """Tables of cosines and sines, filled as far as needed: most chats never reach the end of a long context.
+    """Tables of cosines and sines, filled only as far as needed: most chats never reach the end of a long context.
 
     `fill(rope, start, stop)` computes and stores the rows of positions start..stop.
     """
@@ -56,7 +56,7 @@ class RopeTables:
         self._filled = 0
 
     def reach(self, positions: int) -> None:
-        """Fill the tables for this many positions at least."""
+        """Fill the tables for at least this many positions."""
         if positions > self._filled:
             stop = min(-(-positions // ROPE_STEP) * ROPE_STEP, self._positions)
             for rope in self._ropes:
@@ -80,7 +80,7 @@ class Shell(ABC):
         self._vocabulary_in, self._window = plan.input_vocabulary, plan.window
         self._counts: dict[Rows, int] = {"batch": 0, "logits": 0}  # rows of the last batch
         self._last_position = 0  # of the last batch
-        self._stage, self._stage_count = 0, len(plan.stages)  # the next to run
+        self._stage, self._stage_count = 0, len(plan.stages)  # next stage to run
         self._ropes = RopeTables((), 0, lambda rope, start, stop: None)
         self._kept: dict[int, F32] = {}  # by value: (rows of the largest batch, width)
         self._routings: dict[int, Routing] = {}
@@ -92,7 +92,7 @@ class Shell(ABC):
 
     @abstractmethod
     def _take_in(self, batch: Batch) -> None:
-        """Put a checked batch where the kernels find it."""
+        """Load a checked batch to where the kernels read it."""
 
     @abstractmethod
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
@@ -115,7 +115,7 @@ class Shell(ABC):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
         self._must_be_whole()
         self.begin(batch)
         self.run()
@@ -129,7 +129,7 @@ class Shell(ABC):
         self._take_in(batch)
 
     def _check(self, batch: Batch) -> None:
-        """Check the next batch to run, and prepare what does not depend on how it is taken in."""
+        """Check the next batch, and prepare everything that does not depend on its pieces."""
         self._must_be_open()
         check_batch(batch, self.limits, self._vocabulary_in, self._window)
         self._last_position = int(batch.positions.max())

@@ -8,8 +8,8 @@
         for piece in model.generate("Once upon a time", max_tokens=100):
             print(piece.text, end="", flush=True)
 
-`load` opens a file and says how it may run. `Model` has `chat`, `generate`, `tokenize`, `detokenize` and `logits`.
-Every error that a caller can mend is a LocalLLMError: one line on what is wrong, where, and what to do.
+`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `tokenize`, `detokenize` and
+`logits`. Every error that a caller can fix is a LocalLLMError: one line that says what is wrong, where, and what to do.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from localllm.session import Session
 
 if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
-    __path__.append(str(_here.parent))  # a checkout on a system without links: the other rooms lie beside this folder
+    __path__.append(str(_here.parent))  # a checkout without symbolic links: the other packages are next to this folder
 
 __all__ = [
     "AnswerOptions",
@@ -65,4 +65,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})  # help(localllm) shows the names that are looked up when used
+    return sorted({*globals(), *__all__})  # help(localllm) also shows the names that are imported on first use

@@ -1,4 +1,4 @@
-"""`python -m localllm` is the command line."""
+"""`python -m localllm` runs the command line."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The models that come with the program, and what a MODEL argument means."""
+"""The bundled models, and how a MODEL argument becomes a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ BOX = {"demo": "demo.gguf", "draft": "draft.gguf"}
 
 
 def resolve(name: str | os.PathLike[str]) -> Path:
-    """The file that `name` means: a path, or the name of a model in the box."""
+    """Return the file of `name`: a path, or the name of a bundled model."""
     path = Path(name)
     if path.exists() or str(name) not in BOX:
         return path

@@ -1,4 +1,4 @@
-"""Base of things to close: opened files, folders and models. Leaving their `with` block closes them."""
+"""Base class of objects with `close`: opened files, folders and models. Leaving their `with` block closes them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A conversation: turns in, a chat template around them, an answer out as a stream of pieces.
+"""A conversation: renders turns with a chat template and streams the answer in pieces.
 
-Every turn renders the whole history again and passes it to the session, which evaluates only what its cache does not
-hold.
+Every turn renders the whole history again and passes it to the session, which evaluates only the tokens that are not in
+its cache.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _HELD_BACK = 64  # tokens at the end of an answer that may not have been shown y
 
 
 class Conversation:
-    """One conversation with a model. Close it to return its part of the cache.
+    """A conversation with a model. Close it to return its part of the cache.
 
-    With `context_shift`, a full context drops the oldest turns. Otherwise ContextFull, or an answer that ends with the
-    reason "context", leaves the choice to the caller. `tell` receives a note, once each, about every change that the
-    template required in the messages, and a note each time turns are dropped. Control tokens spelled in messages are
-    text, unless `options.parse_special_in_content`.
+    With `context_shift`, a full context drops the oldest turns. Without it, a prompt that does not fit raises
+    ContextFull, and an answer that fills the context ends with the reason "context". `tell` receives a note, once each,
+    about every change that the template required in the messages, and a note each time turns are dropped. Control
+    tokens spelled in messages are text, unless `options.parse_special_in_content`.
     """
 
     def __init__(
@@ -67,25 +67,25 @@ class Conversation:
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """The answer to `text`, piece by piece; the last piece holds the statistics.
+        """Yield the answer to `text`, piece by piece; the last piece holds the statistics.
 
-        A cancelled answer is kept as far as it came. A turn without any answer is forgotten: ContextFull, a template
-        that refuses it (TemplateError), or a cancel while the prompt is evaluated.
+        A cancelled answer keeps what was written. A turn without any answer is removed: after ContextFull, after a
+        TemplateError, and after a cancel during evaluation of the prompt.
         """
         return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
 
     def again(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Replace the last answer by another one."""
+        """Replace the last answer with a new one."""
         return self._turn(self._asked("no answer to write again"), [], cancel)
 
     def go_on(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
-        """Continue the last answer; yields the new part."""
+        """Continue the last answer, and yield the new part."""
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
         return self._turn(messages, begun, cancel)
 
     def undo(self) -> str:
-        """Remove the last turn; returns its question."""
+        """Remove the last turn, and return its question."""
         *before, asked = self._asked("no turn to undo")
         self.messages, self._answered = before, []
         return asked["content"]
@@ -97,22 +97,21 @@ class Conversation:
         self._answered = []
 
     def shift(self) -> int:
-        """Drop the oldest turns, so that at most half of the context is used if possible. Returns their number."""
+        """Drop the oldest turns, so that at most half of the context is used if possible. Return their number."""
         messages, dropped = self._shifted(self.messages, [])
         if dropped:
             self.messages = messages
         return dropped
 
     def save(self, path: Path, force: bool = False) -> int:
-        """Save text and cache to a file; returns its size in bytes. CacheFileError and OutputError as in
-        `localllm.cache.prompt_cache`."""
+        """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.cache.prompt_cache`."""
         self.forget_rest()
         return save(path, self._model, self.session, self.messages, force)
 
     def load(self, path: Path) -> Kept:
-        """Replace this conversation by the one in a file. After CacheFileError this one continues unchanged.
+        """Replace this conversation with the one in a file. After a CacheFileError this one continues unchanged.
 
-        If `problem` is set, the cache in the file cannot be used, and the next turn evaluates its text.
+        If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
         """
         kept = read(path, self._model)
         restore(kept, self._model, self.session)
@@ -120,20 +119,20 @@ class Conversation:
         return kept
 
     def forget_rest(self) -> None:
-        """Remove from the cache what is not in this conversation, such as turns that were undone."""
+        """Remove tokens from the cache that are not in this conversation, such as turns that were undone."""
         try:
             held = self._prompt(self.messages, complete=True)
-        except TemplateError:  # as for no messages at all
+        except TemplateError:  # same as without messages
             held = []
         self.session.rewind(self.session.shared(held))
 
     def close(self) -> None:
         self.session.close()
 
-    # -- how -------------------------------------------------------------------------------------------------------
+    # -- internals -------------------------------------------------------------------------------------------------
 
     def _asked(self, problem: str) -> list[dict[str, str]]:
-        """The messages up to the last question that has an answer."""
+        """Return the messages up to the last question that has an answer."""
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
             raise LocalLLMError(f"{problem}: nothing has been answered yet")
         return self.messages[:-1]
@@ -141,7 +140,7 @@ class Conversation:
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
     ) -> Iterator[Piece]:
-        """The answer to the last of `messages`. Its first tokens, `begun`, exist already."""
+        """Yield the answer to the last of `messages`; its first tokens, `begun`, are given."""
         spent: Statistics | None = None
         tokens, text = list(begun), self._words.decode(begun)
         started = text
@@ -177,12 +176,12 @@ class Conversation:
                 self._answered = tokens
 
     def _whole(self, tokens: list[int], text: str) -> list[int] | None:
-        """Tokens of exactly `text`, without half a character or the beginning of a stop string that was held back."""
+        """Return the tokens of exactly `text`, without a partial character or stop string that was held back."""
         tried = (tokens[:count] for count in range(len(tokens), max(len(tokens) - _HELD_BACK, 0), -1))
         return next((tried for tried in tried if self._words.decode(tried) == text), None)
 
     def _prompt(self, messages: list[dict[str, str]], complete: bool = False) -> list[int]:
-        """Tokens of a conversation, those that the cache holds as they are there; a complete one asks nothing."""
+        """Return the tokens of a conversation, reusing cached ones. A `complete` conversation ends without a prompt."""
         for message in messages:
             self._model.check_length(message["content"])
         rendered = self._template.render(messages, not complete, extra=self._variables)
@@ -195,9 +194,9 @@ class Conversation:
         return keep_held(self.session.tokens, fresh, self._words.piece, self._special)
 
     def _shifted(self, messages: list[dict[str, str]], tokens: list[int]) -> tuple[list[dict[str, str]], int]:
-        """`messages` without as many of the oldest turns as necessary, and their number.
+        """Return `messages` without the oldest turns, and the number of turns dropped.
 
-        The rest fills half of the context, or more if the newest turn alone does.
+        Drop as few as possible so that the rest fits half of the context. Always keep the newest turn.
         """
         starts = [number for number, message in enumerate(messages) if message["role"] == "user"]
         if len(starts) < 2:
@@ -215,7 +214,7 @@ class Conversation:
     def _make_room(
         self, messages: list[dict[str, str]], tokens: list[int]
     ) -> tuple[list[dict[str, str]], list[int]] | None:
-        """Messages and prompt without the oldest turns, with a note; None if that makes no room."""
+        """Return messages and prompt without the oldest turns, after a note; None if that makes no room."""
         messages, dropped = self._shifted(messages, tokens)
         prompt = [*self._prompt(messages), *tokens]
         if not dropped or len(prompt) >= self._context:
@@ -229,12 +228,12 @@ class Conversation:
 
 
 def template_of(model: Model, confined: Confined | None = None) -> tuple[ChatTemplate, str | None]:
-    """The model's chat template, rendered in `confined`, and a note if it is not the file's own."""
+    """Return the model's chat template, rendered in `confined`, and a note if the template is not from the file."""
     return choose_template(model.file.metadata, _words(model), confined)
 
 
 def is_plain(template: ChatTemplate) -> bool:
-    """Whether neither the file nor its vocabulary says how to write a conversation for its model."""
+    """Return whether neither the file nor its vocabulary defines the chat format of the model."""
     return template.source == FAMILIES[-1].source
 
 

@@ -1,12 +1,12 @@
-"""Runs a bound model for many sequences: a step takes rows of any of them and returns the logits they ask for.
+"""Run a bound model for many sequences: a step takes rows of any sequences and returns the requested logits.
 
     sequence = engine.add()
     [result] = engine.step([Rows(sequence, prompt)])  # result.logits: float32 (1, vocabulary)
     fork = engine.fork(sequence)  # shares the blocks; the first to write gets a copy
 
-On the CPU a sequence gets the same bits whatever else a step holds and however its tokens are cut into steps; on a card
-this holds for rows of up to 16 tokens a sequence. The engine knows executables and cache blocks. Tokenizers, samplers,
-conversations and speculation are its users.
+On the CPU the bits of a sequence do not depend on the other sequences of a step, or on how its tokens are split into
+steps. On a GPU this holds for rows of up to 16 tokens per sequence. The engine knows executables and cache blocks;
+tokenizers, samplers, conversations and speculation are built on top.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ _NO_LARGEST = Largest(np.empty((0, 0), np.int32), _NO_LOGITS)
 
 
 class ContextFull(LocalLLMError):
-    """A sequence would have more tokens than the context."""
+    """A sequence would exceed the context."""
 
 
 class StepTooLarge(LocalLLMError):
-    """A step with more rows, or more rows of logits, than the limits allow; nothing has been changed."""
+    """A step has more rows, or more rows of logits, than the limits allow; nothing has changed."""
 
 
 class Rows(NamedTuple):
-    """The next tokens of one sequence in a step, and which of their rows want logits."""
+    """The next tokens of a sequence in a step, and the rows whose logits are wanted."""
 
     sequence: Sequence
     tokens: Several[int]
     wanted: Wanted = "last"
-    largest: int = 0  # only so many of the largest logits of each wanted row; 0: all logits
+    largest: int = 0  # number of largest logits per wanted row; 0: all logits
 
 
 class Result(NamedTuple):
     """What a step returns for one `Rows` with n wanted rows; views that the next step overwrites."""
 
-    logits: F32  # (n, vocabulary); (0, 0) if only the largest were asked for
-    largest: Largest  # (n, largest) each, largest first, equal ones by id, NaN before all; (0, 0) if not asked for
+    logits: F32  # (n, vocabulary); (0, 0) if only the largest were requested
+    largest: Largest  # (n, largest) each, largest first, ties by id, NaN first; (0, 0) if not requested
 
 
 class Engine:
-    """The sequences of one executable and its cache. Not for use by several threads at once.
+    """The sequences of an executable and its cache. Only one thread at a time may use it.
 
-    `limits` are those of the executable or less: `rows` and `logit_rows` of one step, and `positions`, the tokens that
-    one sequence may have. `pool` deals out the executable's blocks.
+    `limits` are at most those of the executable: `rows` and `logit_rows` of one step, and `positions`, the maximum
+    tokens of a sequence. `pool` allocates the executable's blocks.
     """
 
     def __init__(self, executable: Executable, pool: BlockPool, limits: Limits) -> None:
@@ -70,48 +70,48 @@ class Engine:
     # -- sequences -------------------------------------------------------------------------------------------------
 
     def add(self) -> Sequence:
-        """A new, empty sequence; it takes no block before its first token."""
+        """Return a new, empty sequence; it takes no block before its first token."""
         return self.pool.new_sequence()
 
     def fork(self, sequence: Sequence) -> Sequence:
-        """A second sequence with the same tokens. It shares the blocks, so it costs no memory before it goes on."""
+        """Return a second sequence with the same tokens. It shares the blocks, so it costs no memory until it grows."""
         return sequence.fork()
 
     def truncate(self, sequence: Sequence, length: int) -> int:
-        """Keep the first `length` tokens, or none if layers with a window no longer hold what they see: how many."""
+        """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
         length = sequence.reach(length)
         sequence.truncate(length)
         return length
 
     def release(self, sequence: Sequence) -> None:
-        """Give all blocks of a sequence back; it is empty then."""
+        """Empty a sequence and return all its blocks."""
         sequence.free()
 
     # -- capacity --------------------------------------------------------------------------------------------------
 
     @property
     def most_largest(self) -> int:
-        """How many of the largest logits the device finds by itself; more are found on the host, from all logits."""
+        """Maximum number of largest logits that the device can find; for more, the host searches all logits."""
         return self.executable.most_picked if isinstance(self.executable, Picks) else 0
 
     @property
     def block_tokens(self) -> int:
-        """Tokens of a cache block."""
+        """Number of tokens per cache block."""
         return self.pool.block_size
 
     @property
     def free_blocks(self) -> int:
-        """Cache blocks that can be taken, in the pool that has fewest."""
+        """Number of free cache blocks, in the pool that has the fewest."""
         return min(pool.takeable for pool in self.pool.pools)
 
     def room(self, sequence: Sequence) -> int:
-        """How many more tokens a sequence can get as things stand; others draw on the same blocks."""
+        """Return how many more tokens a sequence can hold now; all sequences share the free blocks."""
         return max(0, min(self.limits.positions - sequence.length, sequence.room))
 
     def fits(self, wanted: Several[tuple[Sequence, int]]) -> bool:
-        """Whether these sequences can each get their number of tokens in one step, its limits aside.
+        """Return whether the cache can take these numbers of tokens for these sequences in one step.
 
-        Layers with a window give blocks up between steps, so tokens in several steps may fit when in one they do not.
+        Layers with a window free blocks between steps, so tokens that do not fit one step may fit several.
         """
         if any(sequence.length + more > self.limits.positions for sequence, more in wanted):
             return False
@@ -120,11 +120,11 @@ class Engine:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, rows: Several[Rows]) -> list[Result]:
-        """Append tokens to sequences and evaluate them in one pass; a result for each of `rows`, in order.
+        """Append tokens to sequences and evaluate them in one pass; return a result for each of `rows`, in order.
 
-        A sequence may stand in one of `rows` only. If anything fails all sequences are as they were before. Raises
-        ContextFull and CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, and
-        BackendError for a token outside the vocabulary.
+        A sequence may occur only once in `rows`. If anything fails, all sequences are unchanged. Raises ContextFull and
+        CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, and BackendError for a
+        token outside the vocabulary.
         """
         starts, counts, wanted = self._checked(rows)
         try:
@@ -137,7 +137,7 @@ class Engine:
             raise
 
     def copy_shared(self) -> None:
-        """Make the copies of shared blocks that forks need before blocks are written; `step` does it by itself."""
+        """Copy the shared blocks that forks are about to write. `step` calls this itself."""
         for pool in self.pool.pools:
             if pool.has_copies:
                 source, target = pool.take_copies()
@@ -148,7 +148,7 @@ class Engine:
                     raise
 
     def _checked(self, rows: Several[Rows]) -> tuple[list[int], list[int], list[int]]:
-        """Of each of `rows` its first position, its tokens and how many want logits; what does not fit is refused."""
+        """Return first position, tokens and number of wanted logits for each of `rows`; raise if they do not fit."""
         limits = self.limits
         starts: list[int] = []
         counts: list[int] = []
@@ -172,16 +172,16 @@ class Engine:
                 f"a step of {total} tokens, {sum(wanted)} of them with logits: this model takes up to {limits.rows} "
                 f"and {limits.logit_rows} at a time; evaluate the rest in another step"
             )
-        if len(rows) > 1:  # one is looked at by `append`
+        if len(rows) > 1:  # `append` checks a single one
             sequences = [part.sequence for part in rows]
-            assert len(set(map(id, sequences))) == len(rows), "a sequence stands twice in a step"
+            assert len(set(map(id, sequences))) == len(rows), "a sequence occurs twice in a step"
             fit = how_many_fit(list(zip(sequences, counts, strict=True)))
             if fit < len(rows):
                 raise CacheFull(total, sum(counts[:fit]), self.pool.blocks, self.pool.block_size)
         return starts, counts, wanted
 
     def _batch(self, rows: Several[Rows], starts: list[int], counts: list[int], wanted: list[int]) -> Batch:
-        """The batch of `rows`, which it appends to their sequences."""
+        """Append `rows` to their sequences, and return them as a batch."""
         tokens, positions, slots, logit_rows, tables = [], [], [], [], []
         end = 0
         for number, part in enumerate(rows):
@@ -207,9 +207,9 @@ class Engine:
         )
 
     def _run(self, rows: Several[Rows], batch: Batch, wanted: list[int]) -> list[Result]:
-        """Evaluate the batch; only the largest logits leave the device if nobody asks for more."""
+        """Evaluate the batch; if possible, copy only the largest logits from the device."""
         executable = self.executable
-        if len(rows) == 1 and not rows[0].largest:  # decoding: a step between tokens is worth its microseconds
+        if len(rows) == 1 and not rows[0].largest:  # decoding: between tokens, microseconds count
             return [Result(executable.step(batch), _NO_LARGEST)]
         most = max(part.largest for part in rows)
         spans = [slice(stop - count, stop) for stop, count in zip(accumulate(wanted), wanted, strict=True)]
@@ -230,12 +230,12 @@ class Engine:
 
 
 def largest_of(logits: F32, count: int) -> Largest:
-    """The `count` largest of each row (n, vocabulary), as `Picks.step_largest` gives them."""
+    """Return the `count` largest logits of each row (n, vocabulary), as `Picks.step_largest` does."""
     ids = np.empty((len(logits), min(count, logits.shape[1])), np.int32)
     for into, row in zip(ids, logits, strict=True):
         none = np.isnan(row)
         into[:] = (np.lexsort((-row, ~none)) if none.any() else largest(row, count))[:count]
-    return Largest(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # a negative zero becomes zero
+    return Largest(ids, np.take_along_axis(logits, ids, axis=1) + np.float32(0))  # negative zero becomes zero
 
 
 def _joined(arrays: Several[Int32s]) -> Int32s:
@@ -243,7 +243,7 @@ def _joined(arrays: Several[Int32s]) -> Int32s:
 
 
 def _stacked(tables: Several[Int32s]) -> Int32s:
-    """Tables of different lengths as (sequences, blocks); 0, which nobody reads, behind the shorter ones."""
+    """Stack tables of different lengths to (sequences, blocks); shorter ones are padded with 0, which is never read."""
     if len(tables) == 1:
         return tables[0][None]
     stacked = np.zeros((len(tables), max(map(len, tables))), np.int32)

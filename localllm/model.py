@@ -1,4 +1,4 @@
-"""A model opened for use: the file, its tokenizer, its plan on a backend, its cache. `load` makes one."""
+"""An open model: the file, its tokenizer, its plan on a backend, and its cache. `load` opens one."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ if TYPE_CHECKING:
 
 
 class NoTokenizer(LocalLLMError):
-    """Text was given to a model whose file has no tokenizer."""
+    """The file has no tokenizer, so the model cannot take text."""
 
 
 class NoWeights(LocalLLMError):
-    """A computation was asked of a file that holds a vocabulary only."""
+    """The file holds only a vocabulary, so the model cannot compute."""
 
 
 class Model(Closing):
-    """An open model: `load` makes one, `with` closes it.
+    """An open model: `load` opens it, `with` closes it.
 
-    `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` turn text into token ids and back,
-    `logits` gives the numbers behind an answer.
+    `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` convert between text and token
+    ids, `logits` returns the logits of every token.
     """
 
     def __init__(self, file: GGUFFile) -> None:
@@ -65,7 +65,7 @@ class Model(Closing):
         self.config: Config | None = None
         self.plan: Plan | None = None
         self.device = ""
-        self.placed = ""  # what runs where, where a card takes part or was asked for
+        self.placed = ""  # what runs where, if a GPU is used or was requested
         self.cache = CacheChoice(CacheTypes(), "")
         self.speculation: Speculation | None = None
         self.draft: Model | None = None  # drafts tokens; closed with this model
@@ -79,13 +79,13 @@ class Model(Closing):
         observe: bool = False,
         weights: Mapping[str, Tensor] | None = None,
     ) -> None:
-        """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
+        """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
         self._bound = bound = bind(self.file, options, progress, observe, weights)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
 
     def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
-        """Let sessions made from now on draft tokens: load the draft model if there is one, and time passes.
+        """Enable drafting for new sessions: load the draft model if there is one, and time passes.
 
         As many draft layers go to the GPU as still fit; none if the target has none there.
         """
@@ -111,7 +111,7 @@ class Model(Closing):
         self.draft = draft
 
     def reader(self) -> Reader:
-        """This model as speculation sees it."""
+        """Return this model in the form that speculation needs."""
         from localllm.speculation.setup import Reader
         from localllm.speculation.vocabulary import Vocabulary
 
@@ -119,12 +119,12 @@ class Model(Closing):
 
     @property
     def layers(self) -> tuple[CacheLayer, ...]:
-        """What the attention layers keep."""
+        """The cache layers of the plan."""
         return self.plan.layers if self.plan is not None else ()
 
     @property
     def engine(self) -> Engine:
-        """Runs many sequences of this model."""
+        """The engine that runs sequences of this model."""
         if self._bound is None:
             raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
         return self._bound.engine
@@ -135,12 +135,12 @@ class Model(Closing):
 
     @property
     def pool(self) -> BlockPool:
-        """The blocks of the cache."""
+        """The pool of cache blocks."""
         return self.engine.pool
 
     @property
     def vocabulary(self) -> int:
-        """Logits of a row."""
+        """Number of logits in a row."""
         _ = self.engine
         assert self.plan is not None
         return self.plan.logits.width
@@ -153,34 +153,34 @@ class Model(Closing):
     # -- text ------------------------------------------------------------------------------------------------------
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Token ids of a text; `add_special` adds BOS/EOS as the file asks, `parse_special` reads control tokens."""
+        """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
         return self._words().encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
-        """`tokenize` for a prompt. ContextFull, without the work, for a text that no context of this size can hold."""
+        """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
         self.check_length(text)
         return self.tokenize(text, parse_special=parse_special)
 
     def check_length(self, text: str) -> None:
-        """ContextFull for a text of more characters than the context has room for, whatever its tokens are."""
+        """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
         most = self.context * self._words().longest
         if self.context and len(text) > most:
             counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
-        """The text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
         return self._words().decode(ids)
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
     def session(self) -> Session:
-        """A new, empty conversation."""
+        """Return a new, empty session."""
         speculator = self.speculation.speculator() if self.speculation is not None else None
         return Session(self.engine, self.tokenizer, speculator)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """float32 (T, vocabulary): the logits after every token of one fresh pass."""
+        """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
         session = self.session()
         step = min(self.batch_rows, self.executable.limits.logit_rows)
         try:
@@ -188,11 +188,11 @@ class Model(Closing):
         finally:
             session.close()
         if not parts:
-            raise LocalLLMError("logits of no tokens were asked for; give at least one id")
+            raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
 
     def sampler(self, options: SamplingOptions) -> Sampler:
-        """A sampler for this vocabulary."""
+        """Return a sampler for this vocabulary."""
         breakers = None
         if options.dry_multiplier and self.tokenizer is not None:
             words = self.tokenizer
@@ -217,8 +217,8 @@ class Model(Closing):
             for piece in model.generate("Once upon a time", max_tokens=100, stop="The end"):
                 print(piece.text, end="", flush=True)
 
-        Yields pieces with `.text` and `.token`, then one with `.statistics`. Sampling options that are left out are as
-        the file recommends, or else the program's defaults; a full set given as `sampling` replaces both. Keywords
+        Yields pieces with `.text` and `.token`, then one with `.statistics`. Omitted sampling options take the values
+        that the file recommends, or else the program's defaults; a full set given as `sampling` replaces both. Keywords
         change `options` and `sampling`. Setting `cancel` from another thread ends the answer. LocalLLMError for wrong
         values, ContextFull for a prompt that does not fit.
         """
@@ -242,13 +242,13 @@ class Model(Closing):
         cancel: threading.Event | None = None,
         **keywords: Unpack[ChatKeywords],
     ) -> Iterator[Piece]:
-        """Stream the answer to a conversation, written as the file's chat template wants it.
+        """Stream the answer to a conversation, rendered with the file's chat template.
 
             messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello!"}]
             answer = "".join(piece.text for piece in model.chat(messages, max_tokens=100))
 
-        A plain text is one message of the user. `tools` are functions as JSON schemas. The rest is as for
-        `generate`. What has to be changed for the template comes as a warning.
+        A plain text is one user message. `tools` are functions as JSON schemas. Everything else is as in `generate`. A
+        warning reports each change that the template required.
         """
         from localllm.template import ChatEncoder
 
@@ -273,7 +273,7 @@ class Model(Closing):
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
-        """The chat template, and a note where it is not the file's own. It is rendered in a child process."""
+        """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
         words = self._words()
@@ -319,14 +319,14 @@ def load(
     observe: bool = False,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
-    """Open a GGUF file (or "demo", the model in the box) for use.
+    """Open a GGUF file (or "demo", the bundled model) for use.
 
         with localllm.load("model.gguf", ctx_size=8192, gpu_layers=20) as model:
             ...
 
-    Keywords change `options`. `progress(what, done, total)` hears of kernels compiled and weights read. A file without
+    Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
     tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
-    (`localllm.calibration`). A draft model changes the speed, not the distribution of the answers. On a graphics card,
+    (`localllm.calibration`). A draft model changes the speed, not the distribution of the answers. With a GPU,
     `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
     SpeculationError, each with one line that says what is wrong.
     """

@@ -1,9 +1,9 @@
-"""Notices and errors that name options: the Python API and the command line write the same option in two ways.
+"""Notices and errors that name options. The Python API and the command line spell the same option differently.
 
     raise LocalLLMError(Notice("no card was found; use ", Setting("backend", "cpu")))
 
 As a string the notice has Python's spelling, `backend="cpu"`. The command line writes `--backend cpu` instead. Every
-room may import this file.
+package may import this file.
 """
 
 from __future__ import annotations

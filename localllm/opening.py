@@ -1,4 +1,4 @@
-"""Puts a file's weights on a backend: how large the context is, what runs where, and which cache it gets."""
+"""Load the weights of a file to a backend: choose the size of the context, what runs where, and the cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from localllm.models import Config, architecture_of, read_config, record
 from localllm.options import LoadOptions
 from localllm.plan import BLOCK, Experts, Plan, Tensor, Value
 
-BATCH_ROWS = 512  # rows of one forward pass; longer prompts go in pieces
-DEFAULT_CONTEXT = 4096  # tokens, where the model was trained on at least as many and nothing else is asked for
-WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be taken back
-LOGIT_BYTES = 64 << 20  # logits of one batch at most
+BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
+DEFAULT_CONTEXT = 4096  # tokens, if the model was trained on at least as many and the user sets no size
+WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be rolled back
+LOGIT_BYTES = 64 << 20  # maximum rows of logits per batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Bound:
     cache: CacheChoice
     engine: Engine
     device: str
-    placed: str  # what runs where, where a card takes part or was asked for
+    placed: str  # what runs where, if a GPU is used or was requested
     close: Callable[[], None]
 
     @property
@@ -46,7 +46,7 @@ def bind(
     observe: bool = False,
     weights: Mapping[str, Tensor] | None = None,
 ) -> Bound:
-    """Put the weights on a backend and allocate the cache. `weights` stand in for the tensors of the file."""
+    """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
     context = context_of(options.ctx_size, config)
@@ -85,20 +85,20 @@ def bind(
 
 
 def observed(plan: Plan) -> list[Value]:
-    """What goes into matrices, and what comes out of experts, whose routing then can be read too."""
+    """Return the inputs of matrices and the outputs of experts, for reading them and the routing after a step."""
     found = {value.index: value for op in plan.operations for value, _ in op.products}
     found |= {op.out.index: op.out for op in plan.operations if isinstance(op, Experts)}
     return list(found.values())
 
 
 def limits_of(context: int, vocabulary: int, window: int) -> Limits:
-    """What a model is bound for, whose layers see everything or up to `window` tokens."""
-    blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    """Return the limits for binding a model; some layers may see only the last `window` tokens."""
+    blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full context can be forked
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * vocabulary)))
     own = -(-(window + SLACK + BATCH_ROWS + WINDOW_PAST) // BLOCK) + 2 if window else blocks
     return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK, own if own < blocks else 0)
 
 
 def context_of(asked: int, config: Config) -> int:
-    """Tokens of context: as asked for; 0: as trained, but at most DEFAULT_CONTEXT."""
+    """Return the tokens of context: as requested, or for 0 as trained, but at most DEFAULT_CONTEXT."""
     return asked or min(config.context_length, DEFAULT_CONTEXT)

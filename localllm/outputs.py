@@ -1,7 +1,7 @@
-"""The only way in which commands write files: nothing is replaced unless asked, and nobody sees half a file.
+"""The only way commands write files: no file is replaced unless requested, and no one sees half a file.
 
-`check_target` refuses early, before long work. `new_file` writes beside the target and renames. A failure, or a signal
-that raises (`localllm.cli.terminal.signals`), leaves nothing new, and keeps the old file.
+`check_target` fails early, before long work. `new_file` writes beside the target and renames. A failure, or a signal
+that raises (`localllm.cli.terminal.signals`), leaves no new file and keeps the old one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class OutputError(LocalLLMError):
 
 
 class Output:
-    """A file that is being written. OutputError if the disk refuses."""
+    """A file that is being written. OutputError if the disk fails."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
@@ -38,8 +38,8 @@ class Output:
 
 
 def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[str]] = ()) -> None:
-    """OutputError if `path` may not be written: it exists and `force` is False, it is no regular file, its folder
-    is missing, or it is one of `reading`, the files a command reads, under whatever name or link."""
+    """Raise OutputError if `path` may not be written: it exists and `force` is False, it is not a regular file, its
+    folder is missing, or it is one of the files in `reading`, which the command reads, under any name or link."""
     try:
         found = os.lstat(path)
     except FileNotFoundError:
@@ -62,9 +62,9 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
 
 @contextmanager
 def new_file(path: Path, force: bool = False) -> Iterator[Output]:
-    """A file that replaces `path`, durably, if the block ends without an exception; otherwise nothing is left.
+    """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
 
-    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and if the disk refuses.
+    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and if the disk fails.
     """
     check_target(path, force)
     with _system_errors(path):
@@ -82,7 +82,7 @@ def new_file(path: Path, force: bool = False) -> Iterator[Output]:
 
 @contextmanager
 def scratch(target: Path) -> Iterator[Path]:
-    """A hidden name beside `target` for a temporary file, which is removed when the block ends."""
+    """Yield a hidden name beside `target` for a temporary file, which is removed when the block ends."""
     sweep(target.parent)
     path = hidden_path(target.parent)
     try:

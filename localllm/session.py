@@ -1,7 +1,7 @@
-"""One conversation in an engine: evaluate tokens, keep what is in the cache, stream an answer.
+"""One conversation in an engine: evaluate tokens, reuse the cache, stream an answer.
 
-A session remembers the tokens behind its cache; a new prompt re-evaluates only what differs. An answer is a generator
-of pieces; whoever stops reading it, or sets the cancel event, leaves the session usable.
+A session remembers the tokens in its cache; a new prompt evaluates only the tokens after the common prefix. An answer
+is a generator of pieces. The session stays usable if the reader stops early or sets the cancel event.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from localllm.tokenizer import Tokenizer
 
 
 class Session:
-    """A sequence of an engine, and answers in it. Close it to give its blocks back.
+    """A sequence of an engine and its answers. Close it to return its blocks.
 
-    Without a tokenizer answers are tokens alone; with a `speculator` they are guessed ahead.
+    Without a tokenizer, answers are only tokens. With a `speculator`, they are drafted and verified.
     """
 
     def __init__(
@@ -37,22 +37,22 @@ class Session:
     ) -> None:
         self.engine = engine
         self.sequence = engine.add()
-        self.batch_rows = engine.limits.rows  # of one pass over a prompt
+        self.batch_rows = engine.limits.rows  # per pass over a prompt
         self._tokenizer, self._speculator = tokenizer, speculator
 
     @property
     def tokens(self) -> list[int]:
-        """Tokens in the cache, in order."""
+        """The tokens in the cache, in order."""
         return list(self.sequence.tokens)
 
     @property
     def length(self) -> int:
-        """How many."""
+        """Number of tokens in the cache."""
         return self.sequence.length
 
     @property
     def room(self) -> int:
-        """How many more fit as things stand."""
+        """Number of tokens that still fit now."""
         return self.engine.room(self.sequence)
 
     def close(self) -> None:
@@ -63,7 +63,7 @@ class Session:
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
-        """Append tokens, as many as a step takes; logits float32 (T, vocabulary), or (1, vocabulary) of the last alone.
+        """Append at most a step's tokens; return logits float32 (T, vocabulary), or (1, vocabulary) for only the last.
 
         The result is a view that the next evaluation overwrites.
         """
@@ -71,25 +71,25 @@ class Session:
 
     @property
     def most_picked(self) -> int:
-        """How many of the largest logits the device finds by itself; 0: none."""
+        """Maximum number of largest logits that the device can find; 0: none."""
         return self.engine.most_largest
 
     def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest:
-        """As `evaluate`, for the `count` largest logits of the last token alone."""
+        """Append tokens, and return the `count` largest logits of the last one."""
         return self.engine.step((Rows(self.sequence, tokens, "last", count),))[0].largest
 
     def shared(self, tokens: Sequence[int]) -> int:
-        """How many of the leading `tokens` are in the cache."""
+        """Return how many of the leading `tokens` are in the cache."""
         return self.sequence.common_prefix(tokens)
 
     def rewind(self, length: int) -> int:
-        """Keep the first `length` tokens, or none if layers with a window no longer hold what they see: how many."""
+        """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
         return self.engine.truncate(self.sequence, length)
 
     @contextmanager
     def taking(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Take cache blocks for tokens, whole blocks of them from the start, which the caller fills meanwhile."""
-        self.engine.copy_shared()  # what is still to be copied must not be filled before
+        """Take cache blocks for tokens (whole blocks from the start) that the caller fills inside the `with`."""
+        self.engine.copy_shared()  # copy shared blocks before the caller fills them
         self.sequence.occupy(tokens)
         try:
             yield
@@ -109,16 +109,16 @@ class Session:
         ignore_eos: bool = False,
         resumed: bool = False,
     ) -> Iterator[Piece]:
-        """Stream the continuation of `prompt` (from position 0; what the cache holds already is not evaluated again).
+        """Stream the continuation of `prompt` (from position 0; tokens in the cache are not evaluated again).
 
-        `resumed`: the prompt ends in the middle of a text, so that a first space is the text's own.
-        Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece says
-        which. ContextFull if the prompt itself does not fit.
+        `resumed`: the prompt ends in the middle of a text, so a first space belongs to the text.
+        Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece gives
+        the reason. ContextFull if the prompt itself does not fit.
         """
         context = self.engine.limits.positions
         _check_prompt(prompt, context)
         meter = Meter(len(prompt))
-        meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the last one's logits are needed
+        meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the logits of the last token are needed
         decoding, text = self._decoding(sampler, prompt), AnswerText(self._tokenizer, stop, resumed)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         logits = prefill(self, prompt[meter.reused_tokens :], self.batch_rows, cancelled)
@@ -168,7 +168,7 @@ class Session:
 
 
 def _check_prompt(prompt: Sequence[int], context: int) -> None:
-    """LocalLLMError for a prompt without tokens, ContextFull for one that is longer than the context."""
+    """Raise LocalLLMError for a prompt without tokens, ContextFull for one longer than the context."""
     if not prompt:
         raise LocalLLMError("the prompt has no tokens; give some text")
     if len(prompt) > context:

@@ -1,4 +1,4 @@
-"""What to compute: architectures as data, and one forward that records itself as a plan.
+"""Architectures as data, and one forward that records itself as a plan.
 
 architecture = architecture_of(metadata)
 config = read_config(metadata, architecture.name)

@@ -1,7 +1,7 @@
-"""The architectures that can run: one row each, holding only what a model file cannot say about itself.
+"""The architectures that can run: one row each, with only the properties that a model file does not hold.
 
 Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes and rope frequency factors are read from
-the file. A new architecture that fits `models.forward` is one more row.
+the file. To add an architecture that fits `models.forward`, add a row.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
+    """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
 
     name: str  # general.architecture, and the prefix of the keys
     rope_style: RopeStyle

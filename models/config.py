@@ -1,4 +1,4 @@
-"""Reads a model's shape from its file: metadata keys in, one frozen and checked `Config` out.
+"""Read a model's shape from its file: convert metadata keys to a frozen and checked `Config`.
 
 Every count is bounded here, so a hostile file causes an error message, never a huge loop or allocation. Zero means "not
 set" where llama.cpp treats it so.
@@ -33,9 +33,9 @@ _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
-    """How far positions rotate (RoPE, arXiv:2104.09864; YaRN, arXiv:2309.00071); `models.rope` turns it into angles."""
+    """The rotation of positions (RoPE, arXiv:2104.09864; YaRN, arXiv:2309.00071); `models.rope` computes the angles."""
 
-    n_rot: int  # rotated dimensions of a head, even
+    n_rot: int  # rotated dimensions per head, even
     base: float
     scaling: RopeScaling
     factor: float  # context length divided by the trained one
@@ -44,7 +44,7 @@ class RopeConfig:
     extrapolation: float  # yarn: 1 mixes interpolated and plain angles, 0 interpolates all
     beta_fast: float  # yarn: rotations over the original context above which an angle stays as it is
     beta_slow: float  # yarn: rotations below which an angle is interpolated fully
-    log_multiplier: float  # yarn: mscale_all_dim of the model's own configuration
+    log_multiplier: float  # yarn: mscale_all_dim of the model's configuration
     temperature: float  # Ministral 3: growth of the queries per e-fold of original contexts
     sections: bool  # angles also encode positions in a picture; for text, rotate the halves of a head
 
@@ -79,7 +79,7 @@ class Config:
     rope: RopeConfig
     window_rope: RopeConfig  # of the layers with a window
     rotated: tuple[bool, ...]
-    windows: tuple[int, ...]  # how many positions a row sees; 0: all
+    windows: tuple[int, ...]  # number of positions that a row sees; 0: all
     attention_scale: float
     attention_softcap: float  # 0: none
     clamp: float  # bound of queries, keys and values; 0: none
@@ -92,7 +92,7 @@ class Config:
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
-    """The `Config` of a model whose keys start with `architecture + "."`; ModelError names the key that is wrong."""
+    """Read the `Config` of a model whose keys start with `architecture + "."`; ModelError names the invalid key."""
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
@@ -243,7 +243,7 @@ def _head_dim(keys: Keys, width: int, heads: tuple[int, ...]) -> int:
 
 
 def _vocabulary(keys: Keys) -> int:
-    """The number of tokens in the tokenizer, as in llama.cpp; a file without one must have `vocab_size`."""
+    """Return the number of tokens in the tokenizer, as in llama.cpp; a file without one must have `vocab_size`."""
     tokens = keys.metadata.get("tokenizer.ggml.tokens")
     if tokens is None:
         return keys.integer("vocab_size", 1, _MAX_VOCABULARY)
@@ -260,7 +260,7 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
         raise ModelError(f"{keys.prefix}rope.scaling.type: supported are {supported}, {found(scaling)}")
-    old_factor = keys.real("rope.scale_linear", 0.0, _MAX_FACTOR, default=0.0)  # the key's name in files of 2023
+    old_factor = keys.real("rope.scale_linear", 0.0, _MAX_FACTOR, default=0.0)  # name of the key in files of 2023
     factor = keys.real("rope.scaling.factor", 0.0, _MAX_FACTOR, default=old_factor)
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -_MAX_FACTOR, _MAX_FACTOR, default=-1.0)
     original = keys.integer("rope.scaling.original_context_length", 0, _MAX_CONTEXT, default=0)

@@ -1,4 +1,4 @@
-"""The one error of this package: a model file that does not hold what its architecture needs."""
+"""The one error of this package: a model file does not hold what its architecture requires."""
 
 from __future__ import annotations
 

@@ -76,8 +76,8 @@ class FeedForward:
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight
         scale = self.stack_scale(name + "ffn_up_exps", experts)  # of both
-        gate, up = (both.rows_of_each(fused, at, at + fused // 2) for at in (0, fused // 2))
-        return Stack(gate, scale), Stack(up, scale)
+        first, second = (both.rows_of_each(fused, at, at + fused // 2) for at in (0, fused // 2))
+        return Stack(first, scale), Stack(second, scale)
 
     def stack(self, name: str, experts: ExpertConfig, rows: int, columns: int) -> Stack:
         weight = self.builder.tensors.stack(name + ".weight", experts.count, rows, columns)

@@ -1,4 +1,4 @@
-"""The one forward pass: walks the layers of a transformer and records every operation; `models.layers` does one layer.
+"""The one forward pass: walk the layers of a transformer and record every operation; `models.layers` records a layer.
 
 The tensors in the file (biases, q/k norms, experts, output matrix, frequency factors) decide what is recorded;
 `Architecture` decides the rest.
@@ -24,7 +24,7 @@ from localllm.plan import Plan, Recorder, Rope, Tensor
 def record(
     config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
-    """The plan of this model's forward; ModelError for a missing or unfit tensor.
+    """Record the plan of this model's forward; ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
     sets of frequency factors if a model has two.
@@ -59,7 +59,7 @@ def record(
 
 
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
-    """Divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
+    """Return divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
     beyond = "long" if context > config.rope.original_context else "short"
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
         factors = tensors.optional_numbers(name, config.rope.n_rot // 2)
@@ -71,7 +71,7 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
 
 
 def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
-    """The rotations of queries and of keys; they differ by a temperature at most, which is for queries only."""
+    """Return the rotations of queries and of keys; they differ at most by a temperature of the queries."""
     if rope.temperature and rope.n_rot != config.head_dim:
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "

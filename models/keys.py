@@ -36,13 +36,13 @@ class Keys:
         return number
 
     def integer(self, key: str, low: int, high: int, default: int | None = None, reason: str = "") -> int:
-        """An integer within bounds; the error gives `reason` for the upper bound."""
+        """Return an integer within bounds; the error gives `reason` for the upper bound."""
         return self._integer(key, self._value(key, default), low, high, reason)
 
     def per_layer(
         self, key: str, layers: int, low: int, high: int, default: tuple[int, ...] | None = None, reason: str = ""
     ) -> tuple[int, ...]:
-        """One integer per layer: from an array, or one number for all layers."""
+        """Return one integer per layer: from an array, or one number for all layers."""
         return self._per_layer(key, self._value(key, default), layers, low, high, reason)
 
     def _per_layer(self, key: str, value: Any, layers: int, low: int, high: int, reason: str = "") -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Angles of rotary position embedding: from the file's numbers to one inverse frequency per pair of dimensions.
+"""Angles of rotary position embedding: convert the file's numbers to an inverse frequency per pair of dimensions.
 
 The scaling rules (linear, YaRN with ggml's cancellations, frequency factors) end here; a backend sees only frequencies
 and one magnitude.
@@ -13,7 +13,7 @@ from localllm.models.config import RopeConfig
 
 
 def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tuple[float, ...]:
-    """Radians per position (n_rot/2,); `factors` (n_rot/2,) divide them (Llama 3.1's rope_freqs.weight)."""
+    """Return radians per position (n_rot/2,), divided by `factors` (n_rot/2,) (Llama 3.1's rope_freqs.weight)."""
     plain = [rope.base ** (-2.0 * i / rope.n_rot) for i in range(rope.n_rot // 2)]
     if factors is not None:
         plain = [f / factor for f, factor in zip(plain, factors, strict=True)]
@@ -22,14 +22,14 @@ def inverse_frequencies(rope: RopeConfig, factors: Sequence[float] | None) -> tu
     low, high = _yarn_range(rope)
     mixed = []
     for i, f in enumerate(plain):
-        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))  # 1: fast pair, stays as trained
+        keep = 1.0 - min(1.0, max(0.0, (i - low) / max(0.001, high - low)))  # 1: fast pair, kept as trained
         keep *= rope.extrapolation
         mixed.append(f / rope.factor * (1.0 - keep) + f * keep)
     return tuple(mixed)
 
 
 def magnitude(rope: RopeConfig) -> float:
-    """The factor of cosine and sine: YaRN's attention temperature times the file's own factor."""
+    """Return the factor of cosine and sine: YaRN's attention temperature times the factor in the file."""
     if rope.scaling != "yarn" or rope.extrapolation == 0.0:
         return rope.attention_factor
     scale = _mscale(rope.factor, 1.0)
@@ -43,7 +43,7 @@ def _mscale(factor: float, multiplier: float) -> float:
 
 
 def _yarn_range(rope: RopeConfig) -> tuple[float, float]:
-    """Pairs below the first number stay as trained, pairs above the second are interpolated fully."""
+    """Return two bounds: pairs below the first stay as trained, pairs above the second are interpolated fully."""
 
     def pair(rotations: float) -> float:
         turns = math.log(rope.original_context / (rotations * 2.0 * math.pi))

@@ -1,6 +1,6 @@
-"""The tensors of a model file, handed out as weights after a check: present, of the expected shape, of a known format.
+"""The tensors of a model file as checked weights: present, with the expected shape, in a known format.
 
-The plan keeps the names handed out, so that `show` can list the tensors of a file that the forward does not use.
+The class records the names that were used, so that `show` can list the tensors that the forward does not use.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Tensors:
         return self._checked(name, (width,))
 
     def stack(self, name: str, experts: int, rows: int, columns: int) -> Weight:
-        """One matrix per expert."""
+        """Return a stack: one matrix per expert."""
         return self._checked(name, (experts, rows, columns))
 
     def optional(self, name: str, *shape: int) -> Weight | None:
         return self._checked(name, shape) if name in self else None
 
     def either(self, name: str, *shapes: tuple[int, ...]) -> Weight:
-        """A tensor of one of several shapes; the error for a wrong one names the first."""
+        """Return a tensor of one of several shapes; the error for a wrong shape names the first."""
         found = tuple(self._tensors[name].shape) if name in self else None
         return self._checked(name, found if found in shapes else shapes[0])
 
@@ -51,15 +51,15 @@ class Tensors:
         return Weight.of(_Ones(width))
 
     def row(self, name: str, width: int) -> Weight:
-        """A vector as a matrix of one row."""
+        """Return a vector as a matrix of one row."""
         return replace(self.vector(name, width), shape=(1, width))
 
     def rows(self, name: str, start: int, stop: int, of: int, columns: int) -> Weight:
-        """Rows start..stop of a matrix (of, columns)."""
+        """Return rows start..stop of a matrix (of, columns)."""
         return self.matrix(name, of, columns).part(start, stop)
 
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
-        """Values start..stop of a vector (of,)."""
+        """Return values start..stop of a vector (of,), if the file holds it."""
         vector = self.optional(name, of)
         if vector is None:
             return None
@@ -71,7 +71,7 @@ class Tensors:
         return vector.part(start, stop)
 
     def height(self, name: str) -> int:
-        """Rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
+        """Return the number of rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
         return int(self._tensors[name].shape[-2]) if name in self and len(self._tensors[name].shape) > 1 else 0
 
     def width(self, name: str) -> int:
@@ -79,7 +79,7 @@ class Tensors:
         return int(self._tensors[name].shape[-1]) if name in self else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
-        """The values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
+        """Return the values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
         if name not in self:
             return None
         weight = self.vector(name, width)
@@ -89,7 +89,7 @@ class Tensors:
         return values
 
     def used(self) -> frozenset[str]:
-        """Names that were handed out."""
+        """Names of the tensors that were used."""
         return frozenset(self._used)
 
     def __contains__(self, name: str) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-BLOCK = 64  # tokens in a cache block
+BLOCK = 64  # tokens per cache block
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +16,9 @@ class Batch:
 
     `slots[t]` is the cache slot that row t is written to: physical block * BLOCK + offset. `tables[s]` lists the
     physical blocks of sequence s in order of position. Row t belongs to `sequence[t]` and sees positions
-    0..positions[t]. Rows of one sequence stand together, in order of position. If layers with a window have blocks of
-    their own (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have
-    left the window are not read.
+    0..positions[t]. Rows of a sequence are adjacent, in order of position. If layers with a window have separate blocks
+    (`Limits.window_blocks`), they use `window_slots` and `window_tables`. Table entries of blocks that have left the
+    window are not read.
     """
 
     tokens: NDArray[np.int32]  # (T,)

@@ -1,7 +1,7 @@
 """Fused operations: several operations of a plan that a backend runs as one kernel.
 
-A fused operation keeps the operations it stands for, in `operations`; run in order, they define it. What it reads and
-makes follows from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
+A fused operation keeps the operations that it replaces, in `operations`; run in order, they define it. Its inputs and
+outputs follow from them. The passes of `plan.rewrites.fusion` put fused operations into a plan.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class Fused(Operation):
 
     @property
     def operations(self) -> tuple[Operation, ...]:
-        """The operations it stands for, in the order that defines it."""
+        """The operations that it replaces, in the order that defines it."""
         raise NotImplementedError
 
     @property
     def internal(self) -> tuple[Value, ...]:
-        """Values that one of its operations makes and only another one reads."""
+        """Values that one of its operations makes and only others of them read."""
         return ()
 
     @property
@@ -72,7 +72,7 @@ class Fused(Operation):
 
 @dataclass(frozen=True, slots=True)
 class LinearAdd(Fused):
-    """A linear, and the addition of an older value to its result."""
+    """A linear and the addition of an older value to its result."""
 
     linear: Linear
     add: Add
@@ -121,7 +121,7 @@ class LinearGlu(Fused):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The rotation of the heads of queries or keys, and the norm of each head before it, if there is one."""
+    """The rotation of the heads of queries or keys, after the norm of each head, if there is one."""
 
     norm: Norm | None
     rotation: Rotate
@@ -136,7 +136,7 @@ class Heads:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Equal for queries and keys that one kernel can prepare."""
+        """A key that is equal for queries and keys that one kernel can prepare."""
         rotation, norm = self.rotation, self.norm
         return rotation.head_dim, rotation.rope.style, rotation.rope.n_rot, norm is not None, norm and norm.eps
 
@@ -155,13 +155,13 @@ class HeadsAppend(Fused):
 
     @property
     def internal(self) -> tuple[Value, ...]:
-        """All but the rotated queries, which attention reads."""
+        """All values except the rotated queries, which attention reads."""
         made: Sequence[Value] = [value for op in self.operations for value in op.outputs]
         return tuple([value for value in made if value != self.query.rotation.out])
 
 
 def flattened(operations: Sequence[Operation]) -> list[Operation]:
-    """The operations with each fused one replaced by those that it stands for."""
+    """Replace each fused operation with the operations in it."""
     found: list[Operation] = []
     for op in operations:
         found += flattened(op.operations) if isinstance(op, Fused) else [op]

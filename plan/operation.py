@@ -1,4 +1,4 @@
-"""What every operation of a plan knows of itself, whichever it is: the ground for folds over plans and for rewrites."""
+"""The interface of all operations of a plan, for folds over plans and for rewrites."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """What one row of a batch reads of a weight: `used` of its `of` equal shares."""
+    """The part of a weight that a row of a batch reads: `used` of its `of` equal shares."""
 
     weight: Weight
     used: int = 1
     of: int = 1
 
     def share(self, size: int) -> int:
-        """The part that is read if the whole weight has this size, in any unit."""
+        """Return the size of the part that is read, given the size of the whole weight in any unit."""
         return size * self.used // self.of
 
 
 class Operation:
-    """One operation: a frozen value whose fields say what is computed. Counts are for one row of a batch."""
+    """An operation: a frozen value whose fields define the computation. Counts are per row of a batch."""
 
     __slots__ = ()
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        """Values that it reads."""
+        """The values that it reads."""
         return ()
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """Values that it makes."""
+        """The values that it makes."""
         return ()
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
-        """Weights that it multiplies by, and tables that it looks rows up in."""
+        """The matrices that it multiplies by, and its lookup tables."""
         return ()
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        """The other weights: of norms, biases, scales, sinks."""
+        """The other weights: norms, biases, scales, sinks."""
         return ()
 
     @property
     def products(self) -> tuple[tuple[Value, Weight], ...]:
-        """Inputs that it multiplies by a matrix, each with that matrix."""
+        """The inputs that it multiplies by a matrix, each with that matrix."""
         return ()
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """What it reads of each weight: by default all of it."""
+        """The part of each weight that it reads: by default all."""
         return tuple([Read(weight) for weight in (*self.matrices, *self.vectors)])
 
     @property
     def state(self) -> tuple[int, ...]:
-        """Layers of the cache that it reads or writes."""
+        """The layers of the cache that it reads or writes."""
         return ()
 
     @property
@@ -68,7 +68,7 @@ class Operation:
 
     @property
     def flops_per_position(self) -> int:
-        """More of them for every position in the cache."""
+        """Additional operations for every position in the cache."""
         return 0
 
 

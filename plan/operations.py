@@ -1,4 +1,4 @@
-"""The operations: a class for each, which says what is computed. `backends.reference_operations` is the definition."""
+"""The operations, one class each. `backends.reference_operations` defines what they compute."""
 
 from __future__ import annotations
 
@@ -104,9 +104,10 @@ class Append(Operation):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    Head h of q reads key-value head h // (heads / kv_heads). With a `window` a row sees only the positions above its
-    own - window, itself included. With a `softcap` a score s becomes softcap * tanh(s / softcap) after scaling. `sinks`
-    (heads,) are the logits of one more position per head, whose value is zero: they only add to the softmax's sum.
+    Head h of q reads key-value head h // (heads / kv_heads). With a `window`, a row at position p sees only positions
+    above p - window, itself included. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
+    `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
+    sum.
     """
 
     q: Value
@@ -131,7 +132,7 @@ class Attention(Producer):
 
     @property
     def flops_per_position(self) -> int:
-        """A multiplication and an addition for the score, and for the mix; within a window they stop growing."""
+        """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
         return 0 if self.window else 4 * self.q.width
 
 
@@ -153,7 +154,7 @@ class Glu(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
+    """A stack of one matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
 
     weight: Weight  # (experts, rows, columns)
     scale: Weight | None = None  # (experts,)
@@ -167,7 +168,7 @@ class Experts(Unary):
     `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
     - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
     - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
-    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over these alone.
+    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
     `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
     With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
     """
@@ -206,7 +207,7 @@ class Experts(Unary):
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """The chosen experts' share of the stacks, and all of the choice's bias."""
+        """The chosen experts' share of the stacks, and all of the bias for the choice."""
         of_stacks = (weight for stack in self.stacks for weight in _given(stack.weight, stack.scale, stack.bias))
         shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
         return (*shares, *(Read(bias) for bias in _given(self.choice_bias)))
@@ -263,7 +264,7 @@ class SelectRows(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Receive(Operation):
-    """Values that another place made; a stage of a split plan begins with it."""
+    """Receive values that another place made; starts a stage of a split plan."""
 
     values: tuple[Value, ...]
 
@@ -274,7 +275,7 @@ class Receive(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Send(Operation):
-    """Values for the next stage, which is at another place; a stage of a split plan ends with it."""
+    """Send values to the next stage, at another place; ends a stage of a split plan."""
 
     values: tuple[Value, ...]
 
@@ -284,5 +285,5 @@ class Send(Operation):
 
 
 def _given(*weights: Weight | None) -> tuple[Weight, ...]:
-    """The weights that are not None."""
+    """Return the weights that are not None."""
     return tuple([weight for weight in weights if weight is not None])

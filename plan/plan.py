@@ -1,6 +1,6 @@
-"""The plan itself: operations in order, the values they make, and what the attention layers keep.
+"""The plan itself: operations in order, the values they make, and the cache layers of attention.
 
-Questions about a whole plan are folds over its operations: which weights it has, what a row reads, who uses a value.
+Properties of a whole plan are folds over its operations: its weights, what a row reads, who uses a value.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from localllm.plan.weights import Weight
 
 @dataclass(frozen=True, slots=True)
 class CacheLayer:
-    """What one attention layer keeps per token."""
+    """The cache of an attention layer, per token."""
 
     kv_heads: int
     head_dim: int
@@ -35,12 +35,12 @@ class Plan:
     values: tuple[Value, ...]
     layers: tuple[CacheLayer, ...]
     logits: Value
-    starts: tuple[int, ...] = ()  # the operation that each layer begins with, and the output after the last
+    starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
 
     @property
     def window(self) -> int:
-        """The largest window of a layer; 0 if none has one."""
+        """The largest window of a layer; 0 if no layer has one."""
         return max((layer.window for layer in self.layers), default=0)
 
     @property
@@ -55,7 +55,7 @@ class Plan:
 
     @property
     def reads(self) -> tuple[Read, ...]:
-        """What one row reads of the weights, operation by operation."""
+        """The parts of weights that a row reads, operation by operation."""
         return tuple([read for op in self.operations for read in op.reads])
 
     @property
@@ -75,5 +75,5 @@ class Plan:
 
     @property
     def input_vocabulary(self) -> int:
-        """Number of tokens it can embed; 2^31 if it embeds none."""
+        """Number of tokens that the plan can embed; 2^31 if it embeds none."""
         return min((op.table.shape[0] for op in self.operations if isinstance(op, Embed)), default=1 << 31)

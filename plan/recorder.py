@@ -1,4 +1,4 @@
-"""The recorder: writes a plan down, one operation a call."""
+"""The recorder: write a plan, one operation per call."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from localllm.plan.weights import Tensor, Weight
 
 
 class Recorder:
-    """Writes a plan down. A method that returns a value appends the one operation that makes it.
+    """Writes a plan. A method that returns a value appends the operation that makes it.
 
-    A tensor stands for all of it; a `Weight` names a part.
+    A tensor means all of it; a `Weight` names a part.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Recorder:
         self._starts: list[int] = []
 
     def begin_layer(self) -> None:
-        """Operations from here on belong to the next layer, or to the output after the last one."""
+        """Start the next layer, or the output after the last layer."""
         self._starts.append(len(self._operations))
 
     def _value(self, width: int, rows: Rows, name: str) -> Value:

@@ -1,6 +1,6 @@
-"""What a model costs, folded from its plan: parameters, bytes and floating-point operations per token.
+"""The cost of a model, computed from its plan: parameters, bytes and floating-point operations per token.
 
-`show` and `bench` print these numbers: memory bandwidth over bytes per token is the roof of decoding.
+`show` and `bench` print these numbers: memory bandwidth divided by bytes per token is the upper limit of decoding.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from localllm.plan.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Counts of one model. A weight that is used twice (a tied embedding) is stored once, and counts once there."""
+    """Counts of a model. A weight that is used twice (a tied embedding) is stored, and counted as stored, once."""
 
     parameters: int
     weight_bytes: int  # of the weights, as stored in the file
@@ -24,7 +24,7 @@ class Summary:
 
 
 def summarize(plan: Plan) -> Summary:
-    """The counts of a plan, with its weights as they are stored in the file."""
+    """Return the counts of a plan, with its weights as stored in the file."""
     weights = plan.weights.values()
     return Summary(
         parameters=sum(prod(weight.shape) for weight in weights),

@@ -1,4 +1,4 @@
-"""Values, which operations make and read, and the rotation of queries and keys to their positions."""
+"""Values, which operations make and read, and the rotation of queries and keys by position."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Rope:
     """Rotary position embedding over the first `n_rot` of every head's dimensions.
 
     The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
-    where `temperature` is not zero, by `1 + temperature * ln(1 + floor(p / temperature_length))` (queries of Ministral
-    3 past their original context). `rope_table` is the definition.
+    if `temperature` is not zero, by `1 + temperature * ln(1 + floor(p / temperature_length))` (queries of Ministral 3
+    past their original context). `rope_table` defines the numbers.
     """
 
     style: RopeStyle
@@ -41,7 +41,7 @@ class Rope:
 
 
 def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Cosines and sines float64 (positions, n_rot/2) of every pair at every position, magnitude included."""
+    """Return cosines and sines, float64 (positions, n_rot/2), of every pair and position, magnitude included."""
     p = positions.astype(np.float64)[:, None]
     angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
     magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(p / rope.temperature_length)))

@@ -1,4 +1,4 @@
-"""Weights: which part of which tensor of the model file an operation reads."""
+"""Weights: the parts of the model file's tensors that operations read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Tensor(Protocol):
     @property
     def shape(self) -> tuple[int, ...]: ...  # row-major: (experts, rows, columns), (rows, columns) or (columns,)
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows start..stop as uint8 (stop - start, bytes per row), counted over all leading dimensions.
+        """Return rows start..stop as uint8 (stop - start, bytes per row), counted over all leading dimensions.
 
         A one-dimensional tensor is one row. Row r of expert e is row e * rows + r.
         """
@@ -31,7 +31,7 @@ class Tensor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """A tensor, or the part of it from `first` on along its first dimension: rows of a matrix, values of a vector.
+    """A tensor, or a part of it that starts at `first` along its first dimension: rows of a matrix, values of a vector.
 
     A weight is a `Tensor` too. Two weights are equal if they name the same part; their bytes are not compared.
     """
@@ -47,7 +47,7 @@ class Weight:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Weight:
-        """The whole of a tensor; a weight stays as it is."""
+        """Return the whole tensor as a weight; a weight is returned unchanged."""
         if isinstance(tensor, Weight):
             return tensor
         return cls(tensor.name, tensor.format, tuple(tensor.shape), 0, tensor)
@@ -63,11 +63,11 @@ class Weight:
 
     @property
     def bytes(self) -> int:
-        """Size in the file."""
+        """Bytes in the file."""
         return prod(self.shape[:-1]) * row_bytes(self.format, self.shape[-1])
 
     def part(self, start: int, stop: int) -> Weight:
-        """Entries start..stop along the first dimension."""
+        """Return entries start..stop along the first dimension."""
         return replace(self, shape=(stop - start, *self.shape[1:]), first=self.first + start)
 
     def rows_of_each(self, group: int, start: int, stop: int) -> Weight:

@@ -16,7 +16,7 @@ from localllm.quant.table import BY_TYPE_ID, CACHE_FORMATS, FORMATS
 
 __all__ = ["CACHE_FORMATS", "FORMATS", "Format", "QuantError", "by_type_id", "dequantize", "quantize", "row_bytes"]
 
-_CHUNK_VALUES = 1 << 17  # values converted at a time: temporaries of half a megabyte each stay in the L2 cache
+_CHUNK_VALUES = 1 << 17  # values per chunk: temporaries of half a megabyte each stay in the L2 cache
 
 _LARGEST_IMPORTANCE = 1e15  # far above any activation; sums of weighted squares stay finite
 
@@ -29,12 +29,12 @@ def _format(name: str) -> Format:
 
 
 def by_type_id(type_id: int) -> Format:
-    """The format with this GGUF tensor type number; KeyError if there is none."""
+    """Return the format with this GGUF tensor type number; KeyError if there is none."""
     return BY_TYPE_ID[type_id]
 
 
 def row_bytes(name: str, values: int) -> int:
-    """Bytes of a row of `values` numbers; QuantError if they do not fill whole blocks."""
+    """Return the bytes of a row of `values` numbers; QuantError if they do not fill whole blocks."""
     fmt = _format(name)
     if values < 0 or values % fmt.block_values:
         raise QuantError(f"{name}: a row of {values} values does not fill whole blocks of {fmt.block_values}")
@@ -42,7 +42,7 @@ def row_bytes(name: str, values: int) -> int:
 
 
 def dequantize(rows: U8, name: str) -> F32:
-    """The values of stored rows uint8 (n, bytes): float32 (n, values), bit-equal to ggml's.
+    """Return the values of stored rows uint8 (n, bytes) as float32 (n, values), bit-equal to ggml's.
 
     Bytes are not validated: a damaged scale gives infinities or NaN, never an error. QuantError for an unknown format,
     another dtype or shape, or a row that is not a whole number of blocks.
@@ -55,14 +55,14 @@ def dequantize(rows: U8, name: str) -> F32:
     blocks = np.ascontiguousarray(rows).reshape(-1, fmt.block_bytes)
     out = np.empty((len(blocks), fmt.block_values), np.float32)
     step = max(1, _CHUNK_VALUES // fmt.block_values)
-    with np.errstate(all="ignore"):  # damaged scales: infinity times zero is a NaN, as in C
+    with np.errstate(all="ignore"):  # with a damaged scale, infinity times zero is NaN, as in C
         for start in range(0, len(blocks), step):
             out[start : start + step] = fmt.dequantize(blocks[start : start + step])
     return out.reshape(len(rows), rows.shape[1] // fmt.block_bytes * fmt.block_values)
 
 
 def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1) -> U8:
-    """Rows float32 (n, values) as stored bytes uint8 (n, bytes), byte-equal to ggml's for any number of `threads`.
+    """Quantize rows float32 (n, values) to stored bytes uint8 (n, bytes), byte-equal to ggml's for any `threads`.
 
     `importance` float32 (values,) is the mean square of the activations of each column (a row of an importance matrix).
     Formats that search for their scales weight errors by it, as ggml does. The others give the same bytes with and
@@ -97,8 +97,7 @@ def quantize(x: F32, name: str, importance: F32 | None = None, threads: int = 1)
 
 
 def _for_each(convert: Callable[[int], None], starts: range, threads: int) -> None:
-    """Call `convert` for every start. Several threads take the starts as they come; the first error in order is
-    raised."""
+    """Call `convert` for every start on several threads. Of several errors, raise the one with the first start."""
     if threads <= 1 or len(starts) <= 1:
         for start in starts:
             convert(start)

@@ -1,7 +1,7 @@
-"""Files that appear whole or not at all: written under a hidden name in the same folder, then renamed.
+"""Files that appear complete or not at all: they are written under a hidden name in the same folder, then renamed.
 
 Used for caches of compiled code (`quant.codecache`) and outputs of commands (`localllm.outputs`). A killed process
-leaves its hidden file; a day later, the next one that writes to the folder removes it.
+leaves its hidden file; a day later, the next process that writes to the folder removes it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ _HIDDEN = re.compile(r"\.localllm-(\d{1,9})-[0-9a-f]{16}\.tmp")  # contains the 
 
 
 def hidden_path(folder: Path) -> Path:
-    """A new name for a temporary file, which `sweep` recognizes."""
+    """Return a new name for a temporary file that `sweep` recognizes."""
     return folder / f".localllm-{os.getpid()}-{os.urandom(8).hex()}.tmp"
 
 
 class NewFile:
-    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block that ends without `commit` removes
-    it."""
+    """A hidden file beside `path`. `commit` renames it to `path`; a `with` block without `commit` removes it."""
 
     def __init__(self, path: Path, mode: int = 0o666) -> None:
         """`mode` is subject to the umask. OSError if no file can be created there."""
@@ -39,7 +38,7 @@ class NewFile:
     def commit(self, durable: bool = True, replace: bool = True) -> None:
         """Give the file its name; with `durable` it survives a power cut.
 
-        FileExistsError without `replace` where there is a file of that name, however late another process made it.
+        Without `replace`, FileExistsError if a file of that name exists, even if another process has just made it.
         """
         assert self._hidden is not None, "a file is committed once"
         self.file.flush()
@@ -71,7 +70,7 @@ class NewFile:
 
 
 def _link(hidden: Path, path: Path) -> bool:
-    """Give a file a second name that must be new. False on a file system without links, where nobody had the name."""
+    """Give a file a second name that must be new. Return False if the file system has no links and the name is free."""
     try:
         os.link(hidden, path)
     except FileExistsError:

@@ -2,7 +2,7 @@
 
 `private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
 elsewhere); `CodeCache` keeps files in one. A folder that fails is not used. Code is then compiled again at every start,
-and the warning `NoCodeCache` says why; the command line shows it as a note.
+and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_LINKS = 40  # as in Linux
 
 
 class NoCodeCache(UserWarning):
-    """Compiled code is not cached; says why."""
+    """Compiled code is not cached; the message gives the reason."""
 
 
 class _Refused(Exception):
@@ -29,7 +29,7 @@ class _Refused(Exception):
 
 
 def default_folder(kind: str) -> Path | None:
-    """`~/.cache/localllm/KIND`, or the same under XDG_CACHE_HOME; None and a warning if no home is known."""
+    """Return `~/.cache/localllm/KIND`, or KIND under XDG_CACHE_HOME; None and a warning if there is no home."""
     base, home = os.environ.get("XDG_CACHE_HOME", ""), _home()
     if os.path.isabs(base):  # https://specifications.freedesktop.org/basedir-spec: a relative path is ignored
         return Path(base, "localllm", kind)
@@ -40,7 +40,7 @@ def default_folder(kind: str) -> Path | None:
 
 
 def private_folder(folder: Path | None) -> Path | None:
-    """`folder` with links resolved, created if missing (mode 0700); None and a warning if others can write there."""
+    """Return `folder`, links resolved, created if missing (mode 0700); None and a warning if others can write to it."""
     if folder is None:
         return None
     try:
@@ -53,8 +53,7 @@ def private_folder(folder: Path | None) -> Path | None:
 
 
 def check_tree(folder: Path) -> bool:
-    """Whether everything in a private folder consists of this user's files and folders; warns of the first that does
-    not.
+    """Return whether a private folder contains only files and folders of this user; warn of the first that is not.
 
     For a cache whose files another package opens. The modes inside do not matter, because nobody else can enter the
     folder.
@@ -79,14 +78,13 @@ def check_tree(folder: Path) -> bool:
 
 
 class CodeCache:
-    """Files of compiled code in a private folder; None stores nothing. Each file begins with the SHA-256 of the
-    rest."""
+    """Files of compiled code in a private folder; None stores nothing. Files begin with the SHA-256 of the rest."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder, self._checked = folder, False
 
     def read(self, name: str) -> bytes | None:
-        """The data that `write` stored under this name; None if there is none, or none that can be trusted."""
+        """Return the data that `write` stored under this name; None if there is none, or if it cannot be trusted."""
         folder = self._private()
         if folder is None:
             return None
@@ -129,12 +127,12 @@ def tell_unwritten(folder: Path, error: OSError) -> None:
 
 
 def _tell(problem: str) -> None:
-    """Python shows a warning with the same text from the same line only once."""
+    """Warn. Python shows a warning with the same text from the same line only once."""
     warnings.warn(f"compiled code is not kept and every start is slower: {problem}", NoCodeCache, stacklevel=1)
 
 
 def _home() -> str | None:
-    """The home directory, which must exist."""
+    """Return the home directory, which must exist."""
     home = os.environ.get("HOME", "")
     if not home:
         try:
@@ -145,7 +143,7 @@ def _home() -> str | None:
 
 
 def _walk(folder: Path) -> str:
-    """The real path of `folder`, checked component by component from the home directory or the root.
+    """Return the real path of `folder`, checked component by component from the home directory or the root.
 
     Because it is checked from the top, nobody else can exchange a component afterwards.
     """
@@ -182,7 +180,7 @@ def _walk(folder: Path) -> str:
 
 
 def _made(path: str) -> os.stat_result:
-    """lstat of `path`, after creating a folder for this user alone if nothing is there."""
+    """Return lstat of `path`, after creating a folder for this user only if nothing is there."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -210,7 +208,7 @@ def _others_write(facts: os.stat_result) -> bool:
 
 
 def _is_private_group(group: int) -> bool:
-    """Whether a group belongs to this user alone: the primary group, of the user's name, without other members."""
+    """Return whether a group is private: the user's primary group, with the user's name and no other members."""
     import grp
 
     try:

@@ -1,7 +1,7 @@
-"""Blocks taken apart into scales and codes, for searches that choose the codes themselves (GPTQ).
+"""Split blocks into scales and codes, for searches that choose the codes themselves (GPTQ).
 
-A format here stores one code per value, which means `offset + scale * level[code]` with a scale and an offset per
-group. `write` puts other codes under a block's existing scales. `dequantize` provides the scales, so they need no
+A format here stores one code per value: value = `offset + scale * level[code]`, with a scale and an offset per group.
+`write` replaces the codes of a block and keeps its scales. The scales are derived from `dequantize`, so they need no
 second reader.
 """
 
@@ -20,8 +20,7 @@ from localllm.quant.table import FORMATS
 
 @dataclass(frozen=True, slots=True)
 class Coded:
-    """How a format stores codes: its levels in rising order, the code of each, and how codes are written into
-    blocks."""
+    """How a format stores codes: its levels in ascending order, their codes, and a function that writes codes."""
 
     levels: F32  # (levels,)
     codes: U8  # (levels,)
@@ -29,11 +28,11 @@ class Coded:
 
     @property
     def even(self) -> bool:
-        """Whether the levels are one apart."""
+        """Whether neighbouring levels differ by one."""
         return bool((np.diff(self.levels) == 1).all())
 
     def nearest(self, y: F32) -> U8:
-        """Index of the nearest level for each number, any shape."""
+        """Return the index of the nearest level for each number, any shape."""
         if self.even:
             clipped: F32 = np.clip(np.rint(y) - self.levels[0], 0, len(self.levels) - 1)
             return clipped.astype(np.uint8)
@@ -42,7 +41,7 @@ class Coded:
 
 
 def grid(blocks: U8, name: str) -> tuple[F32, F32]:
-    """Scale and offset of every value, both (n, values), for blocks (n, bytes) of a format in `CODED`."""
+    """Return scale and offset of every value, both (n, values), for blocks (n, bytes) of a format in `CODED`."""
     coded, dequantize = CODED[name], FORMATS[name].dequantize
     ends = []
     for level in (0, len(coded.levels) - 1):
@@ -54,7 +53,7 @@ def grid(blocks: U8, name: str) -> tuple[F32, F32]:
 
 
 def _nibbles(at: int, pair: int = 16) -> Callable[[U8, U8], None]:
-    """Four bits of two values in a byte, `pair` values apart."""
+    """Return a writer that packs two values, `pair` values apart, into each byte, four bits each."""
 
     def write(blocks: U8, q: U8) -> None:
         low = (q & np.uint8(15)).reshape(len(q), -1, 2, pair)
@@ -82,7 +81,7 @@ def _two_bits(at: int) -> Callable[[U8, U8], None]:
 
 
 def _eight_planes(at: int, shift: int, low: Callable[[U8, U8], None]) -> Callable[[U8, U8], None]:
-    """One bit of each of eight values, 32 apart, in a byte; `low` writes the bits below."""
+    """Return a writer that packs one bit of eight values, 32 apart, into each byte; `low` writes the lower bits."""
 
     def write(blocks: U8, q: U8) -> None:
         blocks[:, at : at + 32] = join((q >> np.uint8(shift)).reshape(len(q), 8, 32), 1)

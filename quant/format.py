@@ -1,4 +1,4 @@
-"""Defines a block format: a frozen value with its name, its sizes and its NumPy conversions.
+"""Define a block format: a frozen value with its name, sizes and NumPy conversions.
 
 `quant.table` lists every format; the rest of the package uses only these values.
 """
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class QuantError(Exception):
-    """A format, shape or value cannot be converted; the message says what is needed instead."""
+    """A format, shape or value that cannot be converted; the message says what is required."""
 
     def __str__(self) -> str:
         return printable(super().__str__(), None)

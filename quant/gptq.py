@@ -2,9 +2,9 @@
 ordinary row.
 
 Columns are rounded one after the other. Later columns compensate the rounding error of each, as far as the inputs of
-the matrix are correlated. The format's ordinary quantizer sets the scales of a block when its turn comes; after that
+the matrix are correlated. When the turn of a block comes, the format's ordinary quantizer sets its scales; after that
 only codes are chosen. Formats without an entry in `quant.codes` feed back the error of whole blocks. If that does not
-help, as with the coarsest formats, rows are rounded the ordinary way.
+help, as with the coarsest formats, rows are rounded normally.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from localllm.quant.format import F32, U8
 
 F64 = NDArray[np.float64]
 
-DAMPING = 0.01  # share of the mean diagonal, added to it: it stabilizes the inverse of a Hessian from few rows
-STRIPE = 32  # columns after which the error is applied to the rest of the matrix at once
+DAMPING = 0.01  # share of the mean that is added to the diagonal, to stabilize the inverse of a Hessian from few rows
+STRIPE = 32  # columns per update of the rest of the matrix
 
 
 def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
-    """Stored rows uint8 (rows, bytes) of a matrix float32 (rows, columns).
+    """Quantize a matrix float32 (rows, columns) to stored rows uint8 (rows, bytes).
 
     `hessian` (columns, columns) is the sum of x x^T over inputs x of the matrix; a column whose inputs were all zero
     counts as unimportant. QuantError as for `quant.quantize`.
@@ -38,7 +38,7 @@ def quantize(weights: F32, hessian: F64, format_name: str) -> U8:
 def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
     feedback, importance = _feedback(hessian)
     fmt, columns = quant.FORMATS[format_name], weights.shape[1]
-    w = np.ascontiguousarray(weights.T)  # (columns, rows), the rest of every column
+    w = np.ascontiguousarray(weights.T)  # (columns, rows): what remains of every column
     out = []
     for start in range(0, columns, fmt.block_values):
         stop = start + fmt.block_values
@@ -47,7 +47,7 @@ def _with_feedback(weights: F32, hessian: F64, format_name: str) -> U8:
             _choose_codes(rows, w, feedback, start, stop, format_name)
         else:
             missed = w[start:stop] - quant.dequantize(rows, format_name).T
-            # e / U_ii of every column, with the feedback inside the block solved at once
+            # e / U_ii of every column; solves the feedback within the block at once
             carried = np.linalg.solve(feedback[start:stop, start:stop].T.astype(np.float64), missed.astype(np.float64))
             w[stop:] -= feedback[start:stop, stop:].T @ carried.astype(np.float32)
         out.append(rows)
@@ -76,8 +76,8 @@ def _choose_codes(rows: U8, w: F32, feedback: F32, start: int, stop: int, format
 
 
 def _feedback(hessian: F64) -> tuple[F32, F32]:
-    """The upper triangular U with U^T U = (H + damping)^-1, (columns, columns), and the weight of an error in each
-    column if all later ones compensate it, (columns,)."""
+    """Return the upper triangular U (columns, columns) with U^T U = (H + damping)^-1, and the weight (columns,) of an
+    error in each column if all later columns compensate it."""
     h = hessian.astype(np.float64)
     diagonal = np.einsum("ii->i", h)
     diagonal[diagonal <= 0] = max(float(diagonal.mean()), 1e-12)
@@ -89,6 +89,6 @@ def _feedback(hessian: F64) -> tuple[F32, F32]:
 
 
 def output_error(weights: F32, stored: F32, hessian: F64) -> float:
-    """Squared error of the outputs for a matrix stored with other values, summed over the inputs behind `hessian`."""
+    """Return the squared output error of a matrix stored with other values, summed over the inputs of `hessian`."""
     missed = (weights - stored).astype(np.float64)
     return float(np.einsum("rc,rc->", missed @ hessian, missed))

@@ -1,4 +1,4 @@
-"""From a format's row in the table to its compiled search (`quant.compiled`), which is loaded at its first call.
+"""Connect a format's row in the table with its compiled search (`quant.compiled`), which is loaded at the first call.
 
 Numba compiles a search in a few seconds at its first use ever, and caches it in the user's cache folder.
 """
@@ -16,7 +16,7 @@ from localllm.quant.format import F32, U8, QuantError
 def search(
     module: str, function: str, block_values: int, block_bytes: int, *, book: str = "", weighted: bool = False
 ) -> Callable[[F32, F32 | None], U8]:
-    """A format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
+    """Return a format's `quantize` that runs `function` of quant/compiled/`module`.py on whole blocks.
 
     `book` is the codebook for the format's runs; `weighted` formats lose too much without importance.
     """
@@ -36,8 +36,8 @@ def search(
 
 
 def check_scale(largest: float) -> None:
-    """QuantError if the largest magnitude of a block scale, as returned by a search, does not fit a half."""
-    if not largest < 65520:  # from there on it would round to infinity
+    """Raise QuantError if the largest magnitude of a block scale, as returned by a search, does not fit a half."""
+    if not largest < 65520:  # rounds to infinity
         raise QuantError(
             f"a block scale of {largest:.4g} is above the largest half, 65504: the weights or importance are too big"
         )

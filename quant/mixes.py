@@ -1,5 +1,4 @@
-"""Chooses the format of every tensor as llama-quantize's types do: the types as data, and one function that applies
-them.
+"""Choose the format of every tensor as the types of llama-quantize do: the types as data, and one function for all.
 
 `MIXES` has a row for every name. `choose` gives the same formats, tensor by tensor, as llama-quantize
 (src/llama-quant.cpp, llama.cpp of 2026-10-01). Its rules use the role in a tensor's name, the number of earlier tensors
@@ -32,13 +31,12 @@ class Geometry:
 
     @property
     def group(self) -> int:
-        """Query heads per key-value head; 0 without attention."""
+        """Number of query heads per key-value head; 0 without attention."""
         return self.heads // self.kv_heads if self.kv_heads else 0
 
     @property
     def is_70b(self) -> bool:
-        """llama.cpp recognises the 70B models by their number of layers; their few key-value heads deserve more
-        bits."""
+        """Whether the number of layers is that of a 70B model, whose few key-value heads deserve more bits."""
         layers = {"llama": 80, "llama-embed": 80, "qwen2": 80, "deci": 80, "olmo": 80, "jais2": 68}
         same_heads = self.architecture.startswith("llama") and self.heads == self.kv_heads
         return self.layers == layers.get(self.architecture) and not same_heads
@@ -46,14 +44,14 @@ class Geometry:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The user's changes to a mix. `overrides`: (regular expression, format), the first match counts."""
+    """The user's changes to a mix. `overrides` lists (regular expression, format); the first match counts."""
 
     pure: bool = False  # use the mix's first format everywhere
     leave_output: bool = False
     output: str | None = None
     embedding: str | None = None
     overrides: tuple[tuple[re.Pattern[str], str], ...] = ()
-    imatrix: bool = False  # whether there is an importance matrix
+    imatrix: bool = False  # whether an importance matrix is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +61,11 @@ class Choice:
     name: str
     format: str
     wanted: str  # the format by the rules; `format` differs if rows of the tensor do not fill whole blocks of it
-    needs_imatrix: bool  # llama-quantize refuses to write it without an importance matrix
+    needs_imatrix: bool  # llama-quantize requires an importance matrix
 
 
 class Rule:
-    """`format` for tensors of a role if all conditions in `when` hold; earlier rules go first."""
+    """`format` for tensors of a role if all conditions in `when` hold; the first match counts."""
 
     __slots__ = ("format", "role", "when")
 
@@ -83,9 +81,9 @@ class Mix:
     file_type: int
     format: str
     rules: tuple[Rule, ...] = ()
-    output: str = "Q6_K"  # format of the output matrix, also if token embeddings serve as one
+    output: str = "Q6_K"  # format of the output matrix, or of token embeddings used as one
     embedding: str = ""  # format of other token embeddings; empty: `format`
-    low: bool = False  # a type below three bits, whose rules for wide models differ
+    low: bool = False  # whether a type below three bits has different rules for wide models
     experts: str = ""  # format of stacked matrices; everything else is Q8_0
 
 
@@ -164,13 +162,13 @@ _ROWS = (
     Mix("IQ4_XS", 30, "IQ4_XS", _IQ4),
     Mix("TQ1_0", 36, "TQ1_0", embedding="Q4_K"),
     Mix("TQ2_0", 37, "TQ2_0", embedding="Q4_K"),
-    Mix("MXFP4", 38, "MXFP4"),  # not a name of llama-quantize: all matrices, not only those of experts
+    Mix("MXFP4", 38, "MXFP4"),  # not a type of llama-quantize: all matrices, not only those of experts
     Mix("MXFP4_MOE", 38, "MXFP4", output="Q8_0", experts="MXFP4"),
 )
 # fmt: on
 MIXES: dict[str, Mix] = {row.name: row for row in _ROWS}
 ALIASES = {"Q3_K": "Q3_K_M", "Q4_K": "Q4_K_M", "Q5_K": "Q5_K_M"}
-_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, the one that llama-quantize knows
+_BY_NUMBER = {str(row.file_type): row.name for row in _ROWS}  # if two share a number, use the one of llama-quantize
 
 _FALLBACK = {
     **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_XS"), "IQ4_NL"),
@@ -181,7 +179,7 @@ _FALLBACK = {
 }
 _NEED_IMATRIX = ("IQ3_XXS", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ1_M", "IQ1_S")
 
-# Matrices that keep their format: small ones, tables, and those not multiplied by a vector of activations.
+# Matrices that keep their format: small ones, tables, and matrices that no activations multiply.
 _KEPT_NAMES = ("position_embd.weight", "token_types.weight")
 _KEPT_PARTS = re.compile(
     r"_norm\.weight|ffn_gate_inp\.weight|ffn_gate_tid2eid\.weight|altup|laurel|per_layer_model_proj|ssm_conv1d"
@@ -213,7 +211,7 @@ _COUNTED = ("attn_v", "ffn_down", "ffn_gate", "ffn_up")
 
 
 def find(name: str) -> Mix:
-    """The mix with this name in any case, or this number (15 is Q4_K_M); QuantError if there is none."""
+    """Return the mix with this name (in any case) or number (15 is Q4_K_M); QuantError if there is none."""
     upper = name.upper()
     mix = MIXES.get(ALIASES.get(upper) or _BY_NUMBER.get(upper, upper))
     if mix is None:
@@ -222,12 +220,12 @@ def find(name: str) -> Mix:
 
 
 def role(name: str) -> str:
-    """The role of a tensor in the rules, by its name; "" if no rule mentions it."""
+    """Return the role of a tensor in the rules, by its name; "" if no rule mentions it."""
     return next((what for what, pattern in _ROLES if pattern.search(name)), "")
 
 
 def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
-    """Whether a tensor may be quantized at all: a matrix of weights that does not keep its format."""
+    """Return whether a tensor may be quantized: a matrix of weights that does not keep its format."""
     own = _KEPT_PARTS_OF.get(architecture)
     return (
         prod(shape[:-1]) > 1
@@ -239,7 +237,7 @@ def allows(name: str, shape: Sequence[int], architecture: str) -> bool:
 
 
 def in_order(names: Iterable[str]) -> list[str]:
-    """Names in llama-quantize's order: those outside layers first, then layer by layer, each sorted."""
+    """Return names in llama-quantize's order: first those outside layers, then layer by layer, each sorted."""
     return sorted(names, key=lambda name: (_layer(name), name.encode()))
 
 
@@ -253,7 +251,7 @@ def _layer(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Position of a tensor: number `i` of `n` of its role."""
+    """The position of a tensor: number `i` of `n` with its role."""
 
     i: int
     n: int
@@ -262,12 +260,12 @@ class _Place:
 
 
 def _more_bits(at: _Place) -> bool:
-    """The first and last eighth, and every third in between."""
+    """Whether the tensor is in the first or last eighth, or is every third one in between."""
     return at.i < at.n // 8 or at.i >= 7 * at.n // 8 or (at.i - at.n // 8) % 3 == 2
 
 
 _CONDITIONS: dict[str, Callable[[_Place], bool]] = {
-    "wide": lambda at: at.geometry.group >= 4,  # attn_v is small against attn_q
+    "wide": lambda at: at.geometry.group >= 4,  # attn_v is much smaller than attn_q
     "4-experts": lambda at: at.geometry.experts >= 4,
     "8-experts": lambda at: at.geometry.experts == 8,
     "not-8-experts": lambda at: at.geometry.experts != 8,
@@ -296,9 +294,9 @@ class _State:
 def choose(
     mix: Mix, geometry: Geometry, tensors: Sequence[tuple[str, tuple[int, ...], str]], options: Options
 ) -> list[Choice]:
-    """A format for every tensor (name, row-major shape, current format), given in the order of `in_order`.
+    """Choose a format for every tensor (name, row-major shape, current format), given in the order of `in_order`.
 
-    QuantError if a rule needs a layer number that a name lacks, or if no format fits the rows of a tensor.
+    QuantError if a rule needs a layer number and the name has none, or if no format fits the rows of a tensor.
     """
     roles = [role(name) for name, _, _ in tensors]
     state = _State(roles.count("attn_v"), "output" not in roles)
@@ -315,7 +313,7 @@ def choose(
 
 
 def _given(options: Options, name: str, what: str) -> str:
-    """Which of the user's options decides about a tensor: "embedding", "output", "override" or none of them."""
+    """Return which of the user's options decides about a tensor: "embedding", "output", "override", or "" for none."""
     named = any(pattern.search(name) for pattern, _ in options.overrides)
     if options.embedding and what == "embedding" and not (named and name.startswith("per_layer_")):
         return "embedding"
@@ -362,7 +360,7 @@ def _by_rules(mix: Mix, geometry: Geometry, state: _State, name: str, what: str,
     if what in _COUNTED:
         state.seen[what] += 1
     layered = what in ("ffn_down", "ffn_gate", "ffn_up") and not mix.low
-    if layered and geometry.experts > 1:  # experts stored as one tensor each do not come layer by layer
+    if layered and geometry.experts > 1:  # if each expert is a tensor, they do not come layer by layer
         i = _layer(name)
         if not 0 <= i < geometry.layers:
             raise QuantError(
@@ -383,7 +381,7 @@ def _holds(at: _Place, condition: str) -> bool:
 
 
 def _fitting(name: str, columns: int, wanted: str) -> str:
-    """`wanted`, or the closest format if rows of `columns` values do not fill its blocks."""
+    """Return `wanted`, or the closest format if rows of `columns` values do not fill its blocks."""
     block = FORMATS[wanted].block_values
     if columns % block == 0:
         return wanted

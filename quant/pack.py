@@ -1,6 +1,6 @@
-"""The small tools the formats share: half-precision scales, bit fields in bytes, and rounding.
+"""Small tools that the formats share: half-precision scales, bit fields in bytes, and rounding.
 
-A *plane* is one bit field of every byte: `planes` takes bytes apart, `join` puts them together.
+A *plane* is one bit field of every byte: `planes` splits bytes, `join` combines them.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import numpy as np
 
 from localllm.quant.format import F32, U8, QuantError
 
-HALF_AWAY = np.float32(0.49999997)  # the float below one half: adding it instead keeps 0.49999997 from rounding up
+HALF_AWAY = np.float32(0.49999997)  # the float just below one half: with it 0.49999997 does not round up
 
 
 def half(blocks: U8, at: int) -> F32:
-    """The half-precision number at byte `at` of every block: float32 (n, 1)."""
+    """Return the half-precision number at byte `at` of every block: float32 (n, 1)."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def half_bytes(d: F32) -> U8:
-    """Scales float32 (n, 1) as stored halves uint8 (n, 2), nearest even; QuantError where one is too large."""
+    """Round scales float32 (n, 1) to stored halves uint8 (n, 2), ties to even; QuantError if one is too large."""
     halves = d.astype("<f2")
     if not np.isfinite(halves).all():
         raise QuantError(
@@ -28,7 +28,7 @@ def half_bytes(d: F32) -> U8:
 
 
 def planes(q: U8, bits: int) -> U8:
-    """Fields of `bits` bits, lowest first: uint8 (..., k) -> (..., 8 // bits, k)."""
+    """Split bytes into fields of `bits` bits, lowest first: uint8 (..., k) -> (..., 8 // bits, k)."""
     count = 8 // bits
     out = np.empty((*q.shape[:-1], count, q.shape[-1]), np.uint8)
     for i in range(count):
@@ -38,7 +38,7 @@ def planes(q: U8, bits: int) -> U8:
 
 
 def join(q: U8, bits: int) -> U8:
-    """Inverse of `planes`: fields uint8 (..., 8 // bits, k) -> bytes (..., k); fields must not exceed their bits."""
+    """Combine fields uint8 (..., 8 // bits, k) into bytes (..., k): the inverse of `planes`. Fields must fit."""
     out = q[..., 0, :].copy()
     for i in range(1, 8 // bits):
         out |= q[..., i, :] << (i * bits)
@@ -46,27 +46,27 @@ def join(q: U8, bits: int) -> U8:
 
 
 def bits_of(q: U8) -> U8:
-    """Bits of every byte, lowest first: uint8 (..., k) -> (..., 8 * k)."""
+    """Return the bits of every byte, lowest first: uint8 (..., k) -> (..., 8 * k)."""
     return np.unpackbits(q, axis=-1, bitorder="little")
 
 
 def reciprocal(d: F32) -> F32:
-    """1 / d, and 0 where d is zero or so small that its reciprocal overflows (such a scale is stored as zero)."""
+    """Return 1 / d, or 0 where d is zero or so small that 1 / d overflows (such a scale is stored as zero)."""
     r = np.float32(1) / d
     r[~np.isfinite(r)] = 0
     return r
 
 
 def round_away(x: F32) -> F32:
-    """Nearest integer, halves away from zero (C's roundf), still float32; |x| < 2**22."""
+    """Round to the nearest integer, halves away from zero (C's roundf), as float32; |x| < 2**22."""
     return np.trunc(x + np.copysign(HALF_AWAY, x))
 
 
 def peak(x: F32) -> F32:
-    """Per block, the value of largest magnitude with its sign, the first of equals, never -0: (n, k) -> (n, 1)."""
+    """Return each block's value of largest magnitude, with sign, first of equals, never -0: (n, k) -> (n, 1)."""
     return np.take_along_axis(x, np.abs(x).argmax(axis=-1, keepdims=True), axis=-1) + np.float32(0)
 
 
 def sequential_sum(x: F32) -> F32:
-    """Sum along the last axis in order, one float32 addition after the other, as a plain C loop: (n, k) -> (n, 1)."""
+    """Sum the last axis in order, one float32 addition after the other, like a plain C loop: (n, k) -> (n, 1)."""
     return np.add.accumulate(x, axis=-1)[..., -1:]

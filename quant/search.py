@@ -1,4 +1,4 @@
-"""Searches for the block scale with the least squared error, each value weighted by its importance.
+"""Search for the block scale with the least squared error, each value weighted by its importance.
 
 They follow llama.cpp's search (ggml-quants.c: make_qx_quants, make_qkx3_quants) operation by operation in float32, so
 that the same weights and importance give the same bytes. Sums run over the values of a block one by one, in order, for
@@ -12,18 +12,18 @@ import numpy as np
 from localllm.quant.format import F32, U8
 from localllm.quant.pack import peak, sequential_sum
 
-_TINY = np.float32(1e-15)  # a block below this is stored as zero
+_TINY = np.float32(1e-15)  # a block whose largest magnitude is below this is stored as zero
 
 
 def row_weights(x: F32, importance: F32) -> F32:
-    """Weight of every value: importance * sqrt(mean square of its row + its own square), (rows, values)."""
+    """Return weights (rows, values): importance * sqrt(mean square of the row + square of the value)."""
     square = x * x
     mean = sequential_sum(square) / np.float32(x.shape[1])
     return importance * np.sqrt(mean + square)
 
 
 def _dot(*factors: F32) -> F32:
-    """Sum over the first axis, in order, of the product of the factors, taken left to right: (k, n) -> (n,)."""
+    """Sum the product of the factors (taken left to right) over the first axis, in order: (k, n) -> (n,)."""
     total = np.zeros(factors[0].shape[1], np.float32)
     for parts in zip(*factors, strict=True):
         product = parts[0]
@@ -38,10 +38,10 @@ def _divide(a: F32, b: F32) -> F32:
 
 
 def search_symmetric(x: F32, weight: F32, zero: int) -> tuple[F32, U8]:
-    """Scales d (n, 1) and integers q (n, k) in 0 .. 2 * zero - 1 that make d * (q - zero) close to x (n, k).
+    """Return scales d (n, 1) and integers q (n, k) in 0 .. 2 * zero - 1 with d * (q - zero) close to x (n, k).
 
-    Tries 19 scales around the one that maps the largest magnitude to -zero; for the integers of each, the best scale
-    is their weighted least-squares fit.
+    Try 19 scales around the one that maps the largest magnitude to -zero. For the integers of each, the best scale is
+    their weighted least-squares fit.
     """
     top = peak(x)[:, 0]
     xt, wt = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
@@ -71,10 +71,10 @@ def search_symmetric(x: F32, weight: F32, zero: int) -> tuple[F32, U8]:
 
 
 def search_affine(x: F32, weight: F32, top: int) -> tuple[F32, F32, U8]:
-    """Scales d and offsets m <= 0, both (n, 1), and integers q (n, k) in 0 .. top: d * q + m close to x (n, k).
+    """Return scales d, offsets m <= 0 (both (n, 1)) and integers q (n, k) in 0 .. top with d * q + m close to x (n, k).
 
-    Tries 37 scales from a little coarser to a little finer than the one that spans the block from the best offset so
-    far; for the integers of each, scale and offset are their weighted least-squares fit.
+    Try 37 scales from slightly coarser to slightly finer than the one that spans the block from the best offset so far.
+    For the integers of each, scale and offset are their weighted least-squares fit.
     """
     xt, wt = np.ascontiguousarray(x.T), np.ascontiguousarray(weight.T)
     high, offset = xt.max(axis=0), np.minimum(xt.min(axis=0), np.float32(0))

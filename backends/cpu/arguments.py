@@ -1,13 +1,13 @@
-"""Structs of int64 slots, which Python fills and kernels read: a kernel's arguments, the state of a step.
+"""Structs of int64 slots that Python fills and kernels read: a kernel's arguments, the state of a step.
 
-A class declares a struct by annotations in order of memory. Each names a `Field` or another struct. From this follow:
+A class declares a struct by annotations in memory order; each names a `Field` or another struct. This gives:
 
-- layout: `Rows.size` is the number of slots, `Rows.stride` the number of one slot;
-- packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` makes int64 numbers of it;
-- access: `rows = Rows.at(pointer)` is the struct in a kernel, where `rows.stride` emits the load of a slot;
+- layout: `Rows.size` is the number of slots, `Rows.stride` is the index of one slot;
+- packing: `Rows(address=place, stride=256)` checks names and kinds, and `pack` turns it into int64 numbers;
+- access: in a kernel `rows = Rows.at(pointer)` is the struct, and `rows.stride` emits the load of a slot;
 - barriers: `places` says which memory the kernel reads and which it writes.
 
-mypy reports a wrong name or a value of the wrong kind, too.
+mypy also reports a wrong name or a value of the wrong kind.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ SLOT = 8  # bytes
 
 
 class Place:
-    """An address that is known once memory is allocated. Subclasses say of what."""
+    """An address that becomes known when memory is allocated. Subclasses say what stands there."""
 
     __slots__ = ()
 
 
 class Field:
-    """A slot of a struct: what may be put into it, and how a kernel reads it.
+    """A slot of a struct: which values it takes and how a kernel reads it.
 
-    A struct is filled when it is made, so `__set__` refuses. Its annotation is what the constructor takes.
+    A struct is filled when it is made, so `__set__` raises. Its annotation gives the type that the constructor takes.
     """
 
     accepts: ClassVar[tuple[type, ...]] = (int,)
@@ -55,7 +55,7 @@ class Field:
         return pointer.f.load_int(pointer, slot)
 
     def stored(self, given: Any) -> int | Place:
-        """What stands in the slot for a value of the right kind."""
+        """Return what to store in the slot for a value."""
         found: int | Place = given
         return found
 
@@ -66,7 +66,7 @@ class Int64(Field):
 
 
 class Apart(Int64):
-    """An int64 that begins a cache line of its own, because threads write it while others read its neighbours."""
+    """An int64 that starts a new cache line, because a thread writes it while others read its neighbours."""
 
     aligned = LINE // SLOT
 
@@ -87,7 +87,7 @@ class Float32(Field):
 
 
 class AddressOrZero(Field):
-    """An address, or 0 for none. A kernel reads it as int64, and makes a pointer of it if it is not 0."""
+    """An address, or 0 for none. A kernel reads it as int64 and turns it into a pointer if it is not 0."""
 
     accepts = (int, Place)
 
@@ -103,7 +103,7 @@ class Address(AddressOrZero):
 
 
 class Target(Address):
-    """The address of what a kernel writes."""
+    """The address of memory that a kernel writes."""
 
     written = True
 
@@ -180,7 +180,7 @@ class Struct:
 
     @property
     def places(self) -> list[tuple[Place, bool]]:
-        """The addresses that are not known yet, and whether the kernel writes there."""
+        """Yield the addresses that are not known yet, and whether the kernel writes there."""
         found: list[tuple[Place, bool]] = []
         for field, given in zip(self._fields.values(), self._given, strict=True):
             if isinstance(given, Place):
@@ -210,7 +210,7 @@ class Struct:
 
     @classmethod
     def at(cls, pointer: Value, first: int = 0) -> Self:
-        """The struct that a kernel finds `first` slots behind the pointer."""
+        """Return the struct that starts `first` slots after the pointer, for use in a kernel."""
         struct = cls.__new__(cls)
         struct._located = (pointer, first)
         return struct
@@ -226,14 +226,14 @@ class Struct:
         return pointer + SLOT * number
 
     def located(self, slot: int) -> tuple[Value, int]:
-        """Where a kernel finds a slot: a pointer, and the number of slots from there."""
+        """Return where a kernel finds a slot: a pointer, and the number of slots after it."""
         assert self._located is not None, "only kernels read a struct"
         pointer, first = self._located
         return pointer, first + slot
 
 
 class Rows(Struct):
-    """Rows of anything, `stride` bytes apart: of a value, or one for each thread."""
+    """Rows `stride` bytes apart: the rows of a value, or one row per thread."""
 
     address: Address
     stride: Int64

@@ -51,7 +51,7 @@ class CpuBackend:
         self.isa = isa or host()
         self.library = Library(self.isa, default_folder("kernels") if cache == "default" else cache)
         self.pool = Pool(self.library, threads or default_threads())
-        self._stop = weakref.finalize(self, self.pool.close)  # also if the caller forgets to close
+        self._stop = weakref.finalize(self, self.pool.close)  # in case the caller forgets to close
 
     def describe(self) -> str:
         return f"cpu: {self.isa.cpu}, {self.isa.name}, {self.pool.threads} thread{'s' * (self.pool.threads > 1)}"
@@ -146,12 +146,12 @@ class CpuExecutable(Shell):
         for (_, into), rows in zip(stage.received, received, strict=True):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
-        if len(entries):  # none if the stage only has additions, which earlier linears perform
+        if len(entries):  # empty if the stage has only additions, which earlier linears perform
             self._pool.run(entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 
     def replay(self) -> None:
-        """Run the plan on the last batch again: the cost of a step without the Python around it."""
+        """Run the plan on the last batch again, to time a step without the Python around it."""
         self._pool.run(self.entries, self._storage.counters)
 
     def result(self) -> F32:

@@ -1,4 +1,4 @@
-"""From a plan to a program: rewrite it, emit every operation's calls, and place barriers where data requires them."""
+"""Turn a plan into a program: rewrite it, emit the calls of every operation, and place the required barriers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from localllm.plan.rewrites.fusion import fuse
 def program(
     plan: Plan, limits: Limits, threads: int, isa: Isa, cache: CacheTypes = F16_CACHE, keep: Collection[Value] = ()
 ) -> Program:
-    """Calls, buffers and kernels of a plan; BackendError if the CPU cannot run it."""
+    """Return the calls, buffers and kernels of a plan; BackendError if the CPU cannot run it."""
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, threads, cache, keep, isa)
     dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
@@ -32,7 +32,7 @@ def program(
 
 
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` are the values that die with each operation of the plan."""
+    """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
     first, low.received, low.sent = len(low.calls), [], []
     for number in numbers:
         with low.values.operation(dying[number]):

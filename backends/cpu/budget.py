@@ -1,4 +1,4 @@
-"""The memory that a bound plan takes, without reading a weight: `localllm show` and binding count alike."""
+"""Compute the memory of a bound plan without reading a weight. `localllm show` and binding use the same count."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
 
 
 def _weights_per_token(plan: Plan, panels: dict[str, weights.Panels]) -> int:
-    """Bytes of every matrix of a product, and of the chosen experts' alone."""
+    """Return the bytes of product matrices that one token reads: of experts, only the share that it chooses."""
     products = (op for op in plan.operations if not isinstance(op, Embed))
     reads = (read for op in products for read in op.reads if read.weight.name in panels)
     return sum(read.share(panels[read.weight.name].bytes) for read in reads)

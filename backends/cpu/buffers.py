@@ -1,4 +1,4 @@
-"""Memory for the values of a program: the rows of its buffers, one after the other in one arena."""
+"""Memory for the values of a program: the rows of all buffers, one after the other in one arena."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ ROW_PADDING = LINE
 
 
 def float_stride(width: int) -> int:
-    """Bytes of a float32 row: whole pairs of panels, so that kernels store full vectors."""
+    """Return the bytes of a float32 row, rounded up to whole pairs of panels so that kernels store full vectors."""
     return -(-width // 32) * 32 * 4 + ROW_PADDING
 
 
 def activation_stride(kind: Activations, width: int) -> int:
-    """Bytes of a row of activations of one kind; bfloats are stored as float32 if the instruction set has no pairs."""
+    """Return the bytes of a row of activations; bfloats take as many as float32."""
     if kind is Activations.BFLOATS:
         return float_stride(width)
     return aligned(width // X_VALUES * X_BLOCK) + ROW_PADDING
 
 
 class Buffers:
-    """Where each buffer stands; `commit` allocates."""
+    """Address of each buffer; `commit` allocates the memory."""
 
     def __init__(self, buffers: Sequence[Buffer], limits: Limits) -> None:
         self._rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -39,7 +39,7 @@ class Buffers:
         self._arena: Arena | None = None
 
     def bytes(self, buffer: Buffer) -> int:
-        """A line more than the rows: kernels may read one vector beyond the last row's values."""
+        """Size of a buffer: its rows and one cache line, because kernels may read one vector past the last row."""
         return aligned(self._rows[buffer.rows] * buffer.stride * buffer.times) + LINE
 
     def commit(self) -> Arena:

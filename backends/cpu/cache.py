@@ -1,17 +1,17 @@
-"""Where a cache block keeps keys and values on the CPU, and how kernels write them: a row for each type.
+"""Layout of keys and values in a cache block on the CPU, and the kernel code that writes them: one row per type.
 
-Keys stand with the position as lane, 16 positions to a panel, as rows of a weight do; values as rows, or where they are
-integers with the value as lane and four positions side by side, so that a product of bytes sums over positions. Of one
-head and block (64 positions, D values a head, E = D filled up to whole groups of 32):
+Keys are stored like the rows of a weight: 16 positions to a panel, one position per lane. Float values are stored as
+rows. Integer values have one value per lane and four positions side by side, so that a byte product sums over
+positions. One head of one block (64 positions, D values per head, E = D rounded up to whole groups of 32) holds:
 
     floats   keys (4 panels, D, 16 positions)   values (64 positions, D filled up to whole vectors)
     blocks   keys (4 panels, E / 32) of {words (4 or 8, 16 positions, 4 bytes), fifth bits (16 positions, 4 bytes),
              scales (16), minimums (16)}; values (E / 32) of {scales (64), minimums (64), fifth bits (64, 4 bytes),
              integers (16 fours of positions, 16 or 32 bytes, 4 positions)}
 
-Words and integers of 4 or 5 bits are as in the file format: byte i of 16 has value i in its low half, value i + 16 in
-its high half. In the fifth bits of a key, bit g of byte i is that of value 4 g + i; in those of a value, bit i that of
-value i. Keys of 8 bits are stored as q + 128, for the dot product of unsigned with signed bytes.
+Words and integers of 4 or 5 bits are packed as in the file format: byte i of 16 holds value i in its low half and value
+i + 16 in its high half. Bit g of byte i of a key's fifth bits belongs to value 4 g + i; bit i of a value's fifth bits
+belongs to value i. Keys of 8 bits are stored as q + 128, for the dot product of unsigned with signed bytes.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Floats:
     """A type that stores single numbers."""
 
     type: CacheType
-    bytes: int  # of a number
+    bytes: int  # per number
     load: Callable[[Function, Value], Value]  # loads 16 numbers as float32, times 1 / factor
     bits: Callable[[Function, Value], Value]  # converts 16 numbers in range to stored integers
-    infinite: int  # bits that are all set only in non-finite numbers; 0: there are none
+    infinite: int  # bits that are all set only in non-finite numbers; 0: the type has none
     factor: float = 1.0
 
     def key_bytes(self, head_dim: int) -> int:
@@ -78,7 +78,7 @@ class Floats:
     def write_value(self, f: Function, x: Value, values: Value, head_dim: int, position: Value) -> None:
         row = values + position * (self.width(head_dim) * self.bytes)
 
-        def write(d: Value, count: int) -> None:  # the last vector extends into the next head: not beyond `count`
+        def write(d: Value, count: int) -> None:  # the last vector reaches into the next head: stop at `count`
             numbers = self._numbers(f, x, d)
             if count == LANES:
                 f.store(row + d * self.bytes, numbers)
@@ -89,7 +89,7 @@ class Floats:
         _vectors(f, head_dim, write)
 
     def finite_keys(self, content: U8) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks means numbers only. What FP8 has instead is read as 480."""
+        """Return whether the contents uint8 (n, bytes) of blocks are all finite. FP8 always is: a NaN reads as 480."""
         bits = np.ascontiguousarray(content).view(np.uint16)
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())
 
@@ -104,7 +104,7 @@ def _finite_halves(rows: U8) -> bool:
 
 
 def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) -> None:
-    """write(d, values) for every vector of a head."""
+    """Call write(d, values) for every vector of a head."""
     full = head_dim // LANES * LANES
     if full:
         with f.loop(0, full, LANES) as d:
@@ -115,7 +115,7 @@ def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A type that stores integers, with a scale and possibly a minimum per 32 of them."""
+    """A type that stores integers, with a scale and sometimes a minimum per 32 of them."""
 
     type: CacheType
     integer_bits: int
@@ -128,7 +128,7 @@ class Blocks:
 
     @property
     def words(self) -> int:
-        """Four-byte words that hold the integers of a group, without fifth bits."""
+        """Number of four-byte words that hold the integers of a group, without fifth bits."""
         return 8 if self.integer_bits == 8 else 4
 
     @property
@@ -147,7 +147,7 @@ class Blocks:
 
     @property
     def value_integers(self) -> int:
-        """Offset of the integers within a group of values."""
+        """Byte offset of the integers within a group of values."""
         return BLOCK * (2 * (1 + self.minimum) + 4 * self.fifth)
 
     def write_key(self, f: Function, x: Value, keys: Value, head_dim: int, position: Value) -> None:
@@ -186,7 +186,7 @@ class Blocks:
                 f.store(to + FOUR * number_of_byte, f.lane(bytes_, number_of_byte))
 
     def finite_keys(self, content: U8) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks means finite numbers: whether its scales and minimums do."""
+        """Return whether all scales and minimums in the contents uint8 (n, bytes) of blocks are finite."""
         scales = content.reshape(-1, LANES * self.group_bytes)[:, 64 * (self.words + self.fifth) :]
         return _finite_halves(scales)
 
@@ -212,7 +212,7 @@ class Blocks:
         return f.reduce(bits, lambda a, b: a | b)
 
     def _groups(self, f: Function, x: Value, head_dim: int) -> list[tuple[list[Value], Value, Value | None]]:
-        """(32 integers in two vectors, scale, minimum) of every group of a head."""
+        """Yield (32 integers in two vectors, scale, minimum) for every group of a head."""
         largest = self.type.largest
         parts = [within(f, part, largest) for part in head(f, x, head_dim)]
         if self.type.rotated:
@@ -241,12 +241,12 @@ CACHE: dict[str, CacheRow] = {
 
 
 def within(f: Function, x: Value, largest: float) -> Value:
-    """x, or the nearest of +-largest; a NaN becomes `largest`, so that with weight 0 it stays a number."""
+    """Clamp x to +-largest. A NaN becomes `largest`, so that its product with weight 0 is 0."""
     return f.fmax(f.fmin(x, f.constant(x.type, largest)), f.constant(x.type, -largest))
 
 
 def head(f: Function, x: Value, head_dim: int) -> list[Value]:
-    """A head of float32 as vectors of whole groups of 32, zeros behind its end."""
+    """Load a float32 head as vectors, padded with zeros to whole groups of 32."""
     parts = []
     for at in range(0, groups(head_dim) * GROUP, LANES):
         part = f.load(x + 4 * at, f32x16) if at < head_dim else f.zeros(f32x16)
@@ -257,7 +257,7 @@ def head(f: Function, x: Value, head_dim: int) -> list[Value]:
 
 
 def rotate(f: Function, parts: list[Value], head_dim: int) -> list[Value]:
-    """The Hadamard rotation of `backends.cache.rotate`, addition by addition."""
+    """Emit the Hadamard rotation of `backends.cache.rotate` with the same additions in the same order."""
     size, span = rotation(head_dim), 1
     while span < min(size, LANES):
         order = [lane ^ span for lane in range(LANES)]
@@ -283,7 +283,7 @@ def _powers(f: Function, exponents: Sequence[int]) -> Value:
 
 
 def fifth_bits(f: Function, bits: Value, first: int) -> Value:
-    """For bits int8 x 16, 32 of each of four positions: 16 where bit first + lane is set, 0 elsewhere, (lanes, 4)."""
+    """Expand bits int8 x 16 (32 for each of four positions) to (lanes, 4): 16 where bit first + lane is set, else 0."""
     lanes = [first + lane for lane in range(LANES) for _ in range(FOUR)]
     here = f.shuffle(bits, bits, [4 * (n % FOUR) + lane // 8 for n, lane in enumerate(lanes)])
     one = _vector(f, I8, [(1 << lane % 8) - 256 * (lane % 8 == 7) for lane in lanes])
@@ -304,7 +304,7 @@ def _largest(f: Function, parts: Sequence[Value]) -> Value:
 
 
 def _bytes(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Value, Value | None]:
-    """The largest magnitude becomes 127; ties away from zero."""
+    """Quantize so that the largest magnitude becomes 127; ties round away from zero."""
     scale = _largest(f, parts) / f.constant(F32, 127.0)
     inverse = f.splat(_reciprocal(f, scale))
     integers = []
@@ -316,7 +316,7 @@ def _bytes(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Valu
 
 
 def _symmetric(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Value, Value | None]:
-    """The first of the largest magnitudes becomes the lowest integer."""
+    """Quantize so that the largest magnitude (the first, if several) becomes the lowest integer."""
     zero = (top + 1) // 2
     largest = f.splat(_largest(f, parts))
     where = [
@@ -332,7 +332,7 @@ def _symmetric(f: Function, parts: list[Value], top: int) -> tuple[list[Value], 
 
 
 def _affine(f: Function, parts: list[Value], top: int) -> tuple[list[Value], Value, Value | None]:
-    """The least value becomes 0, the largest the highest integer."""
+    """Quantize so that the smallest value becomes 0 and the largest becomes the highest integer."""
     least, most = (f.reduce(pick(*parts), pick) for pick in (f.fmin, f.fmax))
     scale = (most - least) / f.constant(F32, top)
     inverse, minimum, highest = f.splat(_reciprocal(f, scale)), f.splat(least), f.constant(f32x16, top)
@@ -344,7 +344,7 @@ def _to_bfloat(f: Function, x: Value) -> Value:
 
 
 def _load_fp8(f: Function, pointer: Value) -> Value:
-    """As halves, whose exponents are 8 less biased: 1 / 256 of the numbers, exact."""
+    """Load FP8 as half precision, whose exponent bias is 8 larger: the result is exactly 1 / 256 of each number."""
     wide = f.widen(f.load(pointer, vector(I8)), I16, signed=True)
     return f.half_bits((wide << 7) & -0x4001)
 
@@ -353,7 +353,7 @@ def _to_fp8(f: Function, x: Value) -> Value:
     bits = f.bits(x, i32x16)
     size = bits & 0x7FFFFFFF
     normal = ((size + 0x7FFFF + ((size >> 20) & 1)) >> 20) - 960
-    subnormal = 2.0**14  # from here on float32 numbers are multiples of 2^-9, the least that FP8 has
+    subnormal = 2.0**14  # below this, float32 numbers are multiples of 2^-9, the smallest FP8 number
     small = f.bits(f.bits(size, f32x16) + subnormal, i32x16) - f.bits(f.constant(f32x16, subnormal), i32x16)
     code = f.select(f.bits(size, f32x16) < 2.0**-6, small, normal)
     return f.truncate(code | ((bits >> 24) & 0x80), I8)

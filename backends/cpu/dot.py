@@ -1,9 +1,9 @@
-"""Sums of byte products per lane: the one operation that needs a row per instruction set.
+"""Sums of byte products per lane: the only operation written once per instruction set.
 
-`small`: bytes 0..127 times signed bytes. `biased`: bytes that stand for q = byte - 128, times signed bytes; on a row
-with `biased_needs_offset` the caller takes off 128 * sum(x). `Sum` chains them over a group of values and multiplies
-by the group's integer scale. `pairs` sums products of 16 bits. Every row returns the same integers. `bfloats`, products
-of BF16, is of one row only and the same as two fused multiply-adds.
+`small` multiplies bytes 0..127 by signed bytes. `biased` multiplies bytes that encode q = byte - 128; if
+`biased_needs_offset`, the caller subtracts 128 * sum(x). `Sum` chains them over a group of values and multiplies by the
+group's integer scale. `pairs` sums products of 16 bits. All instruction sets return the same integers. `bfloats`
+multiplies BF16; only one instruction set has it, and it equals two fused multiply-adds.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from localllm.backends.cpu.isa import Dot
 from localllm.backends.cpu.simd import I8, I16, I32, Function, Value, vector
 
 BYTES, INTS = 64, 16  # a register value: 16 lanes of 4 bytes
-BIASED = 128  # largest magnitude of q where bytes are biased; else the largest byte
-Weight = Callable[[], Value]  # emits the scale of a group, as `weight_form` makes it
+BIASED = 128  # `largest` of biased bytes: the largest magnitude of q; otherwise `largest` is the largest byte
+Weight = Callable[[], Value]  # emits the scale of a group in the form of `weight_form`
 
 
 def small(f: Function, acc: Value, w: Value, x: Value) -> Value:
-    """acc[lane] += sum of w[4 lane + i] * x[4 lane + i]; w in 0..127."""
+    """Emit acc[lane] += sum of w[4 lane + i] * x[4 lane + i]; w is within 0..127."""
     return _ROWS[f.isa.dot](f, acc, w, x)
 
 
 def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
-    """As `small` with w = q + 128; exact, or short of the offset on rows that need it."""
+    """Emit acc[lane] += sum of (w - 128) * x, or of w * x if `biased_needs_offset`."""
     if f.isa.biased_needs_offset:
         return _ROWS[f.isa.dot](f, acc, w, x)
     q = w ^ 0x80
@@ -38,10 +38,10 @@ def biased(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 
 class Sum:
-    """The sum of a group's products, emitted four a lane at a time, times the group's scale if it has one.
+    """Sum the products of a group, four per lane at a time, and multiply by the group's scale if it has one.
 
-    `largest` says what the weights' bytes may be: 0..largest, or BIASED. AVX2 sums int16 for as long as they hold it
-    and multiplies by the scale in widening them.
+    `largest` is the largest byte of the weights, or BIASED. AVX2 sums in int16 until the next sum could overflow, and
+    multiplies by the scale when it widens them.
     """
 
     def __init__(self, f: Function, start: Value, largest: int, weight: Weight | None = None) -> None:
@@ -66,7 +66,7 @@ class Sum:
         self._shorts, self._added = [], 0
 
     def total(self) -> Value:
-        """int32 x 16."""
+        """Return the sums, int32 x 16."""
         if self._shorts:
             self._widen()
         if self._weight is None or self._f.isa.dot == "maddubs":
@@ -75,30 +75,30 @@ class Sum:
 
 
 def shorts(largest: int) -> int:
-    """How many sums of two products fit int16."""
+    """Return how many sums of two products int16 can add up."""
     return 32767 // (2 * 127 * largest)
 
 
 def bfloats(f: Function, acc: Value, w: Value, x: Value) -> Value:
-    """acc + the product of the upper halves of each lane, then + that of the lower ones, each sum rounded once to
-    float32: Intel's definition of VDPBF16PS, and what Zen 4 does. Two `fma` but for numbers below 2^-126, which are
-    zero here whether given or made. Needs `isa.bfloat_dot`."""
+    """Emit acc + the product of the upper halves of each lane, then + the product of the lower halves. Each sum is
+    rounded once to float32, as Intel defines VDPBF16PS and Zen 4 computes it. This equals two `fma`, except that inputs
+    and results below 2^-126 are zero. Requires `isa.bfloat_dot`."""
     assert f.isa.bfloat_dot
     return _x86(f, "llvm.x86.avx512bf16.dpbf16ps.512", acc.type, acc, w, x)
 
 
 def weight_form(f: Function, scale: Value) -> Value:
-    """An int32 x 16 scale of 16 bits as `Sum` wants it: twice in a lane where products are widened by it."""
+    """Convert a 16-bit scale int32 x 16 to the form that `Sum` needs: on AVX2 both halves of a lane hold it."""
     return pair(scale, scale) if f.isa.dot == "maddubs" else scale
 
 
 def pair(low: Value, high: Value) -> Value:
-    """Two int32 x 16 of 16 bits in the halves of each lane."""
+    """Pack two int32 x 16 of 16-bit numbers into the halves of each lane."""
     return (low & 0xFFFF) | (high << 16)
 
 
 def pairs(f: Function, acc: Value, a: Value, b: Value) -> Value:
-    """acc[lane] += a.low * b.low + a.high * b.high, the halves of the lanes as signed 16 bits."""
+    """Emit acc[lane] += a.low * b.low + a.high * b.high; the halves of a lane are signed 16-bit numbers."""
     if f.isa.dot == "vnni512":
         return _vpdpbusd(f, acc, a, b, "llvm.x86.avx512.vpdpwssd.512")
     if f.isa.dot == "vnni256":
@@ -114,7 +114,7 @@ def pairs(f: Function, acc: Value, a: Value, b: Value) -> Value:
 
 
 def settled(f: Function, x: Value) -> Value:
-    """x, computed at this point. The compiler regroups no sums across it, which would keep products waiting (AVX2)."""
+    """Return x, computed at this point: the compiler cannot regroup sums across it and delay products (AVX2)."""
     halves = [_part(f, x, i, 2) for i in range(2)]
     kind = ir.FunctionType(halves[0].type, [halves[0].type])
     return f.join([Value(f, f.builder.asm(kind, "", "=x,0", [half.ir], False)) for half in halves])
@@ -127,7 +127,7 @@ def _x86(f: Function, name: str, result: ir.Type, *values: Value) -> Value:
 
 
 def _with_sign(f: Function, x: Value, sign: Value) -> Value:
-    """x, -x or 0 byte by byte, as `sign` is positive, negative or 0 (AVX2)."""
+    """Return x, -x or 0 for each byte, depending on whether `sign` is positive, negative or 0 (AVX2)."""
     halves = [(_part(f, x, i, 2), _part(f, sign, i, 2)) for i in range(2)]
     return f.join([_x86(f, "llvm.x86.avx2.psign.b", vector(I8, 32), a, b) for a, b in halves])
 
@@ -158,7 +158,7 @@ def _maddubs(f: Function, acc: Value, w: Value, x: Value) -> Value:
 
 
 def _short_sums(f: Function, w: Value, x: Value, signed: bool = False) -> list[Value]:
-    """w[2 i] * x[2 i] + w[2 i + 1] * x[2 i + 1] as int16, in halves of a register (AVX2)."""
+    """Return w[2 i] * x[2 i] + w[2 i + 1] * x[2 i + 1] as int16, in two half registers (AVX2)."""
     if signed:  # |w| times x with w's sign; sums stay within 128 * 127 * 2 < 2^15
         w, x = _with_sign(f, w, w), _with_sign(f, x, w)
     halves = [[_part(f, v, i, 2) for v in (w, x)] for i in range(2)]
@@ -166,7 +166,7 @@ def _short_sums(f: Function, w: Value, x: Value, signed: bool = False) -> list[V
 
 
 def _widened(f: Function, acc: Value, shorts: list[Value], weight: Value | None = None) -> Value:
-    """acc + each int16 times that of `weight`, two by two (AVX2)."""
+    """Return acc + the products of int16 pairs with the pairs of `weight`, one sum per lane (AVX2)."""
     out = []
     for i, short in enumerate(shorts):
         factor = f.constant(short.type, 1) if weight is None else f.bits(_part(f, weight, i, 2), short.type)
@@ -193,7 +193,7 @@ def _plain(f: Function, acc: Value, w: Value, x: Value, signed: bool = False) ->
 
 
 def broadcast4(f: Function, pointer: Value) -> Value:
-    """Four consecutive bytes of memory in every lane."""
+    """Load four consecutive bytes into every lane."""
     return f.bits(f.broadcast(pointer, I32), vector(I8, BYTES))
 
 

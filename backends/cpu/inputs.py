@@ -16,8 +16,8 @@ _COUNTS = [Step.rows, Step.logit_rows]
 class Inputs:
     """The batch's arrays.
 
-    Layers with a window and cache blocks of their own read `window_step`, which has other slots and tables. Between two
-    tokens the weights have displaced everything from the caches, so `fill` does as little as possible.
+    Layers with a window and separate cache blocks read `window_step`, which has other slots and tables. Between two
+    tokens the weights displace everything from the caches, so `fill` does as little as possible.
     """
 
     def __init__(self, limits: Limits) -> None:

@@ -1,4 +1,4 @@
-"""Instruction sets: one row each, and the choice of a row for this machine (or a named one).
+"""Instruction sets, one row each, and the choice of the row for this machine (or of a named one).
 
 A row defines how LLVM generates code, how four byte products are summed, and the size of register tiles in the mat-mul.
 All rows give the same bits and differ in speed only, with one exception: AVX512-BF16 treats numbers below 2^-126 as
@@ -16,7 +16,7 @@ Dot = Literal["vnni512", "vnni256", "maddubs", "sdot", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Isa:
-    """One target of code generation."""
+    """A target of code generation."""
 
     name: str
     cpu: str  # LLVM's processor name
@@ -28,7 +28,7 @@ class Isa:
     int_tile: tuple[int, int]  # tokens x panels held in registers by the integer mat-mul
     float_tile: tuple[int, int]
     query_rows: int  # query rows that share a read of the keys in attention
-    read_ahead: int = 0  # bytes that a decoding product prefetches ahead, 0 for none
+    read_ahead: int = 0  # how many bytes ahead a decoding product prefetches, 0 for none
 
     @property
     def registers(self) -> int:
@@ -37,7 +37,7 @@ class Isa:
 
     @property
     def super_tile(self) -> tuple[int, int]:
-        """As int_tile, for formats that are summed in integers: their float32 sums wait in memory."""
+        """The int_tile of formats that are summed in integers; their float32 sums stay in memory."""
         return (3, 1) if self.dot == "maddubs" else self.int_tile
 
     @property
@@ -52,7 +52,7 @@ class Isa:
 
     @property
     def bfloat_tile(self) -> tuple[int, int]:
-        """As float_tile, for bfloats."""
+        """The float_tile of bfloats."""
         return (6, 2) if self.bfloat_dot else self.float_tile
 
     @property
@@ -86,7 +86,7 @@ NO_READ_AHEAD = ("znver",)
 
 
 def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
-    """The best row for a processor that LLVM calls `cpu` with these features, on a `machine` such as x86_64."""
+    """Return the best row for a processor: LLVM's name `cpu`, its features, and a `machine` such as x86_64."""
     if machine in ("aarch64", "arm64"):
         dot: Dot = "sdot" if features.get("dotprod") else "plain"
         name = "arm-dotprod" if dot == "sdot" else "arm"
@@ -94,7 +94,7 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
     if machine in ("x86_64", "AMD64"):
         for name, (needed, dot, int_tile, float_tile, rows) in X86_ROWS.items():
             if all(features.get(feature) for feature in needed):
-                # Without this LLVM splits 512-bit values in two on processors that lower their clock for them.
+                # Without this, LLVM splits 512-bit values in two on processors that lower their clock for AVX-512.
                 flags = features | {"prefer-256-bit": False} if dot == "vnni512" else features
                 ahead = 0 if cpu.startswith(NO_READ_AHEAD) else 4608
                 return Isa(name, cpu, _flatten(flags), "", dot, True, X86_PAUSE, int_tile, float_tile, rows, ahead)
@@ -103,7 +103,7 @@ def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
 
 
 def named(name: str) -> Isa:
-    """A row by name on any machine, to run or inspect the code of a lesser instruction set."""
+    """Return a row by name, on any machine, to run or inspect the code of a smaller instruction set."""
     row = X86_ROWS.get(name)
     if row is not None:
         cpu = {"avx512-vnni": "cascadelake", "avx-vnni": "alderlake", "avx2": "haswell"}[name]
@@ -118,7 +118,7 @@ def named(name: str) -> Isa:
 
 
 def host() -> Isa:
-    """This machine's row. NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override what LLVM detects, as they do for Numba."""
+    """Return this machine's row. As in Numba, NUMBA_CPU_NAME and NUMBA_CPU_FEATURES override LLVM's detection."""
     import platform
 
     import llvmlite.binding as llvm
@@ -134,7 +134,7 @@ def host() -> Isa:
     return for_cpu(cpu, features, platform.machine())
 
 
-# Features assumed for a processor that is named without any.
+# Features assumed for a processor named without features.
 KNOWN_CPUS: dict[str, tuple[str, ...]] = {
     "generic": (),
     "x86-64": (),

@@ -25,7 +25,7 @@ Emit = Callable[[Isa], ir.Module]
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """A name that identifies the kernel (it is part of the key) and the function that emits it."""
+    """The name that identifies a kernel (part of its key), and the function that emits the kernel."""
 
     name: str
     emit: Emit
@@ -77,7 +77,7 @@ def optimized(kernel: Kernel, isa: Isa, machine: llvm.TargetMachine) -> llvm.Mod
 
 
 def assembly(kernel: Kernel, isa: Isa) -> str:
-    """The machine code as text, for tests of code generation."""
+    """Return the machine code as text, for tests of code generation."""
     machine = target_machine(isa)
     return str(machine.emit_assembly(optimized(kernel, isa, machine)))
 
@@ -86,7 +86,7 @@ class Library:
     """Compiled kernels of one instruction set; `address` maps each to its entry point."""
 
     def __init__(self, isa: Isa, folder: Path | None) -> None:
-        """Keep objects under `folder`; None keeps none."""
+        """Cache objects under `folder`; None disables the cache."""
         _initialize()
         self.isa = isa
         self.compiled = 0  # kernels compiled by this process, not found on disk

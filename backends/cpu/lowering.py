@@ -1,4 +1,4 @@
-"""What emitters work on while a plan becomes calls: the buffers of its values, and the calls so far."""
+"""The state of emitters while a plan becomes calls: the buffers of its values, and the calls so far."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Arguments = TypeVar("Arguments", bound=Struct)
 
 
 class Lowering:
-    """A plan on its way to calls. `panels` holds every matrix by name."""
+    """A plan while it becomes calls. `panels` holds every matrix by name."""
 
     def __init__(
         self, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, keep: Collection[Value], isa: Isa
@@ -41,7 +41,7 @@ class Lowering:
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
         self.values: Allocator[Activations | None] = Allocator()  # None: float32
-        self.received: list[tuple[Value, Buffer]] = []  # by the stage that is being lowered
+        self.received: list[tuple[Value, Buffer]] = []  # calls of the stage that is being lowered
         self.sent: list[tuple[Value, Buffer]] = []
         self._lists = 0
         self._multiplied = {
@@ -51,24 +51,24 @@ class Lowering:
     # -- values ------------------------------------------------------------------------------------------------------
 
     def make(self, value: Value) -> Buffer:
-        """Float32 rows for a value that an operation makes."""
+        """Allocate float32 rows for a value that an operation makes."""
         return self.values.make(value, None, float_stride(value.width))
 
     def floats(self, value: Value) -> Buffer:
-        """Its float32 rows."""
+        """Return the float32 rows of a value."""
         buffer = self.values.find(value, None)
         assert buffer is not None, f"{value.name} is read before it is made, or after its last use"
         return buffer
 
     def copies(self, value: Value) -> rowwise.Copies:
-        """For a kernel that makes a value: the activations that products read in its place."""
+        """Return the activations of a value that products read, for the kernel that makes the value."""
         return copies(
             {kind: self._quantized(value, kind) for kind in Activations if (value.index, kind) in self._multiplied},
             value.width,
         )
 
     def operand(self, value: Value, weight: Weight) -> Buffer:
-        """A value as products with this matrix read it: float32 rows, or activations, which are made if need be."""
+        """Return a value as products with this matrix read it: float32 rows, or activations made on demand."""
         kind = activations_of(weight.format)
         if kind is None:
             return self.floats(value)
@@ -92,13 +92,13 @@ class Lowering:
         self.calls.append(Call(kernel.name, arguments, domain, label))
 
     def list(self, size: int) -> ListOf:
-        """Memory of `size` bytes for one operation alone."""
+        """Allocate `size` bytes for one operation."""
         self._lists += 1
         return ListOf(self._lists, size)
 
 
 def vector(weight: Weight | None) -> VectorOf | int:
-    """A tensor of plain numbers; 0 for none."""
+    """Return the place of a tensor of plain numbers; 0 for none."""
     return VectorOf(weight, LANES) if weight is not None else 0
 
 
@@ -106,7 +106,7 @@ NO_COPY = rowwise.Quantized(address=0, stride=0, values=0)
 
 
 def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
-    """Where a kernel puts activations; kinds that are not in `made` are not made."""
+    """Return where a kernel writes activations; it skips the kinds that are not in `made`."""
 
     def quantized(kind: Activations) -> rowwise.Quantized:
         if kind not in made:
@@ -121,7 +121,7 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
 
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
-    """The shape that this attention's kernels are compiled for."""
+    """Return the shape that the kernels of this attention are compiled for."""
     layer = plan.layers[op.layer]
     return attention_shape.Shape(
         layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
@@ -130,7 +130,7 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Sh
 
 
 def _scratch(plan: Plan, cache: CacheTypes, panels: Collection[weights.Panels], threads: int) -> dict[Scratch, int]:
-    """Bytes of scratch per thread; the same for all calls, so that no thread touches another's."""
+    """Bytes of scratch per thread: the same for all calls, so that no thread touches another's scratch."""
     shapes = [shape_of(plan, op, cache) for op in flattened(plan.operations) if isinstance(op, Attention)]
     return {
         "attention": aligned(max((attention_shape.scratch_bytes(shape) for shape in shapes), default=64)),

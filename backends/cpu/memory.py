@@ -33,7 +33,7 @@ class Arena:
             advice = ("use a smaller model or context (", Setting("ctx_size"), ")")
             raise BackendError(Notice(problem, "; ", *advice)) from error
         if hasattr(mmap, "MADV_HUGEPAGE") and size >= 1 << 22:
-            with suppress(OSError):  # a kernel without large pages: slower, not wrong
+            with suppress(OSError):  # without large pages kernels are slower, not wrong
                 self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
         start = -self._bytes.ctypes.data % LINE
@@ -41,7 +41,7 @@ class Arena:
         self._start, self._used = start, 0
 
     def take(self, size: int) -> int:
-        """Address of `size` fresh bytes."""
+        """Return the address of `size` fresh bytes."""
         address = self.address + self._used
         self._used += aligned(size)
         assert self._used <= aligned(self.size), "arena sized too small"

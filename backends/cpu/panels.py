@@ -1,12 +1,13 @@
-"""Weight panels: 16 output rows interleaved so that lane = row, in as many bytes as the file has.
+"""Weight panels: 16 output rows interleaved so that lane = row, as many bytes as in the file.
 
 A matrix (rows, K) becomes ceil(rows / 16) panels, padded to an even count. A panel of a quantized format is a run of
-blocks, each the file's blocks of 16 rows: every element of its fields 16 times, once per row. A field of quantized
-values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. Where a block's smaller
-elements do not fill cache lines, a few blocks stand together; the 4-byte elements stand in the order of reading. So
-memory is read straight on, and no register across two cache lines (Q6_K on Zen 4: 30 GB/s; 15 in the file's order).
-Formats that decode as fast as memory are also loaded in just that order (`in_order`): prefetchers lose a stream whose
-loads the compiler has mixed. A panel of a float format is K vectors of 16, of BF16 K / 2 vectors of 16 pairs.
+blocks. Each holds the file's blocks of 16 rows: every element of every field 16 times, once per row. A field of
+quantized values has elements of 4 bytes, so that one register holds four consecutive bytes of each row. If the smaller
+elements of a block do not fill cache lines, a few blocks share them; the 4-byte elements are stored in the order of
+reading. So memory is read sequentially, and no register crosses a cache line (Q6_K on Zen 4: 30 GB/s; 15 in the file's
+order). Formats that decode at the speed of memory are also loaded in exactly that order (`in_order`): prefetchers lose
+a stream whose loads the compiler has reordered. A panel of a float format is K vectors of 16; of BF16, K / 2 vectors of
+16 pairs.
 """
 
 from __future__ import annotations
@@ -30,35 +31,35 @@ SUPER_BLOCK = 256
 
 
 class Activations(Enum):
-    """What a product may want its activations as, where not as float32."""
+    """The formats of activations other than float32."""
 
     BLOCKS = auto()  # of 32 integers that share a scale
-    SUPER_BLOCKS = auto()  # of 256
+    SUPER_BLOCKS = auto()  # of 256 integers
     BFLOATS = auto()  # rounded to BF16
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Where the elements of one block of a panel stand: addresses of the 4-byte ones and of the smaller ones."""
+    """The addresses of one block of a panel: of its 4-byte elements and of its smaller ones."""
 
     wide: Value
     narrow: Value
-    places: dict[int, int]  # offset in the file block -> offset among the elements of its kind, in bytes of one row
+    places: dict[int, int]  # offset in the file block -> offset among elements of the same kind, in bytes of one row
 
     def at(self, offset: int, size: int) -> Value:
-        """Address of the 16 elements of `size` bytes that stand at `offset` of the file block."""
+        """Return the address of the 16 elements of `size` bytes at `offset` in the file block."""
         return (self.wide if size == 4 else self.narrow) + LANES * self.places[offset]
 
 
 @dataclass(frozen=True, slots=True)
 class SuperScales:
-    """Scales in two steps: value = whole[0] * (of_group[0] * q) - whole[1] * of_group[1]."""
+    """Two levels of scales: value = whole[0] * (of_group[0] * q) - whole[1] * of_group[1]."""
 
     whole: Callable[[Function, Block], Scales]  # float32 x 16
-    of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 of 8 bits: scales signed, minimums not negative
+    of_group: Callable[[Function, Block, int], Scales]  # int32 x 16 of 8 bits: signed scales, unsigned minimums
 
     def product(self, f: Function, block: Block, group: int) -> Scales:
-        """Both steps in one, as the file's format defines the values."""
+        """Multiply both levels, as the file format defines the values."""
         (d, d_minimum), (scale, minimum) = self.whole(f, block), self.of_group(f, block, group)
         if d_minimum is None or minimum is None:
             return d * f.to_float(scale), None
@@ -69,31 +70,31 @@ class SuperScales:
 class IntegerPanel:
     """How kernels read one block of a quantized format: integers in groups that share a scale.
 
-    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` those of one group.
-    q = byte - offset. With `super_scales` a block of 256 is summed in integers and multiplies activations that share
-    one scale as well.
+    `steps` yields the block's integers u8 (16 rows x 4 values) in any order; `scales` returns the scales of one group.
+    q = byte - offset. With `super_scales` a block of 256 is summed in integers, and is multiplied by activations that
+    also share one scale.
     """
 
     name: str
-    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block, in order
+    fields: tuple[tuple[int, int], ...]  # (element bytes, elements) of the file block's fields, in order
     block_values: int
     group: int  # values that share a scale: 16 or 32
-    offset: int  # 128: bytes may be anything; less: bytes are up to `largest`
+    offset: int  # 128: any byte; less: bytes are at most `largest`
     minimum: bool  # whether `scales` has a minimum
     steps: Callable[[Function, Block], Iterator[Step]]
     scales: Callable[[Function, Block, int], Scales]
     largest: int = 127
     super_scales: SuperScales | None = None
     folds: bool = False  # q times the scale of its group fits a byte: 0..127 without an offset, -128..127 with one
-    direct_rows: int = 8  # up to so many rows multiply out of the packed bytes; more are worth unpacking for
+    direct_rows: int = 8  # maximum rows that multiply packed bytes; more rows are worth unpacking for
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
-    order: tuple[int, ...] = ()  # file offsets of the 4-byte elements as they are read, where that is not their order
-    order_registers: int = 0  # and how many registers reading in that order takes; with fewer the file's order stays
-    in_order: bool = False  # a block's scales stand behind its values, and decoding loads as memory is ordered
+    order: tuple[int, ...] = ()  # file offsets of the 4-byte elements in reading order, if it is not the file's
+    order_registers: int = 0  # registers that this order needs; with fewer the file's order stays
+    in_order: bool = False  # scales follow the values of a block, and decoding loads in memory order
 
     def _bytes(self, wide: bool) -> int:
-        """Bytes of a panel's block in elements of 4 bytes, or in smaller ones."""
+        """Return the bytes of a block's 4-byte elements (wide), or of its smaller ones."""
         return LANES * sum(size * count for size, count in self.fields if (size == 4) == wide)
 
     @property
@@ -102,11 +103,11 @@ class IntegerPanel:
 
     @property
     def together(self) -> int:
-        """Blocks that stand together: 1, 2 or 4, as few as make whole cache lines."""
+        """Number of blocks that share cache lines: 1, 2 or 4, the fewest that fill whole lines."""
         return LINE // math.gcd(LINE, self._bytes(wide=False))
 
     def places(self, isa: Isa) -> dict[int, int]:
-        """Offsets in the file's block to offsets among the panel's wide or narrow elements, in bytes of one row."""
+        """Map offsets in the file block to offsets among the panel's wide or narrow elements, in bytes of one row."""
         found: dict[int, int] = {}
         offset, wide, narrow = 0, 0, 0
         for size, count in self.fields:
@@ -119,7 +120,7 @@ class IntegerPanel:
         return found
 
     def block(self, panel: Value, number: Value, blocks: Value) -> Block:
-        """Block `number` of the `blocks` that a panel has. The last ones may be fewer than stand together elsewhere."""
+        """Return block `number` of a panel of `blocks`. The last run may have fewer blocks than `together`."""
         places = self.places(panel.f.isa)
         together, wide, narrow = self.together, self._bytes(wide=True), self._bytes(wide=False)
         within = number % together
@@ -132,7 +133,7 @@ class IntegerPanel:
         return Block(start + (here * narrow + within * wide), start + within * narrow, places)
 
     def lines(self, block: Block) -> list[Value]:
-        """Addresses of the block's cache lines; neighbours that stand together may share one."""
+        """Return the addresses of the block's cache lines; neighbouring blocks may share one."""
         return [
             start + at
             for start, wide in ((block.narrow, False), (block.wide, True))
@@ -152,45 +153,45 @@ class IntegerPanel:
 
     @property
     def magnitude(self) -> int:
-        """What `dot.Sum` wants to know of the bytes."""
+        """The largest byte, as `dot.Sum` expects it."""
         return 128 if self.offset == 128 else self.largest
 
     def tile_bytes(self, columns: int) -> int:
-        """Bytes of one panel unpacked for the mat-mul, at most: a byte per value, a scale and a minimum per group."""
+        """Return the maximum bytes of one unpacked panel: a byte per value, a scale and a minimum per group."""
         return columns * LANES + columns // self.group * (2 * 64) + columns // self.block_values * (2 * 64)
 
 
 @dataclass(frozen=True, slots=True)
 class FloatPanel:
-    """How kernels read the weights of a float format: one k of 16 rows, or two where the activations are bfloats.
+    """How kernels read the weights of a float format: one k of 16 rows, or two if the activations are bfloats.
 
-    Of a pair the first stands in the upper half of its 32 bits: `dot.bfloats` adds that product first.
+    The first of a pair is in the upper half of its 32 bits, because `dot.bfloats` adds that product first.
     """
 
     name: str
     value_bytes: int
-    load: Callable[[Function, Value, int], Value]  # numbers that stand side by side
+    load: Callable[[Function, Value, int], Value]  # adjacent numbers
     activations: Activations | None = None
 
     block_values: int = 1
 
     @property
     def together(self) -> int:
-        """Values of a row that stand together."""
+        """Number of adjacent values of a row."""
         return 1 if self.activations is None else 2
 
     @property
     def step_bytes(self) -> int:
-        """Bytes of the values of 16 rows that stand together."""
+        """Return the bytes of the adjacent values of 16 rows."""
         return LANES * self.together * self.value_bytes
 
     def at(self, panel: Value, k: Value, lane: Value) -> Value:
-        """Address of one value."""
+        """Return the address of one value."""
         step, within = k // self.together, k % self.together ^ (self.together - 1)
         return panel + (step * self.step_bytes + (lane * self.together + within) * self.value_bytes)
 
     def operands(self, f: Function, step: Value) -> list[Value]:
-        """The values that stand together, each 16 lanes to multiply by 4 bytes of activations."""
+        """Load the adjacent values: 16 lanes each, to multiply by 4 bytes of activations."""
         if self.activations is None:
             return [self.load(f, step, LANES)]
         pairs = f.load(step, i32x16)
@@ -200,34 +201,34 @@ class FloatPanel:
         return -(-columns // self.together) * self.step_bytes
 
 
-# -- reading fields, for the unpackers: offsets are those of the file block ------------------------------------------
+# -- reading fields, for the unpackers: offsets count in the file block ------------------------------------------
 
 
 def words(f: Function, block: Block, offset: int) -> Value:
-    """Four bytes of every row: u8 x 64."""
+    """Load four bytes of every row: u8 x 64."""
     return f.load(block.at(offset, 4), u8x64)
 
 
 def word32(f: Function, block: Block, offset: int) -> Value:
-    """Four bytes of every row as one int32 x 16."""
+    """Load four bytes of every row as one int32 x 16."""
     return f.load(block.at(offset, 4), i32x16)
 
 
 def byte(f: Function, block: Block, offset: int, signed: bool = False) -> Value:
-    """A byte of every row as int32 x 16."""
+    """Load a byte of every row as int32 x 16."""
     return f.widen(f.load(block.at(offset, 1), vector(I8)), I32, signed)
 
 
 def half(f: Function, block: Block, offset: int) -> Value:
-    """A half-precision number of every row as float32 x 16."""
+    """Load a half-precision number of every row as float32 x 16."""
     return f.load_half(block.at(offset, 2))
 
 
 def short(f: Function, block: Block, offset: int) -> Value:
-    """An unsigned 16-bit number of every row as int32 x 16."""
+    """Load an unsigned 16-bit number of every row as int32 x 16."""
     return f.widen(f.load(block.at(offset, 2), vector(I16)), I32)
 
 
 def panel_count(rows: int) -> int:
-    """Panels of a matrix, even so that the mat-mul can always take two."""
+    """Return the number of panels of a matrix, even so that the mat-mul can always take two."""
     return -(-rows // (2 * LANES)) * 2

@@ -1,6 +1,6 @@
-"""The places that kernels are told of: what stands where is known once a program's memory is allocated.
+"""Places: what a kernel's arguments point to, named before the program's memory is allocated.
 
-`backends.cpu.storage` allocates what these name and gives their addresses.
+`backends.cpu.storage` allocates the memory and returns the address of each place.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ Scratch = Literal["attention", "unpacked weights"]
 
 
 class Shared(Place):
-    """A place that threads write during a step, and other threads read: barriers keep them apart."""
+    """A place that some threads write and others read during a step: barriers separate them."""
 
     __slots__ = ()
 
     @property
     def memory(self) -> Shared:
-        """Equal for places in the same memory."""
+        """The memory that contains this place; places in the same memory return equal ones."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class BufferOf(Shared):
-    """Rows of a value."""
+    """The rows of a value."""
 
     buffer: Buffer
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOf(Shared):
-    """Keys or values of a layer."""
+    """The keys or values of a layer."""
 
     layer: int
     part: Literal["keys", "values"]
@@ -57,7 +57,7 @@ class ListOf(Shared):
 
 
 class Partials(Shared):
-    """What tasks of a split attention leave for the merge."""
+    """The results that tasks of a split attention pass to the merge."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ PARTIALS = Partials()
 
 
 class Counter(Place):
-    """The counter from which threads take the tasks of a call; each call has its own."""
+    """The counter from which threads take the tasks of a call. Each call has one."""
 
     __slots__ = ()
 
@@ -76,7 +76,7 @@ COUNTER = Counter()
 
 @dataclass(frozen=True, slots=True)
 class ScratchOf(Place):
-    """Memory of each thread for itself: for attention, or for unpacked weights."""
+    """Scratch memory of each thread, for attention or for unpacked weights."""
 
     what: Scratch
 
@@ -98,7 +98,7 @@ class VectorOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class ExpertVectorsOf(Place):
-    """Numbers (experts, rows) as float32, each expert's padded to `width`."""
+    """Numbers (experts, rows) as float32; the numbers of each expert are padded to `width`."""
 
     weight: Weight
     width: int
@@ -106,21 +106,21 @@ class ExpertVectorsOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class RopeOf(Place):
-    """Cosines and sines."""
+    """The table of cosines and sines."""
 
     rope: Rope
 
 
 @dataclass(frozen=True, slots=True)
 class StepOf(Place):
-    """The `Step` of layers with the usual cache blocks, or of those with a window and blocks of their own."""
+    """The `Step` of layers with the usual cache blocks, or of layers with a window and separate blocks."""
 
     windowed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CountOf(Place):
-    """The number of rows of a step."""
+    """The number of rows in a step."""
 
     rows: RowsOf
 

@@ -1,4 +1,4 @@
-"""Worker threads: they replay plans in compiled code, and sleep between answers. They live as long as the backend."""
+"""Worker threads. They replay plans in compiled code, sleep between answers, and live as long as the backend."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Pool:
         assert sched_yield is not None
         self._sync[Sync.sched_yield] = sched_yield
         self._running = threading.Lock()
-        # Queues written in C: unlike threading's locks, an exception from Ctrl-C cannot leave one half used.
+        # Queues written in C: unlike with threading's locks, an exception from Ctrl-C cannot leave them in a bad state.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
         self._asleep = [False] * threads
         self._workers = [
@@ -54,7 +54,7 @@ class Pool:
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen
         while not self._worker(address(sync), thread, self.threads, IDLE_SPINS):
-            self._asleep[thread] = True  # before the check: whoever asks later sees it and wakes this thread
+            self._asleep[thread] = True  # before the check: a later request sees it and wakes this thread
             if sync[Sync.asked] == sync[seen] and not sync[Sync.quit]:
                 bed.get()
             self._asleep[thread] = False
@@ -79,7 +79,7 @@ class Pool:
                 self._wake()
                 self._step(address(sync), self.threads)
             finally:
-                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch began, forget the request
+                sync[Sync.asked] = sync[Sync.command]  # if Ctrl-C came before the batch started, drop the request
 
     def close(self) -> None:
         """Stop the threads, after a batch that another thread runs."""
@@ -87,5 +87,5 @@ class Pool:
             self._sync[Sync.quit] = 1
         self._wake()
         for thread in self._workers:
-            if thread is not threading.current_thread():  # a worker may collect a forgotten backend
+            if thread is not threading.current_thread():  # a worker may garbage-collect a forgotten backend
                 thread.join(timeout=5)

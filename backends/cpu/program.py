@@ -1,4 +1,4 @@
-"""A plan on the CPU: kernel calls in order, with barriers between threads where one touches what another wrote."""
+"""A plan on the CPU: kernel calls in order, with a barrier where a thread touches what another thread wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.backends.cpu.places import ListOf, Scratch, Shared
 from localllm.backends.cpu.weights import Panels
 from localllm.backends.stages import Stage
 
-# How threads share a kernel's work: in runs of the rows, by tasks, or in runs of rows that another kernel counts.
+# How threads share the work of a kernel: runs of the rows, tasks, or runs of rows that another kernel counted.
 Domain = Literal["batch", "logits", "tasks", "select"]
 
 
@@ -46,13 +46,13 @@ class Program:
     scratch: dict[Scratch, int]  # bytes per thread
     buffers: Buffers
     logits: Buffer | None  # None if another place of a split plan makes them
-    kept: dict[int, Buffer]  # value -> rows that are used for nothing else
+    kept: dict[int, Buffer]  # value -> rows that nothing else uses
     routings: dict[int, tuple[ListOf, Buffer]]  # kept result of experts -> (choices, hidden rows)
     stages: list[Stage[Buffer]]
 
     @cached_property
     def places(self) -> dict[Place, None]:
-        """Every place that the calls name, in order of the first that does."""
+        """Return every place that the calls name, in order of first use."""
         return {place: None for call in self.calls for place, _ in call.arguments.places}
 
 

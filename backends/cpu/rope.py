@@ -1,7 +1,7 @@
 """Cosine and sine tables for rotary embeddings, with the same bits on every machine.
 
-NumPy's own sine differs between processors in the last place. These tables use only +, -, * and rounding in float64,
-which every processor does alike; the error (below 1e-11 at position 10^6) vanishes in float32.
+NumPy's sine differs between processors in the last digit. These tables use only +, -, * and rounding in float64, which
+give the same bits on every processor; the error (below 1e-11 at position 10^6) vanishes in float32.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from localllm.plan import Rope
 
-_TWO_PI_HIGH = 6.28318530717958623  # float64 nearest 2 pi, and the rest
+_TWO_PI_HIGH = 6.28318530717958623  # 2 pi as the nearest float64 and the remainder
 _TWO_PI_LOW = 2.4492935982947064e-16
 _SPLIT = 134217729.0  # 2^27 + 1
 
 
 def _product(a: NDArray[np.float64], b: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """a * b as an unevaluated sum of two float64, exact (Dekker 1971)."""
+    """Return a * b exactly, as an unevaluated sum of two float64 (Dekker 1971)."""
     p = a * b
     t = _SPLIT * a
     a_high = t - (t - a)
@@ -29,7 +29,7 @@ def _product(a: NDArray[np.float64], b: float) -> tuple[NDArray[np.float64], NDA
 
 
 def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """sin and cos for |x| <= pi / 4 by Taylor series to x^17 and x^18."""
+    """Return sin and cos for |x| <= pi / 4, by Taylor series up to x^17 and x^18."""
     y = x * x
     sine, cosine = np.zeros_like(x), np.zeros_like(x)
     for k in range(8, 0, -1):
@@ -39,10 +39,10 @@ def _sine_series(x: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
-    """float32 (stop - start, 2, n_rot / 2): cosines and sines of `plan.rope_table`."""
+    """Return cosines and sines as `plan.rope_table` defines them, float32 (stop - start, 2, n_rot / 2)."""
     positions = np.arange(start, stop, dtype=np.float64)[:, None]
     angle = positions * np.asarray(rope.inverse_frequency, np.float64)
-    turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # quarter turns
+    turns = np.rint(angle * (4.0 / _TWO_PI_HIGH))  # number of quarter turns
     high, low = _product(turns, _TWO_PI_HIGH / 4.0)
     sine, cosine = _sine_series(((angle - high) - low) - turns * (_TWO_PI_LOW / 4.0))
     quarter = turns.astype(np.int64) % 4

@@ -1,6 +1,6 @@
-"""Divides the attention of a step into tasks: which rows make a tile, and whether tasks are split.
+"""Divide the attention of a step into tasks: which rows form a tile, and whether tasks are split.
 
-The division never changes a result: a row's partitions and the order of merging are fixed.
+The division never changes a result: the partitions of a row and the order of merging are fixed.
 """
 
 from __future__ import annotations

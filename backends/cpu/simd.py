@@ -1,9 +1,9 @@
-"""Explicit SIMD as Python expressions: a kernel is a Python function that emits LLVM IR through these few names.
+"""Explicit SIMD as Python expressions: a kernel is a Python function that emits LLVM IR through these classes.
 
 `Function` builds one C function over 64-bit arguments; `Value` wraps an LLVM value and gives it operators. A Python
 `for` unrolls, `f.loop` loops, `f.var` is a mutable register. Floating-point operations are emitted one by one with no
-fast-math flags, so a kernel means the same sequence of IEEE operations on every instruction set, and results are
-equal to the bit.
+fast-math flags. So a kernel is the same sequence of IEEE operations on every instruction set, and results are
+bit-equal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _element(type_: ir.Type) -> ir.Type:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """An LLVM value inside `f`; integers are signed; a Python number on the other side of an operator is a constant."""
+    """An LLVM value inside `f`. Integers are signed; a Python number as the other operand becomes a constant."""
 
     f: Function
     ir: ir.Value
@@ -65,7 +65,7 @@ class Value:
         return self._binary(other, "sdiv", "fdiv")
 
     def __floordiv__(self, other: Value | int) -> Value:
-        """Quotient of non-negative integers."""
+        """Divide non-negative integers."""
         return self._binary(other, "udiv", None)
 
     def __mod__(self, other: Value | int) -> Value:
@@ -84,11 +84,11 @@ class Value:
         return self._binary(other, "shl", None)
 
     def __rshift__(self, other: int) -> Value:
-        """Logical shift: zeros come in from the left."""
+        """Shift right logically: zeros enter from the left."""
         return self._binary(other, "lshr", None)
 
     def sra(self, bits: int) -> Value:
-        """Arithmetic shift right."""
+        """Shift right arithmetically."""
         return self._binary(bits, "ashr", None)
 
     def _compare(self, operator: str, other: Value | float) -> Value:
@@ -132,7 +132,7 @@ class Variable:
 
 
 class Function:
-    """Builder of `int64 name(int64 ...)`; emits into its own module."""
+    """Builder of a function `int64 name(int64 ...)` in a new module."""
 
     def __init__(self, name: str, arguments: int, isa: Isa) -> None:
         self.isa = isa
@@ -172,7 +172,7 @@ class Function:
 
     @contextmanager
     def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """for i in range(start, stop, step) over int64."""
+        """Emit the loop `for i in range(start, stop, step)` over int64."""
         first = start if isinstance(start, Value) else self.i64(start)
         i = self.var(first)
         with self.while_(lambda: i.get() < stop):
@@ -203,7 +203,7 @@ class Function:
         return Value(self, self.builder.select(condition.ir, yes.ir, no.ir))
 
     def minimum(self, a: Value, b: Value | int) -> Value:
-        """Smaller of two int64."""
+        """Return the smaller of two int64."""
         other = b if isinstance(b, Value) else self.i64(b)
         return self.select(a < other, a, other)
 
@@ -219,15 +219,15 @@ class Function:
         self.builder.store(value.ir, pointer.ir, align=align)
 
     def load_int(self, pointer: Value, index: Value | int = 0) -> Value:
-        """The int64 at pointer[index]."""
+        """Load the int64 at pointer[index]."""
         return self.load(pointer + (index * 8), I64, 8)
 
     def load_i32(self, pointer: Value, index: Value | int = 0) -> Value:
-        """The int32 at pointer[index], as int64."""
+        """Load the int32 at pointer[index], as int64."""
         return Value(self, self.builder.sext(self.load(pointer + (index * 4), I32, 4).ir, I64))
 
     def store_lanes(self, pointer: Value, value: Value, lanes: int) -> None:
-        """Store the first `lanes` of a vector; the rest of memory stays as it is."""
+        """Store the first `lanes` of a vector; leave the memory after them unchanged."""
         if lanes == value.type.count:
             self.store(pointer, value)
             return
@@ -235,14 +235,14 @@ class Function:
             self.store(pointer + lane * (4 if _element(value.type) == F32 else 2), self.lane(value, lane))
 
     def prefetch(self, pointer: Value, locality: int = 3) -> None:
-        """Ask for a line of memory: into the first cache (3), or no nearer than the second (2)."""
+        """Prefetch a cache line into L1 (3) or only into L2 (2)."""
         function = self.module.declare_intrinsic(
             "llvm.prefetch", [POINTER], ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
         )
         self.builder.call(function, [pointer.ir, I32(0), I32(locality), I32(1)])
 
     def keep_order(self) -> None:
-        """The compiler moves no load or store across this point; no instruction comes of it."""
+        """Stop the compiler from moving loads or stores across this point; emits no instruction."""
         self.builder.fence("seq_cst", targetscope="singlethread")
 
     # -- lanes -----------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ class Function:
         return Value(self, self.builder.shuffle_vector(one, ir.Constant(type_, ir.Undefined), mask))
 
     def broadcast(self, pointer: Value, type_: ir.Type, lanes: int = LANES) -> Value:
-        """One scalar of memory in every lane."""
+        """Load one scalar into every lane."""
         return self.splat(self.load(pointer, type_, 4 if type_ in (F32, I32) else 1), lanes)
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
@@ -268,7 +268,7 @@ class Function:
         return Value(self, ir.Constant(vector(I32, lanes), [I32(lane) for lane in range(lanes)]))
 
     def reduce(self, value: Value, combine: object) -> Value:
-        """Lanes to one scalar by halves: lane i with lane i + n/2, and so on. Fixed order for every caller."""
+        """Reduce lanes to one scalar by halves (lane i with lane i + n/2, and so on), always in the same order."""
         assert callable(combine)
         n = value.type.count
         while n > 1:
@@ -279,11 +279,11 @@ class Function:
         return self.lane(value, 0)
 
     def lane_at(self, value: Value, index: Value) -> Value:
-        """The lane that a number names."""
+        """Return the lane with this number."""
         return Value(self, self.builder.extract_element(value.ir, index.ir))
 
     def lookup(self, table: Sequence[int], index: Value) -> Value:
-        """table[index] for 16 bytes `table` and u8 x 64 indices below 16."""
+        """Return table[index] for 16 bytes `table` and u8 x 64 indices below 16."""
         name, lanes = {
             "vnni512": ("llvm.x86.avx512.pshuf.b.512", 64),
             "vnni256": ("llvm.x86.avx2.pshuf.b", 32),
@@ -305,7 +305,7 @@ class Function:
         return self.join(parts)
 
     def lookup_long(self, table: Sequence[int], low: Value, high: Value | None) -> Value:
-        """table[256 * high + low] for 256, 512, ... bytes `table` and u8 x 64 indices; needs `isa.byte_permute`."""
+        """Return table[256 * high + low] for a table of bytes and u8 x 64 indices; requires `isa.byte_permute`."""
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
         parts = []
@@ -324,9 +324,9 @@ class Function:
         return parts[0]
 
     def shift_bytes(self, value: Value, shifts: Sequence[int]) -> Value:
-        """Byte i of every int32 lane becomes the 8 bits of the lane from bit shifts[i] on; needs `isa.byte_permute`.
+        """Set byte i of every int32 lane to the 8 bits that start at bit shifts[i]; requires `isa.byte_permute`.
 
-        A field that leaves the lane goes on in its neighbour: mask what is wanted.
+        A field that crosses the end of a lane continues in the next one: mask the result.
         """
         assert self.isa.byte_permute
         type_ = vector(I8, 64)
@@ -334,7 +334,7 @@ class Function:
         return self._call("llvm.x86.avx512.pmultishift.qb.512", type_, [control, value.ir])
 
     def table(self, name: str, numbers: Sequence[int], element: ir.Type = I32) -> Value:
-        """Address of constant integers that are part of the kernel."""
+        """Return the address of constant integers that are part of the kernel."""
         found = self.module.globals.get(name)
         if found is None:
             type_ = ir.ArrayType(element, len(numbers))
@@ -344,15 +344,15 @@ class Function:
         return Value(self, found)
 
     def buffer(self, size: int) -> Value:
-        """Address of `size` bytes of the stack, where the compiler does not know it: with `keep_order` between them,
-        what is stored is stored and what is loaded is loaded."""
+        """Return the address of `size` bytes on the stack, hidden from the compiler: with `keep_order` between a store
+        and a load, both really happen."""
         slot = self._entry.alloca(ir.ArrayType(I8, size))
         slot.align = 64
         return Value(self, self._entry.asm(ir.FunctionType(POINTER, [POINTER]), "", "=r,0", [slot], False))
 
     def fetch(self, table: Value, element: ir.Type, indices: Sequence[Value]) -> Value:
-        """table[index] for unsigned scalars, a vector of as many lanes. One load each: gathers take twice as long."""
-        step = 128 // element.width  # lanes of the registers that single loads can fill
+        """Return table[index] for unsigned scalars, as one vector. It loads one by one: gathers take twice as long."""
+        step = 128 // element.width  # lanes of a register that single loads can fill
         parts = []
         for first in range(0, len(indices), step):
             part = ir.Constant(vector(element, step), ir.Undefined)
@@ -369,7 +369,7 @@ class Function:
         return Value(self, self.builder.call(function, arguments))
 
     def join(self, parts: Sequence[Value]) -> Value:
-        """Vectors end to end; as many as a power of two."""
+        """Concatenate vectors; their number is a power of two."""
         while len(parts) > 1:
             n = parts[0].type.count
             parts = [self.shuffle(a, b, range(2 * n)) for a, b in zip(parts[::2], parts[1::2], strict=True)]
@@ -387,7 +387,7 @@ class Function:
         return Value(self, self.builder.call(function, [v.ir for v in values]))
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:
-        """a * b + c, rounded once."""
+        """Return a * b + c, rounded once."""
         return self._intrinsic("llvm.fma", a, b, c)
 
     def sqrt(self, x: Value) -> Value:
@@ -400,7 +400,7 @@ class Function:
         return self._intrinsic("llvm.roundeven", x)
 
     def fmax(self, a: Value, b: Value) -> Value:
-        """Larger of two numbers; where either is NaN, b."""
+        """Return the larger of two numbers, and b if either is NaN."""
         return self.select(a > b, a, b)
 
     def fmin(self, a: Value, b: Value) -> Value:
@@ -428,17 +428,17 @@ class Function:
     # -- half precision --------------------------------------------------------------------------------------------
 
     def load_half(self, pointer: Value, lanes: int = LANES) -> Value:
-        """Half-precision numbers of memory as float32, exact."""
+        """Load half-precision numbers as float32; exact."""
         return self.half_bits(self.load(pointer, vector(I16, lanes)))
 
     def half_bits(self, bits: Value) -> Value:
-        """int16 lanes read as half precision, as float32, exact."""
+        """Convert int16 lanes, read as half precision, to float32; exact."""
         lanes = bits.type.count
         if self.isa.half_conversion:
             halves = self.builder.bitcast(bits.ir, vector(F16, lanes))
             return Value(self, self.builder.fpext(halves, vector(F32, lanes)))
         wide = self.widen(bits, I32)
-        # The exponent's bias goes from 15 to 127 in a product, which is exact for subnormals too.
+        # A product changes the exponent bias from 15 to 127; it is exact for subnormals too.
         magnitude = self.bits((wide & 0x7FFF) << 13, vector(F32, lanes)) * 2.0**112
         special = self.bits(((wide & 0x7FFF) << 13) | 0x7F800000, vector(F32, lanes))
         value = self.select((wide & 0x7C00).equals(0x7C00), special, magnitude)
@@ -449,13 +449,13 @@ class Function:
         return self.bits(wide << 16, vector(F32, lanes))
 
     def to_bfloat(self, x: Value) -> Value:
-        """float32 to the nearest bfloat, ties to even, as int32 whose lower half is zero; a NaN stays one."""
+        """Round float32 to the nearest bfloat, ties to even, as int32 whose lower half is zero; a NaN stays NaN."""
         bits = self.bits(x, vector(I32, x.type.count))
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
         return self.select(x.equals(x), rounded, bits | 0x400000) & -0x10000
 
     def to_half(self, x: Value) -> Value:
-        """float32 to the bits of half precision (int16), ties to even; what is beyond the range becomes 65504."""
+        """Round float32 to half precision (int16 bits), ties to even; numbers beyond the range become 65504."""
         lanes = x.type.count
         limit = self.constant(x.type, 65504.0)
         x = self.fmax(self.fmin(x, limit), self.constant(x.type, -65504.0))
@@ -464,7 +464,7 @@ class Function:
         bits = self.bits(x, vector(I32, lanes))
         sign = (bits >> 16) & 0x8000
         magnitude = bits & 0x7FFFFFFF
-        # Normal: round the 13 dropped bits half to even in integer arithmetic. Subnormal: adding 0.5 rounds at 2^-24.
+        # Normal: round the 13 dropped bits half to even in integers. Subnormal: adding 0.5 rounds at 2^-24.
         odd = (magnitude >> 13) & 1
         normal = ((magnitude + 0xFFF + odd) >> 13) - (112 << 10)
         small = self.bits(self.bits(magnitude, vector(F32, lanes)) + 0.5, vector(I32, lanes)) - 0x3F000000
@@ -474,7 +474,7 @@ class Function:
     # -- threads ---------------------------------------------------------------------------------------------------
 
     def atomic_add(self, pointer: Value, value: Value | int) -> Value:
-        """Sequentially consistent fetch-and-add on an int64."""
+        """Emit a sequentially consistent fetch-and-add on an int64."""
         added = value if isinstance(value, Value) else self.i64(value)
         return Value(self, self.builder.atomic_rmw("add", pointer.ir, added.ir, "seq_cst"))
 

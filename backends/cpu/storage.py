@@ -38,7 +38,7 @@ from localllm.plan import F32, Plan, Rope
 
 
 class Storage:
-    """Everything that the calls of a program name. `locate` gives a place's address."""
+    """The memory of everything that the calls of a program name. `locate` returns the address of a place."""
 
     def __init__(
         self, program: Program, plan: Plan, limits: Limits, threads: int, cache: CacheTypes, library: Library,
@@ -64,7 +64,7 @@ class Storage:
         self.counters = np.zeros((len(program.calls), threads, LINE // SLOT), np.int64)
 
     def locate(self, place: Place, call: int) -> int:
-        """The address of a place that the call with this number names."""
+        """Return the address of a place that the call with this number names."""
         match place:
             case BufferOf(buffer):
                 return self._buffers.address(buffer)
@@ -93,7 +93,7 @@ class Storage:
         raise AssertionError(f"no memory for {place}")
 
     def rows(self, buffer: Buffer, rows: int, width: int) -> F32:
-        """A buffer's float32 rows (rows, width)."""
+        """Return the float32 rows (rows, width) of a buffer."""
         memory = self.activations.view(self._buffers.address(buffer), rows * buffer.stride)
         return memory.view(np.float32).reshape(rows, -1)[:, :width]
 
@@ -101,12 +101,12 @@ class Storage:
         return self._lists[place]
 
     def fill_rope(self, rope: Rope, start: int, stop: int) -> None:
-        """Write the rows of positions start..stop."""
+        """Fill the rope tables for positions start..stop."""
         values, arena = table(rope, start, stop), self.ropes[rope]
         arena.view(arena.address + start * _rope_row(rope), values.nbytes)[:] = values.reshape(-1).view(np.uint8)
 
     def free(self) -> None:
-        """Let the memory go. Views of it that others hold stay readable."""
+        """Release the memory. Views that others hold stay readable."""
         nothing = Arena(0, "nothing")
         self.weights = self.activations = self._partials = nothing
         self._scratch = {}
@@ -115,5 +115,5 @@ class Storage:
 
 
 def _rope_row(rope: Rope) -> int:
-    """Bytes of a row of a rope table."""
+    """Return the bytes of a row of a rope table."""
     return 8 * (rope.n_rot // 2)

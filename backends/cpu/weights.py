@@ -1,4 +1,4 @@
-"""Loads weights into panels: pieces of the file are repacked in parallel, so memory never holds the model twice."""
+"""Load weights into panels. Pieces of the file are repacked in parallel, so memory never holds the model twice."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from localllm.quant import dequantize, row_bytes
 PIECE = 1 << 20  # bytes read from the file at a time; they fit L2 beside the resulting panels
 
 
-PACKED_BYTES = 128 << 10  # maximum bytes of a task that multiplies packed bytes: a thread waits for one task
-L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 while the rows pass
+PACKED_BYTES = 128 << 10  # maximum packed bytes of a task: a thread waits for one task at most
+L2_BYTES = 512 << 10  # bytes of unpacked weights that a task keeps in L2 for all rows
 
 
 def _even(panels: int) -> int:
@@ -37,11 +37,11 @@ def _even(panels: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """A matrix in panels: its location and its strides."""
+    """A matrix in panels: its address and strides."""
 
     address: int
     format: str
-    panels: int  # of one expert
+    panels: int  # per expert
     panel_bytes: int
     blocks: int  # along K
     tile_bytes: int  # of one unpacked panel; 0 for float formats
@@ -57,11 +57,11 @@ class Panels:
         return self.experts * self.expert_bytes
 
     def chunk(self, threads: int) -> int:
-        """Panels per task, even: few enough for several tasks per thread and to fit L2."""
+        """Number of panels per task, even: few enough that each thread has several tasks and a task fits L2."""
         return _even(min(PACKED_BYTES // max(self.panel_bytes, 1), self.panels // (threads * 8)))
 
     def tile_chunk(self, threads: int) -> int:
-        """The same for unpacked panels."""
+        """Number of panels per task that unpacks, even."""
         return _even(min(L2_BYTES // max(self.tile_bytes, 1), self.panels // (threads * 8)))
 
     def scratch_bytes(self, threads: int) -> int:
@@ -70,7 +70,7 @@ class Panels:
 
 
 def check(weight: Weight) -> None:
-    """BackendError unless this backend has kernels for the matrix's format."""
+    """Raise BackendError unless this backend has kernels for the format of the matrix."""
     if weight.format not in FORMATS:
         problem = f"{weight.name}: the cpu backend has no kernels for {weight.format} yet"
         other = (Setting("backend", "reference"), " runs every format slowly")
@@ -78,7 +78,7 @@ def check(weight: Weight) -> None:
 
 
 def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
-    """Every matrix by name, without an address; BackendError for a format without kernels."""
+    """Return every matrix by name, without an address; BackendError for a format without kernels."""
     found: dict[str, Panels] = {}
     for weight in weights:
         check(weight)
@@ -97,7 +97,7 @@ def shapes(weights: Iterable[Weight], isa: Isa) -> dict[str, Panels]:
 
 
 def _unpacked(panel: IntegerPanel | FloatPanel, columns: int, isa: Isa) -> tuple[int, int]:
-    """Maximum bytes of one unpacked panel, and of the activations beside it."""
+    """Return the maximum bytes of one unpacked panel, and of the activations after it."""
     if isinstance(panel, FloatPanel):
         return 0, 0
     if wide.used(isa, panel):
@@ -109,7 +109,7 @@ def load(
     weights: Iterable[Weight], shapes: dict[str, Panels], library: Library, threads: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Arena, dict[str, Panels]]:  # fmt: skip
-    """Load every matrix once, in panels of these shapes, by name. `progress(done bytes, all bytes)`."""
+    """Load every matrix once, in panels of these shapes, by name. `progress(done, total)` counts bytes."""
     matrices = {weight.name: weight for weight in weights}
     arena = Arena(sum(aligned(panels.bytes) for panels in shapes.values()), "the weights")
     found = {name: replace(panels, address=arena.take(panels.bytes)) for name, panels in shapes.items()}
@@ -167,18 +167,18 @@ def fill(
 
 
 def _matrices(weight: Tensor) -> tuple[int, int, int]:
-    """(experts, rows, columns); a plain matrix is one expert."""
+    """Return (experts, rows, columns); a plain matrix is one expert."""
     rows, columns = weight.shape[-2:]
     return math.prod(weight.shape[:-2]), rows, columns
 
 
 def padded(count: int, lanes: int) -> int:
-    """`count` rounded up to whole runs of `lanes`, and one run more."""
+    """Return `count` rounded up to whole runs of `lanes`, plus one run."""
     return -(-count // lanes) * lanes + lanes
 
 
 def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
-    """A tensor of plain numbers as float32, flat, zero-padded to `padded`."""
+    """Return a tensor of plain numbers as flat float32, zero-padded to `padded`."""
     rows = math.prod(weight.shape[:-1])
     values = dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]].ravel()
     out = np.zeros(padded(values.size, lanes), np.float32)
@@ -187,7 +187,7 @@ def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
 
 
 def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
-    """(experts, rows) numbers as float32, each expert's zero-padded to `width`, flat."""
+    """Return numbers (experts, rows) as flat float32; the numbers of each expert are zero-padded to `width`."""
     experts, rows = weight.shape
     out = np.zeros((experts, width), np.float32)
     out[:, :rows] = dequantize(weight.read(0, experts), weight.format)[:, :rows]

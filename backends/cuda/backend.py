@@ -28,10 +28,10 @@ from localllm.quant.codecache import default_folder
 
 
 def _pycuda() -> Any:
-    """pycuda.driver, initialized. BackendError if PyCUDA, the driver or a card is missing."""
+    """Return pycuda.driver, initialized. BackendError if PyCUDA, the driver or a GPU is missing."""
     try:
         import pycuda.driver as cuda
-    except ImportError as error:  # also where libcuda.so.1 is missing
+    except ImportError as error:  # also if libcuda.so.1 is missing
         if isinstance(error, ModuleNotFoundError):
             reason = "PyCUDA is not installed; pip install 'localllm[cuda]'"
         else:
@@ -49,13 +49,13 @@ def _pycuda() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyCUDA's devices. BackendError if there are none."""
+    """Return PyCUDA's devices. BackendError if there are none."""
     cuda = _pycuda()
     return [cuda.Device(number) for number in range(cuda.Device.count())]
 
 
 class CudaDevice:
-    """One card with its primary context and one stream."""
+    """A GPU with its primary context and one stream."""
 
     generic = False
 

@@ -1,1 +1,1 @@
-"""What CUDA and OpenCL share: the kernels, the lowering of plans to launches, and the executable that runs them."""
+"""Code that CUDA and OpenCL share: kernels, the lowering of plans to launches, and the executable that runs them."""

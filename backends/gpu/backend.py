@@ -1,4 +1,4 @@
-"""What the backends of graphics devices share: choosing a device from a list, and binding plans to it."""
+"""Code that GPU backends share: choose a device from a list, and bind plans to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from localllm.plan import Plan, Value
 
 
 class GpuBackend:
-    """One device."""
+    """A backend on one GPU."""
 
     name = ""
 
@@ -50,7 +50,8 @@ class GpuBackend:
 
 
 def pick(backend: str, names: Sequence[str], asked: str | int) -> int:
-    """The place of the requested device in `names`: by number, as `cuda0`, or by part of its name; "" is the first.
+    """Return the index of the requested device in `names`: by number, as `cuda0`, or by part of its name; "" is the
+    first.
 
     BackendError, which lists the devices, if there is none or more than one.
     """

@@ -1,4 +1,4 @@
-"""From a plan to a program: rewrite it, and emit the launches of every operation."""
+"""Turn a plan into a program: rewrite it, and emit the launches of every operation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from localllm.plan.rewrites.fusion import fuse
 
 
 def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value] = (), compute: str = "") -> Program:
-    """Launches, buffers and kernels of a plan on a device of this compute type; BackendError if it cannot run it."""
+    """Return the launches, buffers and kernels of a plan for a compute type; BackendError if it cannot run."""
     plan = fuse(plan, REWRITES, keep)
     low = Lowering(plan, limits, cache, keep, compute)
     dying = deaths([op.inputs for op in plan.operations], [*keep, plan.logits])
@@ -34,7 +34,7 @@ def program(plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Valu
 
 
 def _stage(low: Lowering, plan: Plan, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
-    """Emit the operations with these numbers; `dying` are the values that die with each operation of the plan."""
+    """Emit the operations with these numbers; `dying` lists the values whose last reader each operation is."""
     first, low.received, low.sent = len(low.program.dispatches), [], []
     for number in numbers:
         with low.values.operation(dying[number]):
@@ -51,7 +51,7 @@ def _emit(low: Lowering, op: Operation) -> None:
 
 
 def _search(low: Lowering, logits: Buffer) -> None:
-    """The passes of the search for the largest logits."""
+    """Return the passes of the search for the largest logits."""
     made = low.program
     made.scratch[Fixed.PICKED] = 4 * largest.NUMBERS
     for number, count in enumerate(largest.passes(logits.stride, largest.MOST)):

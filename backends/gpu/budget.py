@@ -1,4 +1,4 @@
-"""The memory that a program will take on a device, and the speed at which the device copies."""
+"""Compute the memory that a program will take on a device, and the copy speed of the device."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def must_fit(device: Device, memory: Memory) -> None:
 
 
 def copy_bandwidth(device: Device, size: int) -> float:
-    """Bytes per second, read and written, of a copy within the device's memory; the best of several runs."""
+    """Measure a copy within the device's memory: bytes per second, read and written, the best of several runs."""
     size = max(1 << 20, min(size, 256 << 20))
     buffers = [device.alloc(size, "a measurement of bandwidth") for _ in range(2)]
     try:

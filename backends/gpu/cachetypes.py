@@ -25,16 +25,16 @@ GROUP = 32  # values of a head that share a scale
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """A type, and the number that stands for it in kernels."""
+    """A cache type and its number in kernels."""
 
     type: CacheType
     number: int
-    values: int  # of a unit, which kernels read at once
+    values: int  # values per unit; kernels read a unit at once
     infinite: int = 0  # bits that are all set only in halves that are not finite; 0: all are finite
 
     @property
     def scaled(self) -> bool:
-        """Whether scales are stored apart from the words."""
+        """Whether scales are stored separately from the words."""
         return self.type.blocks and not self.minimum
 
     @property
@@ -42,21 +42,21 @@ class CacheRow:
         return self.type.name.endswith("_1")
 
     def size(self, head_dim: int) -> int:
-        """Values of a head, with zeros behind its end."""
+        """Return the values of a head, including the zeros that pad it."""
         unit = GROUP if self.type.blocks else self.values
         return -(-head_dim // unit) * unit
 
     def words(self, head_dim: int) -> int:
-        """Words of a position, without scales that stand apart."""
+        """Return the words of a position, without scales that are stored separately."""
         size = self.size(head_dim)
         return (self.type.head_bytes(size) - 2 * self.scaled * (size // GROUP)) // 4
 
     def bytes(self, head_dim: int) -> int:
-        """Bytes of one head in a cache block."""
+        """Return the bytes of one head in a cache block."""
         return BLOCK * self.type.head_bytes(self.size(head_dim))
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
-        """Whether the content uint8 (n, bytes) of blocks holds finite numbers only. FP8 reads its NaN as 480."""
+        """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
         halves = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim)).view(np.uint16)
         words = 2 * BLOCK * self.words(head_dim)  # halves of them
         if self.scaled:
@@ -83,11 +83,11 @@ CACHE: dict[str, CacheRow] = {
 
 
 def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
-    """Bytes of the keys and of the values of one cache block."""
+    """Return the bytes of the keys and of the values of one cache block."""
     keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
     return keys, values
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:
-    """Bytes of one cache block, by layer."""
+    """Return the bytes of one cache block, by layer."""
     return tuple(sum(part_bytes(layer, cache)) for layer in plan.layers)

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk, by a hash of everything they depend on. What cannot be stored is compiled again."""
+"""Compiled kernels on disk, by a hash of everything they depend on. If storing fails, they are compiled again."""
 
 from __future__ import annotations
 

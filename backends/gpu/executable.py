@@ -68,7 +68,7 @@ class GpuExecutable(Shell):
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
         self._again: Callable[[], None] = device.sync
-        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables that the device has
+        self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables already on the device
         self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
         self._keys = device.staging(2 * largest.MOST * limits.logit_rows).view(np.uint32)
         rows = {"batch": limits.rows, "logits": limits.logit_rows}
@@ -96,21 +96,21 @@ class GpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
         self._run(batch, 0)
         return self._logits[: len(batch.logit_rows)]
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """The `count` largest logits of each row; all others stay on the device."""
+        """Run the batch and return the `count` largest logits of each row; all others stay on the device."""
         count = self._look_for(count)
         self._run(batch, count)
         return largest.decoded(self._keys_of(len(batch.logit_rows), count))
 
     def _look_for(self, count: int) -> int:
-        """Let the search be for `count` from now on, or for all logits if there are fewer; returns the number."""
+        """Set the search to `count` logits, or to all if there are fewer; return the number."""
         self._must_be_open()
         if not 0 < count <= largest.MOST:
-            raise BackendError(f"the {count} largest logits were asked for; from 1 to {largest.MOST} can be")
+            raise BackendError(f"the {count} largest logits were requested; supported: 1 to {largest.MOST}")
         count = min(count, self._plan.logits.width)
         if count != self._picked:
             self._device.upload(self._buffers[Fixed.PICKED], 0, largest.numbers(self._plan.logits.width, count))
@@ -118,7 +118,7 @@ class GpuExecutable(Shell):
         return count
 
     def _keys_of(self, rows: int, count: int) -> NDArray[np.uint32]:
-        """Memory for the keys of the largest logits: (rows, count, 2)."""
+        """Return memory for the keys of the largest logits: (rows, count, 2)."""
         return self._keys[: 2 * rows * count].reshape(rows, count, 2)
 
     def _run(self, batch: Batch, picked: int) -> None:
@@ -131,7 +131,7 @@ class GpuExecutable(Shell):
             self._read(batch, rows, wanted, picked, passes)
 
     def _upload(self, batch: Batch) -> None:
-        """Upload what all pieces of a batch have in common."""
+        """Upload the data that all pieces of a batch share."""
         self._upload_tables(Fixed.TABLES, batch.tables)
         if batch.window_tables is not None:
             self._upload_tables(Fixed.WINDOW_TABLES, batch.window_tables)
@@ -145,13 +145,13 @@ class GpuExecutable(Shell):
             self._sent[which] = tables.copy()
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
-        """Send some rows of the batch to the device; returns the places of their logits in `logit_rows`."""
+        """Send some rows of the batch to the device; return the positions of their logits in `logit_rows`."""
         wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         return wanted
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
-        """Launch a stage for the rows that were sent, then the search for the largest logits; returns its passes."""
+        """Launch a stage for the rows that were sent, then the search for the largest logits; return its passes."""
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
@@ -173,7 +173,7 @@ class GpuExecutable(Shell):
             launch(groups(grid, counts))
 
     def replay(self) -> None:
-        """Queue the launches of the last step, or of its last piece, once more: what a measurement of them needs."""
+        """Queue the launches of the last step (or its last piece) again, to measure them."""
         self._must_be_open()
         self._again()
 
@@ -198,7 +198,7 @@ class GpuExecutable(Shell):
         """Download the first rows of a buffer to `rows` of an array."""
         if not len(rows):
             return
-        if rows[-1] - rows[0] + 1 == len(rows):  # neighbours, as almost always: straight to their place
+        if rows[-1] - rows[0] + 1 == len(rows):  # adjacent, as almost always: copy directly
             self._device.download(self._buffers[source], 0, into[rows[0] : rows[-1] + 1])
             return
         found = np.empty((len(rows), *into.shape[1:]), into.dtype)
@@ -247,18 +247,18 @@ class GpuExecutable(Shell):
         self._buffers.fill(weight)
 
     def read_bandwidth(self) -> float:
-        """Bytes per second of copying the largest matrix within the device's memory; reads and writes both count."""
+        """Measure the bytes per second of copying the largest matrix within the device; reads and writes both count."""
         self._must_be_open()
         return copy_bandwidth(self._device, max(formats.size_of(w) for w in self._program.matrices.values()))
 
     def _free(self) -> None:
         self._launches, self._picks = [], []
         self.replays.clear()
-        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before their device is closed
+        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before the device is closed
         self._buffers.free()
 
 
 def _empty_routing(own: KeptRouting, rows: int) -> Routing:
-    """Room for the routing of the largest batch."""
+    """Allocate the routing of the largest batch."""
     used = own.used
     return Routing(np.zeros((rows, used), np.int32), np.zeros((rows, used, own.hidden.stride // used), np.float32))

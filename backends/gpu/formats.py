@@ -24,7 +24,7 @@ PIECE = 32 << 20  # bytes read from the file at a time
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The block of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
+    """The block layout of a format on the device, as `unpack.cl` or `plain.cl` reads it."""
 
     body: tuple[int, int]  # start and end in the file's block, in bytes
     head: tuple[int, int] = (0, 0)
@@ -76,15 +76,13 @@ FORMATS = (*PLAIN, *QUANTIZED)
 
 
 def check(weight: Tensor) -> None:
-    """BackendError unless there are kernels for the matrix's format."""
+    """Raise BackendError unless there are kernels for the format of the matrix."""
     if weight.format not in FORMATS:
-        raise BackendError(
-            f"{weight.name}: there are no kernels for {weight.format} on a graphics card; they run {', '.join(FORMATS)}"
-        )
+        raise BackendError(f"{weight.name}: no GPU kernels for {weight.format}; supported: {', '.join(FORMATS)}")
 
 
 def defines(name: str) -> dict[str, object]:
-    """The macros of a format's kernels."""
+    """Return the macros of a format's kernels."""
     if name in PLAIN:
         return {f"FORMAT_{name}": 1}
     packing = QUANTIZED[name]
@@ -101,7 +99,7 @@ def defines(name: str) -> dict[str, object]:
 
 
 def tables(name: str) -> str:
-    """Source of the codebook that a format's kernels read."""
+    """Return the source of the codebook that a format's kernels read."""
     packing = QUANTIZED.get(name)
     if packing is None or packing.points is None:
         return ""
@@ -110,14 +108,14 @@ def tables(name: str) -> str:
 
 
 def size_of(weight: Tensor) -> int:
-    """Bytes of a matrix on the device: as in the file, and a few more, since kernels read a word beyond the end."""
+    """Return the bytes of a matrix on the device: as in the file, plus a few, because kernels read past the end."""
     rows = math.prod(weight.shape[:-1])
     fmt = FILE_FORMATS[weight.format]
     return rows * (weight.shape[-1] // fmt.block_values) * fmt.block_bytes + 16
 
 
 def pieces(weight: Tensor) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    """(offset, bytes) of a matrix in the device's layout, some rows at a time."""
+    """Yield (offset, bytes) of a matrix in the device's layout, some rows at a time."""
     rows, fmt = math.prod(weight.shape[:-1]), FILE_FORMATS[weight.format]
     blocks = weight.shape[-1] // fmt.block_values  # per row
     step = max(1, PIECE // max(1, blocks * fmt.block_bytes))

@@ -1,4 +1,4 @@
-"""What emitters share: the buffers of values, the weights that they name, and the program that they write."""
+"""The state that emitters share: the buffers of values, the weights that they name, and the program that they write."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Where a kernel puts the rows that it makes: floats, activation blocks, or both."""
+    """Where a kernel writes its rows: floats, activation blocks, or both."""
 
     floats: Buffer | None
     blocks: Buffer | None = None
@@ -49,7 +49,7 @@ class Forms(Protocol):
 
 
 class Lowering:
-    """A plan on its way to a program. `rows` is the maximum of rows of the batch, and of rows of logits."""
+    """A plan while it becomes a program. `rows` holds the maximum rows of the batch, and of logits."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str) -> None:
         self.limits, self.cache, self.compute = limits, cache, compute
@@ -65,17 +65,17 @@ class Lowering:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def floats(self, value: Value) -> Buffer:
-        """The float32 rows of a value that was made."""
+        """Return the float32 rows of a value that was made."""
         found = self.values.find(value, FLOATS)
         assert found is not None, f"nothing made the floats of {value.name}"
         return found
 
     def make(self, value: Value) -> Buffer:
-        """Float32 rows for a value."""
+        """Allocate float32 rows for a value."""
         return self.values.make(value, FLOATS, value.width)
 
     def deliver(self, value: Value) -> Delivery:
-        """The forms of a value that its readers want, for a kernel that can make both."""
+        """Return the forms of a value that its readers need, for a kernel that can make both."""
         words, blocks = 0, None
         if value.index in self._wants_blocks:
             words = block_words(value.width)
@@ -83,7 +83,7 @@ class Lowering:
         return Delivery(self.make(value) if value.index in self._wants_floats else None, blocks, words)
 
     def take(self, rows: Rows, stride: int) -> Buffer:
-        """A buffer of `stride` elements per row, for something that is not a value."""
+        """Allocate a buffer of `stride` elements per row, for something that is not a value."""
         return self.values.take(rows, stride)
 
     def give(self, *buffers: Buffer) -> None:
@@ -129,7 +129,7 @@ class ValueForms:
 
 @dataclass(frozen=True, slots=True)
 class TakenForms:
-    """The forms of rows that are not a value, `times` rows per row of the batch. The caller gives `buffers` back."""
+    """The forms of rows that are not a value, `times` rows per row of the batch. The caller returns `buffers`."""
 
     low: Lowering
     rows: Rows
@@ -145,7 +145,7 @@ class TakenForms:
 
 
 def _readers(plan: Plan, keep: Collection[Value]) -> tuple[set[int], set[int]]:
-    """Values that products read as activation blocks, and values that anything reads as floats."""
+    """Return the values that products read as activation blocks, and the values that are read as floats."""
     floats = {plan.logits.index, *(value.index for value in keep)}
     blocks: set[int] = set()
     for op in flattened(plan.operations):

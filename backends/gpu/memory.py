@@ -68,7 +68,7 @@ class DeviceMemory:
         return buffer
 
     def fill(self, weight: Tensor) -> list[int]:
-        """Upload a matrix; returns the bytes of each piece."""
+        """Upload a matrix; return the bytes of each piece."""
         sizes = []
         for offset, data in formats.pieces(weight):
             self._device.upload(self._buffers[MatrixOf(weight.name)], offset, data)
@@ -76,7 +76,7 @@ class DeviceMemory:
         return sizes
 
     def prepare(self, compiled: Any, launch: Launch) -> Bound:
-        """A launch of a compiled kernel with its buffers set."""
+        """Return a launch of a compiled kernel with its buffers set."""
         buffers = [self._buffers[reference] for reference in launch.buffers.references()]
         kernel = launch.kernel
         if self._device.generic:
@@ -84,7 +84,7 @@ class DeviceMemory:
         return self._device.prepare(compiled, kernel.size, kernel.local_bytes, buffers), launch.grid
 
     def _shape(self, numbers: Numbers) -> Any:
-        """The first buffer of a generic kernel."""
+        """Return the first buffer of a generic kernel."""
         if numbers not in self._buffers:
             array = np.array(numbers, np.int32)
             self._device.upload(self._alloc(numbers, array.nbytes, "the shapes"), 0, array)
@@ -97,7 +97,7 @@ class DeviceMemory:
 
 
 def _numbers(weight: Weight) -> F32:
-    """A tensor of plain numbers as float32."""
+    """Return a tensor of plain numbers as float32."""
     rows = int(np.prod(weight.shape[:-1], dtype=np.int64))
     return np.ascontiguousarray(
         dequantize(weight.read(0, rows), weight.format).reshape(rows, -1)[:, : weight.shape[-1]]

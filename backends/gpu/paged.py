@@ -27,10 +27,10 @@ class PagedCache:
         self._rows = CACHE[cache.keys], CACHE[cache.values]
         self._part_bytes = [part_bytes(layer, cache) for layer in plan.layers]
         self.block_bytes = block_bytes(plan, cache)
-        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}"  # as `cachetypes` says, heads of keys, then of values
+        self.layout = f"gpu {cache.keys} {cache.values} {BLOCK}"  # layout of `cachetypes`: heads of keys, then values
 
     def _parts(self, layer: int) -> Iterator[tuple[Any, slice, int]]:
-        """Of the keys and of the values: buffer, place in the content of a block, bytes of a block."""
+        """Return for keys and for values: buffer, offset in the content of a block, bytes per block."""
         keys, values = self._part_bytes[layer]
         yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
         yield self._memory[CacheOf(layer, "values")], slice(keys, keys + values), values

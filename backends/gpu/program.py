@@ -1,4 +1,4 @@
-"""What lowering decides: the buffers of a plan's values and the launches of its operations. Nothing is allocated here.
+"""The result of lowering: the buffers of a plan's values and the launches of its operations. Nothing is allocated.
 
 An operation has launches for few rows and, if another kernel is better, others for many. Kernels for few rows (decode,
 verify) sum in one order whatever else is in the batch; kernels for many rows (prefill) use tiles.
@@ -20,7 +20,7 @@ from localllm.plan import Rope, Rows, Weight
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """Launches of one operation, in order, chosen by the number of rows."""
+    """The launches of one operation, in order, chosen by the number of rows."""
 
     label: str
     rows: Rows
@@ -30,7 +30,7 @@ class Dispatch:
     some: tuple[Launch, ...] | None = None
 
     def launches(self, rows: int) -> tuple[Launch, ...]:
-        """The launches for this many rows."""
+        """Return the launches for this many rows."""
         if rows > FEW_ROWS:
             return self.some if self.some is not None and rows <= SOME_ROWS else self.many or self.few
         return self.one if rows == 1 and self.one else self.few
@@ -38,7 +38,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class KeptRouting:
-    """Where a mixture leaves what its rows chose (T, used), and the inputs of the down matrices (T, used * ffn)."""
+    """Buffers that keep the experts of each row (T, used), and the inputs of the down matrices (T, used * ffn)."""
 
     choices: Choices
     hidden: Buffer

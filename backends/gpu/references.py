@@ -1,4 +1,4 @@
-"""References: what a launch names as its buffers, before the memory behind them is allocated."""
+"""References: the buffers that a launch names before their memory is allocated."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class CacheOf:
 
 @dataclass(frozen=True, slots=True)
 class RopeTableOf:
-    """Cosines and sines (positions, n_rot)."""
+    """The table of cosines and sines (positions, n_rot)."""
 
     rope: Rope
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Experts that rows chose, of one mixture: their numbers, their weights, or the pairs grouped by expert.
+    """The experts that rows of a mixture chose: their numbers, their weights, or the pairs grouped by expert.
 
     `mixture` is the index of the value that the mixture makes.
     """

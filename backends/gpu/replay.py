@@ -1,4 +1,4 @@
-"""Replays of steps with few rows: their launches are recorded once per shape and replayed as one.
+"""Replay of steps with few rows: their launches are recorded once per shape and replayed as one.
 
 Kernels read tokens, positions and tables from device memory, so a replay is right for every batch of its shape. A shape
 is the rows, the rows of logits, and the partitions of attention rounded up to a power of two; the work-groups of
@@ -49,5 +49,5 @@ class Replays:
 
 
 def bucket(partitions: int) -> int:
-    """The number of partitions, rounded up to a power of two."""
+    """Return the number of partitions, rounded up to a power of two."""
     return 1 << (partitions - 1).bit_length()

@@ -1,4 +1,4 @@
-"""How a batch runs: in pieces of one row, few rows or many rows, the last with tiles for attention.
+"""Split a batch into pieces of one row, few rows or many rows; the last have tiles for attention.
 
 Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
 time in kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch.
@@ -27,7 +27,7 @@ def row_class(count: int) -> int:
 
 
 def groups(grid: Grid, counts: dict[str, int]) -> Groups:
-    """The work-groups of a launch."""
+    """Return the work-groups of a launch."""
     x, y, z = grid
     return _dimension(x, counts), _dimension(y, counts), _dimension(z, counts)
 
@@ -40,7 +40,7 @@ def _dimension(dimension: Dimension, counts: dict[str, int]) -> int:
 
 
 def step_words(limits: Limits) -> int:
-    """Words of the step buffer: see `fill_step`."""
+    """Return the words of the step buffer: see `fill_step`."""
     return HEADER + 7 * limits.rows + limits.logit_rows
 
 
@@ -76,7 +76,7 @@ def fill_step(
 
 
 def pieces(batch: Batch) -> list[NDArray[np.intp]]:
-    """The rows of each piece, in order: long runs of a sequence together, the others FEW_ROWS at a time."""
+    """Yield the rows of each piece, in order: long runs of a sequence together, others FEW_ROWS at a time."""
     count = len(batch.tokens)
     if count <= FEW_ROWS:
         return [np.arange(count)]
@@ -87,7 +87,7 @@ def pieces(batch: Batch) -> list[NDArray[np.intp]]:
 
 
 def tiles(sequence: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Tiles of at most TILE_ROWS rows of one sequence: (first row, rows)."""
+    """Return tiles of at most TILE_ROWS rows of one sequence: (first row, rows)."""
     starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
     found = [
         (at, min(TILE_ROWS, stop - at)) for start, stop in pairwise(starts) for at in range(start, stop, TILE_ROWS)

@@ -1,4 +1,4 @@
-"""The hybrid backend: a card and the host as one backend. It uses only the interface of backends."""
+"""The hybrid backend: a GPU and the CPU as one backend. It uses only the interface of backends."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.plan import Plan, Value
 
 
 class HybridBackend:
-    """Binds plans as `placement` says. Owns both backends."""
+    """Binds plans to two backends as `placement` says, and owns both."""
 
     def __init__(self, card: Backend, host: Backend, placement: Placement) -> None:
         self.card, self.host, self.placement = card, host, placement
@@ -54,7 +54,7 @@ class HybridBackend:
 
 
 def _told(progress: Progress | None, where: str) -> Progress | None:
-    """Progress that names the side."""
+    """Return a progress function that names the side."""
 
     def report(what: str, done: int, total: int) -> None:
         assert progress is not None

@@ -29,7 +29,7 @@ def most_layers(plan: Plan) -> int:
 
 
 def sides(plan: Plan, placement: Placement) -> list[Side]:
-    """The side of each operation."""
+    """Return the side of each operation."""
     count, starts = len(plan.operations), plan.starts
     on_card = min(placement.layers, len(starts))
     first = (0 if on_card == len(starts) else starts[-on_card]) if on_card else count

@@ -38,16 +38,16 @@ class HybridExecutable:
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def step(self, batch: Batch) -> F32:
-        """Logits float32 (L, vocabulary); a view that the next step overwrites."""
+        """Run the batch and return its logits float32 (L, vocabulary), a view that the next step overwrites."""
         (logits,) = self._step(batch, lambda: [self.result()])
         return logits
 
     def step_largest(self, batch: Batch, count: int) -> Largest:
-        """The `count` largest logits of each row."""
+        """Run the batch and return the `count` largest logits of each row."""
         return Largest(*self._step(batch, lambda: self.result_largest(count)))
 
     def _step(self, batch: Batch, result: Callable[[], Sequence[NDArray[Any]]]) -> Sequence[NDArray[Any]]:
-        """Run the batch piece by piece; the arrays of `result` (L, ...) for the whole batch."""
+        """Run the batch piece by piece, and return the arrays of `result` (L, ...) for the whole batch."""
         found: list[NDArray[Any]] = []
         pieces = self.pieces(batch)
         for rows in pieces:
@@ -63,7 +63,7 @@ class HybridExecutable:
         return found
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """The pieces of the side that accepts the least at a time."""
+        """Return the pieces of the side that accepts the fewest rows at a time."""
         return max((executable.pieces(batch) for executable in self._bound.values()), key=len)
 
     def begin(self, batch: Batch) -> None:
@@ -108,7 +108,7 @@ class HybridExecutable:
         self._bound[side].write_blocks(number, numbers, content)
 
     def read_bandwidth(self) -> float:
-        """Bytes per second over all sides, one after the other as in decoding."""
+        """Return the bytes per second over all sides, which read one after the other as in decoding."""
         pairs = [(bound.memory.weights_per_token, bound.read_bandwidth()) for bound in self._bound.values()]
         if not all(pace for _, pace in pairs):
             return 0.0
@@ -120,7 +120,7 @@ class HybridExecutable:
 
 
 def sum_of(memories: Sequence[Memory]) -> Memory:
-    """The memory of all sides together."""
+    """Return the memory of all sides together."""
     return Memory(
         weights=sum(m.weights for m in memories),
         cache=sum(m.cache for m in memories),
@@ -133,7 +133,7 @@ def sum_of(memories: Sequence[Memory]) -> Memory:
 
 
 def _piece(batch: Batch, rows: NDArray[np.intp]) -> tuple[Batch, NDArray[np.intp]]:
-    """Some rows of a batch as a batch of their own, and the places of their logits in `logit_rows`."""
+    """Return some rows of a batch as a separate batch, and the positions of their logits in `logit_rows`."""
     if len(rows) == len(batch.tokens):
         return batch, np.arange(len(batch.logit_rows))
     place = np.full(len(batch.tokens), -1, np.int32)

@@ -38,7 +38,7 @@ class Offload:
 
     @property
     def asked(self) -> Together:
-        """The options that require a GPU."""
+        """Return the options that require a GPU."""
         named = (Setting("gpu_layers", self.gpu_layers), Setting("n_cpu_moe", self.n_cpu_moe))
         return Together(setting for setting in named if setting.value not in ("auto", 0))
 
@@ -53,14 +53,14 @@ class Planner:
     """A plan and a GPU, before anything is loaded."""
 
     card: Card
-    name: str  # of the card
+    name: str  # on the GPU
     plan: Plan
     limits_at: LimitsAt
     context: int
     cache: CacheTypes
 
     def needs(self, placement: Placement, context: int = 0, cache: CacheTypes | None = None) -> Memory | None:
-        """Memory that the GPU's part of a placement needs; None if nothing is placed there."""
+        """Return the memory that the GPU's part of a placement needs; None if the GPU has no part."""
         own = cut(self.plan, placement).plans.get("card")
         if own is None:
             return None
@@ -94,17 +94,17 @@ class Planner:
         assert needed is not None, "nothing always fits"
         counts = (
             f"{self.name}: {wanted.layers} of {most_layers(self.plan)} layers need {_size(_total(needed))} "
-            f"({_parts(needed)}), {_size(self.card.free_memory())} are free and {_size(max(self.room, 0))} of them to "
-            "be used; "
+            f"({_parts(needed)}), {_size(self.card.free_memory())} are free, {_size(max(self.room, 0))} of them "
+            "usable; "
         )
         proposals = list(self._proposals(wanted))
         if not proposals:
-            return Notice(counts, "nothing of it fits: use ", Setting("backend", "cpu"))
+            return Notice(counts, "no layer fits: use ", Setting("backend", "cpu"))
         others = (part for proposal in proposals[1:] for part in (", or ", proposal))
         return Notice(counts, "what fits is ", proposals[0], *others)
 
     def _proposals(self, wanted: Placement) -> Iterator[Together]:
-        """Changes that make the request fit, each by itself."""
+        """Return changes to the request, each of which alone makes it fit."""
         if layers := self.most_that_fit(wanted.host_experts):
             yield Together([Setting("gpu_layers", layers)])
         count = most_layers(self.plan) - 1
@@ -123,7 +123,7 @@ class Planner:
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
+    """Return the largest number up to `high` that fits, given that `low` fits and that fitting is monotonic."""
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -187,7 +187,7 @@ def arrange(
         return Arrangement(opened, plan.name, placed)
     if "card" in where:
         return Arrangement(HybridBackend(opened, host, placement), plan.name, placed)
-    none_fits = f"no layer fits into the {_size(max(plan.room, 0))} to be used"
+    none_fits = f"no layer fits into the usable {_size(max(plan.room, 0))}"
     why = Notice(Setting("gpu_layers", 0)) if offload.gpu_layers == 0 else none_fits
     opened.close()
     return Arrangement(host, note=Notice(f"{plan.name}: ", why, f"; all runs on {host.describe()}"))

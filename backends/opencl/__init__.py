@@ -1,1 +1,1 @@
-"""Graphics cards, and whatever else speaks OpenCL, through PyOpenCL."""
+"""The OpenCL backend: GPUs and other OpenCL devices, through PyOpenCL."""

@@ -33,7 +33,7 @@ def _pyopencl() -> Any:
 
 
 def devices() -> list[Any]:
-    """PyOpenCL's devices, graphics cards first. BackendError if PyOpenCL, a driver or a device is missing."""
+    """Return PyOpenCL's devices, GPUs first. BackendError if PyOpenCL, a driver or a device is missing."""
     cl = _pyopencl()
     try:
         platforms = [each for each in cl.get_platforms() if SIMULATOR not in each.name.lower()]
@@ -59,7 +59,7 @@ def _reason(error: Exception) -> str:
 
 
 class OpenClDevice:
-    """One device with one queue."""
+    """A device with one queue."""
 
     def __init__(self, device: Any, cache: Path | Literal["default"] | None = "default") -> None:
         self._cl = cl = _pyopencl()

@@ -1,7 +1,7 @@
-"""Choose tokens of a text so that what a cache already holds is kept.
+"""Choose the tokens of a text so that the cache can be reused.
 
-The same text has many tokenizations, and a model does not always write the tokenizer's own. The cache holds the
-model's. A conversation that is rendered again keeps those tokens as long as their bytes match the text.
+A text has many tokenizations, and a model does not always write the one that the tokenizer would choose. The cache
+holds the model's. A conversation that is rendered again keeps these tokens as long as their bytes match the text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 def keep_held(
     held: Sequence[int], fresh: Sequence[int], piece: Callable[[int], bytes], special: Collection[int]
 ) -> list[int]:
-    """`held[:i]` + `fresh[j:]` with the same bytes as `fresh`, and the largest possible i.
+    """Return `held[:i]` + `fresh[j:]` with the same bytes as `fresh` and the largest possible i.
 
     `fresh` is the text as the tokenizer writes it. The two are exchanged only where tokens of both end at the same
     byte. A token in `special` stands for itself, never for its text.
@@ -20,7 +20,7 @@ def keep_held(
     length = min(len(held), len(fresh))
     equal = next((i for i in range(length) if held[i] != fresh[i]), length)
     i = j = best_i = best_j = equal
-    ours = theirs = b""  # bytes of one that the other has not reached yet; one of the two is empty
+    ours = theirs = b""  # bytes that one has and the other has not reached yet; one of the two is empty
     while True:
         if not ours and not theirs and i < len(held) and j < len(fresh) and held[i] == fresh[j]:
             i, j = i + 1, j + 1

@@ -1,10 +1,10 @@
 """Ownership of key-value cache blocks: block tables, reference counts, copy-on-write. No tensors here.
 
 A block holds the keys and values of `block_size` consecutive positions, in every layer of its pool. Sequences share
-blocks after `fork`; the first to write into a shared block gets its own copy. Before each step the backend must carry
-out `BlockPool.take_copies()` of every pool.
+blocks after `fork`; the first to write into a shared block gets a copy. Before each step the backend must carry out
+`BlockPool.take_copies()` of every pool.
 
-Layers with a sliding window may have a pool of their own. Blocks that have left the window stay there until others need
+Layers with a sliding window may have a separate pool. Blocks that have left the window stay there until others need
 them, so that a sequence can be truncated far back.
 """
 
@@ -21,7 +21,7 @@ from localllm.notice import Notice, Setting
 
 Int32s = NDArray[np.int32]
 
-SLACK = 128  # tokens that can always be taken back, whatever was given up; half as many for a sequence from a file
+SLACK = 128  # tokens that can be rolled back even after blocks were freed; half as many for a sequence from a file
 
 
 class CacheFull(LocalLLMError):
@@ -47,7 +47,7 @@ class BlockPool:
         self.window = window
         self.windowed = windowed
         self._users = [0] * blocks
-        self._free = list(range(blocks - 1, -1, -1))  # the last one is taken next
+        self._free = list(range(blocks - 1, -1, -1))  # the next one is taken from the end
         self._copies: dict[int, int] = {}  # target -> source
         self._tables: weakref.WeakSet[_Table] = weakref.WeakSet()
 
@@ -61,18 +61,18 @@ class BlockPool:
         return (self, self.windowed) if self.windowed is not None else (self,)
 
     def new_sequence(self) -> Sequence:
-        """An empty sequence; it takes no block before its first token."""
+        """Return an empty sequence; it takes no block before its first token."""
         return Sequence([_Table(pool) for pool in self.pools])
 
     @property
     def has_copies(self) -> bool:
-        """Whether `take_copies` would hand any out."""
+        """Whether `take_copies` would return any."""
         return bool(self._copies)
 
     def take_copies(self) -> tuple[Int32s, Int32s]:
-        """Blocks to copy before the next step, source (n,) -> target (n,); each is returned once.
+        """Return the blocks to copy before the next step, source (n,) -> target (n,), each once.
 
-        All sources mean their content before the first copy: `cache[target] = cache[source]` is correct.
+        Read all sources before the first copy is written: `cache[target] = cache[source]` is correct.
         """
         source = np.fromiter(self._copies.values(), np.int32, len(self._copies))
         target = np.fromiter(self._copies, np.int32, len(self._copies))
@@ -80,27 +80,27 @@ class BlockPool:
         return source, target
 
     def put_back(self, source: Int32s, target: Int32s) -> None:
-        """Hand out copies again that `take_copies` gave and that were not made."""
+        """Return copies to the queue that `take_copies` returned and that were not made."""
         self._copies.update(zip(target.tolist(), source.tolist(), strict=True))
 
     def first_seen(self, length: int) -> int:
-        """The first block that the token after `length` others sees."""
+        """Return the first block that the token at position `length` sees."""
         return max(0, length + 1 - self.window) // self.block_size if self.window else 0
 
     def first_kept(self, length: int) -> int:
-        """The first block that a file keeps of a sequence of whole blocks."""
+        """Return the first block that a file stores of a sequence of whole blocks."""
         return self.first_seen(max(0, length - SLACK // 2))
 
     @property
     def takeable(self) -> int:
-        """Blocks that are free, or would be if every sequence gave up what it does not need."""
+        """Number of blocks that are free, or would be if every sequence freed its unneeded blocks."""
         if not self.window:
             return len(self._free)
         unneeded = Counter(block for table in self._tables for block in table.unneeded)
         return len(self._free) + sum(self._users[block] == count for block, count in unneeded.items())
 
     def _make_free(self, count: int, first: _Table) -> None:
-        """Let sequences give up blocks, `first` before all others, until `count` are free."""
+        """Free unneeded blocks, those of `first` before all others, until `count` are free."""
         if len(self._free) >= count:
             return
         for table in (first, *(table for table in self._tables if table is not first)):
@@ -110,7 +110,7 @@ class BlockPool:
     def _take(self) -> int:
         block = self._free.pop()
         self._users[block] = 1
-        self._copies.pop(block, None)  # meant for an earlier owner
+        self._copies.pop(block, None)  # was for an earlier owner
         return block
 
     def _share(self, block: int) -> None:
@@ -126,9 +126,9 @@ class BlockPool:
         return self._users[block] > 1
 
     def _copy(self, source: int) -> int:
-        """A copy of a shared block, for one of its users alone."""
+        """Return a copy of a shared block for one of its users."""
         target = self._take()
-        self._copies[target] = self._copies.get(source, source)  # a pending target is read from its source
+        self._copies[target] = self._copies.get(source, source)  # a target with a pending copy is read from its source
         self._release(source)
         return target
 
@@ -138,15 +138,15 @@ class _Table:
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
-        self.start = 0  # number of blocks given up
+        self.start = 0  # number of blocks freed at the start
         self.blocks: list[int] = []  # block i holds the positions from (start + i) * block_size on
         self.length = 0  # tokens
-        self._newest = 0  # their number before the last `append`: its tokens may not be evaluated yet
+        self._newest = 0  # length before the last `append`, whose tokens may not be evaluated yet
         pool._tables.add(self)
 
     @property
     def unneeded(self) -> list[int]:
-        """Blocks that may be given up, oldest first."""
+        """Return the blocks that may be freed, oldest first."""
         return self.blocks[: max(0, self.pool.first_seen(max(0, self._newest - SLACK)) - self.start)]
 
     def give_up(self) -> None:
@@ -155,12 +155,12 @@ class _Table:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit now; other sequences use the same blocks."""
+        """Number of tokens that still fit now; other sequences use the same blocks."""
         size, free = self.pool.block_size, self.pool.takeable - self._must_copy()
         return (self.start + len(self.blocks) + free) * size - self.length if free >= 0 else 0
 
     def append(self, count: int) -> Int32s:
-        """Cache slots (count,) of that many tokens more, for which there is room."""
+        """Append `count` tokens, which must fit, and return their cache slots (count,)."""
         pool, size = self.pool, self.pool.block_size
         copy, more = count > 0 and self._must_copy(), self._more(count)
         self._newest = self.length
@@ -174,7 +174,7 @@ class _Table:
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
 
     def reaches(self, length: int) -> bool:
-        """Whether everything is present that the token after `length` others sees."""
+        """Return whether the cache holds everything that the token at position `length` sees."""
         return not length or self.pool.first_seen(length) >= self.start
 
     def truncate(self, length: int) -> None:
@@ -187,34 +187,34 @@ class _Table:
             self.start = 0
 
     def skip(self, length: int) -> None:
-        """Set the length of an empty table to `length` tokens, without blocks for what has left the window by then."""
+        """Set an empty table to `length` tokens, without blocks for positions that have left the window."""
         self.start = self.pool.first_kept(length)
         self.length = self.start * self.pool.block_size
 
     def share(self, other: _Table) -> None:
-        """Use the blocks of another table too; this one must be empty."""
+        """Share the blocks of another table; this one must be empty."""
         self.start, self.blocks, self.length = other.start, other.blocks.copy(), other.length
         self._newest = other._newest
         for block in self.blocks:
             self.pool._share(block)
 
     def numbers(self) -> Int32s:
-        """Physical blocks (blocks,), in order of position; 0, which is never read, for those given up."""
+        """Return physical blocks (blocks,) in order of position; freed ones are 0, which is never read."""
         return np.array([0] * self.start + self.blocks, np.int32)
 
     def _more(self, count: int) -> int:
-        """Blocks that so many tokens take besides those held, copies not counted."""
+        """Return how many more blocks these tokens take, not counting copies."""
         return -(-(self.length + count) // self.pool.block_size) - self.start - len(self.blocks)
 
     def _must_copy(self) -> bool:
-        """Whether the next token goes into a block that another sequence also reads."""
+        """Return whether the next token goes into a block that another sequence also reads."""
         return self.length % self.pool.block_size != 0 and self.pool._is_shared(self.blocks[-1])
 
 
 class Sequence:
     """One conversation's part of the cache: the tokens at positions 0, 1, ... and the blocks that hold them.
 
-    It has a table for layers that see everything, and possibly one for layers with a window, in this order.
+    It has a table for layers that see everything, and if needed one for layers with a window, in this order.
     """
 
     def __init__(self, tables: abc.Sequence[_Table]) -> None:
@@ -231,18 +231,18 @@ class Sequence:
 
     @property
     def room(self) -> int:
-        """How many more tokens fit as things stand; other sequences draw on the same blocks."""
+        """Number of tokens that still fit now; other sequences use the same blocks."""
         return min(map(_room, self._tables))
 
     @property
     def pool(self) -> BlockPool:
-        """Where it was made."""
+        """The pool of the sequence."""
         return self._tables[0].pool
 
     def append(self, tokens: abc.Sequence[int]) -> list[Int32s]:
-        """Cache slots (n,) for the next n tokens, per table: physical block * block_size + offset.
+        """Append tokens, and return their cache slots (n,) per table: physical block * block_size + offset.
 
-        The next step must evaluate them; if it cannot, `truncate` takes them back. Raises CacheFull before any change.
+        The next step must evaluate them; if it cannot, `truncate` removes them. Raises CacheFull before any change.
         """
         if len(tokens) > self.room:
             raise self._full(len(tokens))
@@ -251,7 +251,7 @@ class Sequence:
         return slots
 
     def occupy(self, tokens: abc.Sequence[int]) -> None:
-        """Take blocks for whole blocks of tokens whose content comes from elsewhere. The sequence must be empty."""
+        """Take whole blocks for tokens whose keys and values the caller writes. The sequence must be empty."""
         assert not self.tokens
         for table in self._tables:
             table.skip(len(tokens))
@@ -268,14 +268,14 @@ class Sequence:
         return CacheFull(wanted, self.room, tightest.pool.blocks, tightest.pool.block_size)
 
     def reach(self, length: int) -> int:
-        """The length that truncating to `length` or fewer tokens can reach: that many, or none at all.
+        """Return the length after truncating to `length` tokens: `length`, or 0 if a window has moved too far.
 
-        If a window has moved on too far, what it saw must be evaluated again, and everything that depends on it.
+        In that case the tokens that the window saw must be evaluated again, and all that depend on them.
         """
         return length if all(table.reaches(length) for table in self._tables) else 0
 
     def truncate(self, length: int) -> None:
-        """Forget every token from position `length` on."""
+        """Remove every token from position `length` on."""
         assert 0 <= length <= self.length, f"cannot truncate {self.length} tokens to {length}"
         assert self.reach(length) == length, f"what {length} tokens see has been given up"
         del self.tokens[length:]
@@ -283,7 +283,7 @@ class Sequence:
             table.truncate(length)
 
     def fork(self) -> Sequence:
-        """A second sequence with the same tokens, in the same blocks. The tokens must have been evaluated."""
+        """Return a second sequence with the same tokens and blocks. The tokens must have been evaluated."""
         other = Sequence([_Table(table.pool) for table in self._tables])
         other.tokens = self.tokens.copy()
         for mine, theirs in zip(self._tables, other._tables, strict=True):
@@ -295,11 +295,11 @@ class Sequence:
         self.truncate(0)
 
     def tables(self) -> list[Int32s]:
-        """Physical blocks (blocks,) in order of position, per table; 0, which is never read, for those given up."""
+        """Return physical blocks (blocks,) in order of position, per table; freed ones are 0, which is never read."""
         return [table.numbers() for table in self._tables]
 
     def common_prefix(self, tokens: abc.Sequence[int]) -> int:
-        """Number of leading `tokens` that are already in the cache, with what they see."""
+        """Return the number of leading `tokens` that are already in the cache, with everything that they see."""
         shorter = min(len(tokens), self.length)
         return self.reach(next((i for i in range(shorter) if self.tokens[i] != tokens[i]), shorter))
 
@@ -309,9 +309,9 @@ def _room(table: _Table) -> int:
 
 
 def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
-    """How many of these sequences, the first ones, can get their number of tokens together as things stand.
+    """Return how many of these sequences, from the first, can together append their numbers of tokens now.
 
-    All come from one pool, and each stands there once.
+    All belong to one pool, and each occurs once.
     """
     fit = len(wanted)
     for tables in zip(*(sequence._tables for sequence, _ in wanted), strict=True):
@@ -321,7 +321,7 @@ def how_many_fit(wanted: abc.Sequence[tuple[Sequence, int]]) -> int:
             if count and table._must_copy():
                 shared = table.blocks[-1]
                 copied[shared] += 1
-                left -= copied[shared] < table.pool._users[shared]  # the last user has it for its own
+                left -= copied[shared] < table.pool._users[shared]  # the last user needs no copy
             if left < 0:
                 fit = min(fit, number)
                 break

@@ -36,14 +36,14 @@ _START = struct.Struct("<8sII")  # magic, version, bytes of the header
 _DIGEST = 32
 _MAX_HEADER = 16 << 20  # maximum bytes of the text of a conversation
 _MAX_TOKENS = 1 << 30
-_CHUNK = 8 << 20  # bytes in memory at a time
+_CHUNK = 8 << 20  # maximum bytes in memory at a time
 _ROLES = ("system", "user", "assistant")
 
 Messages = Sequence[dict[str, str]]
 
 
 class CacheFileError(LocalLLMError):
-    """A file cannot be written, or is not what it should be; nothing has changed."""
+    """A file cannot be written, or is not a valid conversation file; nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +53,12 @@ class Kept:
     path: Path
     messages: list[dict[str, str]]
     tokens: list[int]
-    problem: str  # why only the text can be used, not the cache; "" if both can
+    problem: str  # why the cache is unusable and only the text can be used; "" if both can
     _offset: int  # of the first block
 
 
 def save(path: Path, model: Model, session: Session, messages: Messages, force: bool = False) -> int:
-    """Write what a session holds; returns the file's size in bytes. On failure the old file stays.
+    """Write the content of a session, and return the file's size in bytes. On failure the old file stays.
 
     CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
     """
@@ -97,7 +97,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages, force: 
 
 
 def check_replaceable(path: Path) -> None:
-    """CacheFileError if the file is neither a conversation nor empty."""
+    """Raise CacheFileError if the file is neither a conversation nor empty."""
     if path.exists() and not _is_ours(path):
         raise CacheFileError(f"{path}: exists and is not a localllm conversation file; give another name")
 
@@ -180,7 +180,7 @@ def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
 
 
 def _misfit(header: dict[str, Any], model: Model) -> str:
-    """Why the cache in a file cannot be used here although its text can."""
+    """Return why the cache in a file cannot be used here although its text can; "" if it can."""
     executable = model.executable
     if header["program"] != __version__:
         return f"its cache was made by version {header['program'][:40]}"
@@ -192,7 +192,7 @@ def _misfit(header: dict[str, Any], model: Model) -> str:
 
 
 def _header(path: Path, text: bytes) -> dict[str, Any]:
-    """The header, with every field of the right type."""
+    """Return the header, with the type of every field checked."""
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):
@@ -229,18 +229,18 @@ _FIELDS: dict[str, Any] = {
 
 
 def _first_blocks(model: Model, blocks: int) -> list[int]:
-    """Per layer, the first of `blocks` full blocks that is saved: everything visible from there, and a little more."""
+    """Return, per layer, the first of `blocks` full blocks to save: all visible blocks and a few more."""
     pool, windowed = model.pool, model.pool.windowed
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
 
 def _table(model: Model, session: Session, layer: int) -> NDArray[np.int32]:
-    """Physical blocks of a session in one layer, in order of position."""
+    """Return the physical blocks of a session in one layer, in order of position."""
     return session.sequence.tables()[-1 if model.layers[layer].window else 0]
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:
-    """(layer, first block, end) in file order, a bounded number of bytes at a time."""
+    """Yield (layer, first block, end) in file order, a bounded number of bytes at a time."""
     for layer, (size, first) in enumerate(zip(block_bytes, firsts, strict=True)):
         step = max(1, _CHUNK // max(size, 1))
         for start in range(first, blocks, step):
@@ -255,7 +255,7 @@ def _exactly(path: Path, file: BinaryIO, count: int) -> bytes:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether a file may be overwritten: a conversation file or an empty one."""
+    """Return whether a file may be overwritten: a conversation file or an empty one."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

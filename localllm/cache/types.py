@@ -1,4 +1,4 @@
-"""Chooses the cache types of a model: as requested unless known to harm, and what `auto` means.
+"""Choose the cache types of a model: the requested ones unless known to harm, and the types for `auto`.
 
 Measured by `benchmarks/cache_quality.py` (`benchmarks/results/cache_quality.jsonl`): q4_0 costs 1 to 2 % of perplexity
 with heads of 64, 62 % with heads of 8. Attention sinks changed nothing, on the random model that has them.
@@ -16,7 +16,7 @@ from localllm.plan import BLOCK, Plan
 
 AUTO = "auto"
 SMALL = "q8_0"  # measured: KL divergence from f16 of 0.0003 and less with heads of 16 and 64, 0.0018 with heads of 8
-WORTH = 0.1  # smallest share of the weights that makes a smaller cache worthwhile
+WORTH = 0.1  # minimum cache size, as a share of the weights, that makes a smaller type worthwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
 
 
 def harm(name: str, plan: Plan) -> str:
-    """Why this type harms the model, or "". Measured, see the module."""
+    """Return why this type harms the model, or "". For the measurements see the module."""
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
@@ -50,7 +50,7 @@ def harm(name: str, plan: Plan) -> str:
 
 
 def choose_types(asked: CacheTypes, plan: Plan, limits: Limits, weight_bytes: int, force: bool) -> CacheChoice:
-    """The types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
+    """Return the types to bind. LocalLLMError if a requested type is known to harm and `force` is not given."""
     for option, name in (("cache_type_k", asked.keys), ("cache_type_v", asked.values)):
         reason = harm(name, plan)
         if reason and not force:

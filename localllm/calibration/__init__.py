@@ -1,4 +1,4 @@
-"""What a model does with its weights on a text, as a basis for quantizing them.
+"""Observe how a model uses its weights on a text, as a basis for quantizing them.
 
 `observe` runs a text and provides the inputs of every matrix. `imatrix` sums them into llama.cpp's importance matrices,
 `hessian` into second moments. `method` stores tensors by AWQ or GPTQ. `sensitivity` measures what a format costs each

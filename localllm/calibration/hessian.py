@@ -1,4 +1,4 @@
-"""Second moments of the inputs of matrices: the sum of x x^T over a text, which tells how errors of columns add up."""
+"""Second moments of the inputs of matrices: the sum of x x^T over a text shows how errors of columns add up."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ MEMORY = 2 << 30  # bytes of moments held at a time
 def collect(
     model: Model, windows: Windows, names: Collection[str], progress: Callable[[str, int, int], None] | None = None
 ) -> dict[str, F64]:
-    """Moments float64 (experts or 1, columns, columns) by name; tensors that read the same input share one array.
+    """Return moments float64 (experts or 1, columns, columns) by name; tensors that read the same input share one
+    array.
 
     `model` was loaded with `observe=True`. Tensors that the forward does not multiply by are skipped.
     """
@@ -47,7 +48,7 @@ def collect(
 
 
 def portions(tensors: Mapping[str, Tensor], names: Sequence[str], limit: int = MEMORY) -> Iterator[list[str]]:
-    """`names` in order, cut so that the moments of a portion fit `limit` bytes; at least one name each."""
+    """Split `names`, in order, into portions whose moments fit `limit` bytes; each has at least one name."""
     portion: list[str] = []
     held = 0
     for name in names:

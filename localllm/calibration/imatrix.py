@@ -40,7 +40,7 @@ class Entry:
     counts: NDArray[np.int64]  # (experts or 1,)
 
     def importance(self) -> F32:
-        """Mean squares float32 (experts or 1, columns); ones for an expert without rows, as in llama.cpp."""
+        """Return mean squares float32 (experts or 1, columns); ones for an expert without rows, as in llama.cpp."""
         counts = self.counts[:, None]
         return np.where(counts > 0, self.sums / np.maximum(counts, 1).astype(np.float32), np.float32(1))
 
@@ -50,12 +50,12 @@ class Imatrix:
     """Entries by tensor name, and their origin."""
 
     entries: Mapping[str, Entry]
-    chunks: int  # windows of text behind the entries
+    chunks: int  # number of text windows that were measured
     chunk_size: int  # tokens per window; 0 if the file does not say
     datasets: tuple[str, ...] = ()
 
     def importance(self, name: str, experts: int, columns: int) -> F32 | None:
-        """Weights of a tensor's columns, float32 (experts, columns); None if the tensor is not listed.
+        """Return the weights of a tensor's columns, float32 (experts, columns); None if the tensor is not listed.
 
         LocalLLMError if the entry has another shape.
         """
@@ -113,7 +113,7 @@ class Collector:
 
 
 def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
-    """Sums of squares (experts, columns), and the number of rows per expert."""
+    """Return the sums of squares (experts, columns), and the number of rows per expert."""
     width = inputs.x.shape[-1]
     if inputs.choices is None:
         return np.square(inputs.x, dtype=np.float64).sum(axis=0)[None], np.array([len(inputs.x)], np.int64)
@@ -131,7 +131,7 @@ def measure(
     output: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Imatrix:
-    """The importance matrix of a model loaded with `observe=True`, over windows of a text named `dataset`."""
+    """Measure the importance matrix of a model loaded with `observe=True`, over windows of the text `dataset`."""
     experts = {name: tensor.shape[0] for name, tensor in model.file.tensors.items() if len(tensor.shape) == 3}
     collector = Collector(output)
     for inputs in matrix_inputs(model, windows, progress):
@@ -145,7 +145,7 @@ def measure(
 def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
     """Write a file for llama-quantize and for us: the older format if the name ends in .dat, else GGUF.
 
-    OutputError for an existing file without `force`, and if the disk refuses.
+    OutputError for an existing file without `force`, and if the disk fails.
     """
     if path.suffix == ".dat":
         _write_dat(path, imatrix, force)
@@ -167,7 +167,7 @@ def write(path: Path, imatrix: Imatrix, force: bool = False) -> None:
 
 
 def read(path: Path) -> Imatrix:
-    """Read an importance matrix of either format, from us or llama.cpp; the content tells which."""
+    """Read an importance matrix of either format, from us or llama.cpp; the content determines the format."""
     with path.open("rb") as file:
         magic = file.read(4)
     found = _read_gguf(path) if magic == b"GGUF" else _read_dat(path)
@@ -207,7 +207,7 @@ def _read_gguf(path: Path) -> Imatrix:
 
 
 def _write_dat(path: Path, imatrix: Imatrix, force: bool) -> None:
-    """The older format: per tensor, the mean squares times the number of chunks, and that number."""
+    """Write the older format: per tensor, the mean squares times the number of chunks, and that number."""
     parts = [struct.pack("<i", len(imatrix.entries))]
     for name, entry in sorted(imatrix.entries.items()):
         chunks = min(max(-(-int(entry.counts.max()) // max(imatrix.chunk_size, 1)), 1), _MOST)

@@ -1,4 +1,4 @@
-"""The methods of quantize (its option `method`): they store a tensor by what the model does with it.
+"""The methods of quantize (its option `method`): they store a tensor based on its inputs in the model.
 
     with load(path, ctx_size=512, observe=True) as model:
         method = METHODS["gptq"](model, cut(model, text, 512), formats, progress)
@@ -29,13 +29,13 @@ U8 = NDArray[np.uint8]
 
 
 class Method(Protocol):
-    """`store` maps a tensor float32 (values,), (rows, columns) or (experts, rows, columns) to rows uint8."""
+    """A method; `store` converts a tensor float32 (values,), (rows, columns) or (experts, rows, columns) to bytes."""
 
     def store(self, name: str, values: F32, format_name: str) -> U8: ...
 
 
 class Awq:
-    """Activation-aware scaling, then the format's own quantizer with the importance of the scaled inputs."""
+    """Activation-aware scaling, then the format's quantizer with the importance of the scaled inputs."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Awq:
         self._scalings = scale_model(model, windows, formats, progress, memory)
 
     def store(self, name: str, values: F32, format_name: str) -> U8:
-        """Changes norms, biases and other vectors too, because factors may be folded into them."""
+        """Store a tensor. Norms, biases and other vectors change too, because factors may be folded into them."""
         columns, scaling = values.shape[-1], self._scalings.get(name)
         matrices = values if values.ndim == 3 else values.reshape(1, -1, columns)
         squares = self._imatrix.importance(name, len(matrices), columns)
@@ -97,13 +97,13 @@ class Gptq:
 
     def _moments_of(self, name: str) -> NDArray[np.float64] | None:
         if name in self._portions and name not in self._moments:
-            self._moments = {}  # before the next ones are made
+            self._moments = {}  # before the next ones are allocated
             self._moments = collect(self._model, self._windows, self._portions[name], self._progress)
         return self._moments.get(name)
 
 
 def _has_feedback(name: str) -> bool:
-    """Matrices of layers, and the output matrix. A table of embeddings is also read row by row, exactly as stored."""
+    """Return whether GPTQ applies: to matrices of layers and the output matrix. Embeddings are also read as stored."""
     return name.startswith("blk.") or name == "output.weight"
 
 

@@ -1,4 +1,4 @@
-"""Runs a text through a model loaded with `observe=True`, and yields the inputs of its matrices step by step."""
+"""Run a text through a model loaded with `observe=True`, and yield the inputs of its matrices step by step."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def matrix_inputs(
 
 
 def _inputs(model: Model) -> list[MatrixInputs]:
-    """Inputs of matrices in the last step, one entry for all that read the same rows."""
+    """Yield the inputs of matrices in the last step, one entry for all that read the same rows."""
     assert model.plan is not None
     executable, found = model.executable, []
     readers: dict[int, dict[str, None]] = {}  # distinct names in order

@@ -1,7 +1,7 @@
-"""Activation-aware scaling of a whole model: finds factors for every tensor, group by group, on a text.
+"""Activation-aware scaling of a whole model: find factors for every tensor, group by group, on a text.
 
-The result is small vectors; `Scaling.apply` multiplies them into a tensor as it is read. The scaled tensors form an
-ordinary model that computes the same until it is quantized.
+The factors are small vectors; `Scaling.apply` multiplies a tensor by them when it is read. The scaled tensors form an
+ordinary model with the same results until it is quantized.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Scaling:
     columns: F32 | None = None  # (columns,) or (experts, columns)
 
     def apply(self, values: F32) -> F32:
-        """The scaled tensor, of any of the shapes (values,), (rows, columns), (experts, rows, columns)."""
+        """Return the scaled tensor; its shape is (values,), (rows, columns) or (experts, rows, columns)."""
         if self.rows is not None:
             values = values * (self.rows if values.ndim == self.rows.ndim else self.rows[..., None])
         if self.columns is not None:
@@ -40,7 +40,7 @@ class Scaling:
         return values
 
     def importance(self, mean_squares: F32) -> F32:
-        """Mean squares of the inputs (..., columns) of the scaled tensor."""
+        """Return the mean squares of the inputs (..., columns) of the scaled tensor."""
         return mean_squares if self.columns is None else (mean_squares / self.columns**2).astype(np.float32)
 
 
@@ -51,7 +51,7 @@ def scale_model(
     progress: Callable[[str, int, int], None] | None = None,
     memory: int = MEMORY,
 ) -> dict[str, Scaling]:
-    """Factors by tensor, where they help. `formats` gives the format that every tensor will be stored in.
+    """Find factors by tensor, if they help. `formats` holds the format that every tensor will be stored in.
 
     `model` was loaded with `observe=True`. The forward over the windows runs once per `memory` bytes of moments.
     """
@@ -71,7 +71,7 @@ def scale_model(
 
 
 def _portions(todo: list[FoldGroup], tensors: Mapping[str, Tensor], memory: int) -> list[list[FoldGroup]]:
-    """Groups in runs whose moments fit `memory`; the readers of a group share theirs, so the first stands for all."""
+    """Split groups into runs whose moments fit `memory`; readers of a group share moments, so only the first counts."""
     first = {group.readers[-1]: group for group in todo}
     return [[first[name] for name in names] for names in portions(tensors, list(first), memory)]
 
@@ -79,7 +79,7 @@ def _portions(todo: list[FoldGroup], tensors: Mapping[str, Tensor], memory: int)
 def _factors(
     group: FoldGroup, tensors: Mapping[str, Tensor], formats: Mapping[str, str], moments: Mapping[str, F64]
 ) -> F32:
-    """Factors of a group, (made,) or (experts, made)."""
+    """Return the factors of a group, (made,) or (experts, made)."""
     readers: list[list[Matrix]] = [[] for _ in range(max(group.experts, 1))]
     for name in group.readers:
         format_name = formats.get(name, "F32")

@@ -1,11 +1,11 @@
-"""Measures how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
+"""Measure how storing each tensor in each format changes the model's distributions, to choose a mix of formats.
 
     with Trial(path, text, ctx_size=512, windows=8, progress=...) as trial:
         effects = trial.effects({name: ("Q2_K", "Q4_K", "Q6_K", "Q8_0"), ...})   # measured, tensor by tensor
         formats = smallest(effects, max_kld)          # or best(effects, max_bytes): {name: format}
-        kld = trial.kld(formats)                      # measured, all of them together
+        kld = trial.kld(formats)                      # measured with all formats together
 
-`fit_kld` repeats the last two until the measured divergence is inside the bound. The model runs with its matrices as
+`fit_kld` repeats the last two until the measured divergence is within the bound. The model runs with its matrices as
 half-precision floats, and a tensor under trial holds the values it would have after it was stored.
 """
 
@@ -38,12 +38,12 @@ from localllm.quant.gptq import output_error
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 
-RUNS_AS = "F16"  # format of the matrices during trials: close to any of them, exact to 11 bits
+RUNS_AS = "F16"  # format of the matrices during trials: close to every format, exact to 11 bits
 TRIES = 8  # attempts of `fit_kld` before it gives up
 
 
 class _Swapped:
-    """A matrix of the file as halves, or other values in its place: a `Tensor`."""
+    """A `Tensor` that holds a matrix of the file as halves, or replacement values."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor = tensor
@@ -56,7 +56,7 @@ class _Swapped:
         return quant.quantize(quant.dequantize(self._tensor.read(start, stop), self._tensor.format), RUNS_AS)
 
     def values(self) -> F32:
-        """The file's own values, of the tensor's shape."""
+        """Return the values of the file, in the tensor's shape."""
         rows = math.prod(self.shape[:-1])
         return quant.dequantize(self._tensor.read(0, rows), self._tensor.format).reshape(self.shape)
 
@@ -76,9 +76,10 @@ class Trial(Closing):
         threads: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """`text` must fill two windows of `ctx_size` tokens, of which at most `windows` are used; or it is the windows.
+        """`text` must fill at least two windows of `ctx_size` tokens; at most `windows` are used. It may also be
+        windows.
 
-        `imatrix` is the importance that the quantizers will use.
+        `imatrix` holds the importance that the quantizers will use.
         """
         self._progress, self._imatrix = progress, imatrix
         with ExitStack() as stack:
@@ -109,11 +110,11 @@ class Trial(Closing):
         return list(self._swapped)
 
     def effects(self, candidates: Mapping[str, Sequence[str]], memory: int = MEMORY) -> dict[str, list[Effect]]:
-        """The effect of every format listed for every tensor, coarsest first.
+        """Return the effect of every format listed for every tensor, coarsest first.
 
         The divergence is measured for the format with the largest error, by running the model with only this tensor
-        changed. It is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525), so
-        the other formats follow from theirs.
+        changed. It is proportional to the squared error of the outputs (Malinovskii et al. 2024, arXiv:2411.17525),
+        which gives the divergence of the other formats.
         """
         names = [name for name in candidates if self._tensor(name) is not None]
         found: dict[str, list[Effect]] = {}
@@ -144,7 +145,7 @@ class Trial(Closing):
         return sorted(effects, key=lambda effect: effect.bytes)
 
     def kld(self, formats: Mapping[str, str]) -> float:
-        """Mean KL divergence, measured with these tensors stored in these formats and the rest as in the file."""
+        """Measure the mean KL divergence with these tensors stored in these formats, and the rest as in the file."""
         for name, format_name in formats.items():
             self._put({name: self._stored(name, self._tensor(name).values(), format_name)})
         kld = self._run()
@@ -157,7 +158,7 @@ class Trial(Closing):
         return self._swapped[name]
 
     def _stored(self, name: str, values: F32, format_name: str) -> F32:
-        """The values of a tensor after storing it."""
+        """Return the values of a tensor after storing it."""
         matrices = values.reshape(-1, *values.shape[-2:])
         importance = self._imatrix.importance(name, len(matrices), values.shape[-1]) if self._imatrix else None
         rows = [
@@ -167,7 +168,7 @@ class Trial(Closing):
         return quant.dequantize(np.concatenate(rows), format_name).reshape(values.shape)
 
     def _put(self, others: Mapping[str, F32 | None]) -> None:
-        """Replace the values of tensors; None restores the file's own."""
+        """Replace the values of tensors; None restores those of the file."""
         assert self._model.plan is not None
         for name, values in others.items():
             self._swapped[name].other = (
@@ -188,7 +189,7 @@ class Trial(Closing):
 
 
 def _error(values: F32, stored: F32, moments: F64 | None) -> float:
-    """Squared error of the outputs relative to their squares; without inputs, of the values."""
+    """Return the squared error of the outputs relative to their squares; without inputs, that of the values."""
     if moments is None:
         return float(np.square(values - stored, dtype=np.float64).sum() / np.square(values, dtype=np.float64).sum())
     missed = total = 0.0
@@ -202,7 +203,7 @@ def _error(values: F32, stored: F32, moments: F64 | None) -> float:
 
 
 def fit_kld(trial: Trial, effects: Effects, max_kld: float) -> tuple[dict[str, str], float]:
-    """The smallest mix found whose measured divergence is at most `max_kld`, and that divergence."""
+    """Return the smallest mix found whose measured divergence is at most `max_kld`, and its divergence."""
     aim, found = max_kld, None
     for _ in range(TRIES):
         formats = smallest(effects, aim)

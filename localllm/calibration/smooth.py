@@ -1,8 +1,7 @@
-"""Where a model allows folding factors: matrices that read one value, and the makers of that value, which can be
-divided.
+"""Places where a model allows folding factors: the matrices that read a value, and its makers, which can be divided.
 
-Found in the plan of a forward, so every architecture is covered without naming one: a norm's weights, the rows of the
-value matrix before attention, the rows of the up matrix of a gated feed-forward, also of experts.
+They are found in the plan of a forward, so every architecture is covered without naming one: the weights of a norm, the
+rows of the value matrix before attention, the rows of the up matrix of a gated feed-forward, also of experts.
 """
 
 from __future__ import annotations
@@ -52,14 +51,14 @@ class FoldGroup:
     head_dim: int = 0
 
     def spread(self, scale: F32) -> F32:
-        """Factors of the makers (..., made) as factors of the readers' columns (..., columns)."""
+        """Convert factors of the makers (..., made) to factors of the readers' columns (..., columns)."""
         if self.heads_per_kv == 1:
             return scale
         heads = scale.reshape(-1, 1, self.head_dim)
         return np.broadcast_to(heads, (len(heads), self.heads_per_kv, self.head_dim)).reshape(-1)
 
     def gather(self, mean_squares: F32) -> F32:
-        """Mean squares of the readers' columns, as mean squares of what the makers make."""
+        """Convert mean squares of the readers' columns to mean squares of the makers' values."""
         if self.heads_per_kv == 1:
             return mean_squares
         heads: F32 = mean_squares.reshape(-1, self.heads_per_kv, self.head_dim)
@@ -68,7 +67,7 @@ class FoldGroup:
 
 
 def groups(plan: Plan) -> list[FoldGroup]:
-    """Every place of a plan where factors can be folded exactly."""
+    """Return every place in a plan where factors can be folded exactly."""
     made = {value.index: op for op in plan.operations for value in op.outputs}
     readers: dict[int, list[Operation]] = {}
     uses: dict[str, set[int]] = {}  # tensor -> value it multiplies; -1 for a table of embeddings
@@ -105,7 +104,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
 def _after(
     read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
 ) -> list[FoldGroup]:
-    """A group whose value is proportional to a matrix's output, if nothing else reads that output."""
+    """Return a group whose value is proportional to the output of a matrix, if nothing else reads that output."""
     if not isinstance(maker, Linear) or len(beside) > 1:
         return []
     makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]
@@ -113,13 +112,13 @@ def _after(
 
 
 def _multiplied(op: Operation) -> list[tuple[str, int]]:
-    """Tensors that an operation multiplies by, each with the index of the value; -1 for a table that it looks up in."""
+    """Return the tensors that an operation multiplies by, each with the index of the value; -1 for a lookup table."""
     lookups = [(op.table.tensor, -1)] if isinstance(op, Embed) else []
     return [*lookups, *((weight.tensor, x.index) for x, weight in op.products)]
 
 
 def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
-    """The tensors that multiply a value; () if anything else reads it as well."""
+    """Return the tensors that multiply a value; () if anything else also reads it."""
     names: dict[str, None] = {}
     for op in ops:
         own = [name for name, at in _multiplied(op) if at == index]
@@ -130,5 +129,5 @@ def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
 
 
 def _rows(weight: Weight, made: int) -> TensorRows:
-    """The rows or values of a weight that make `made` numbers, in every expert if it has experts."""
+    """Return the rows or values of a weight that make `made` numbers, in every expert if it has experts."""
     return TensorRows(weight.tensor, weight.first, weight.first + made)

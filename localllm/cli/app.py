@@ -1,8 +1,8 @@
-"""The command line as a Typer application: the table of commands and their option groups become what Typer parses.
+"""The command line as a Typer application, built from the table of commands and their option groups.
 
-Typer only reads the words. What a command does runs after that (`Call.run`), outside of Typer, so that errors and exit
-codes are those of `localllm.cli.main` alone. A command's options are made when the command is named. Three things go
-beyond Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, errors of one line.
+Typer only parses the words. The command runs later (`Call.run`), outside of Typer, so that only `localllm.cli.main`
+handles errors and exit codes. The options of a command are built when the command is named. Three features go beyond
+Typer: llama.cpp's long options with one dash (`-ngl 5`), help in sections, and errors of one line.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a num
 
 
 class UsageError(Exception):
-    """A command line that cannot be understood, in one line that names the option."""
+    """An invalid command line; the message is one line that names the option."""
 
 
 class Command(NamedTuple):
-    """A command: its arguments, what it does in a line, more of that, its option groups, and what takes them."""
+    """A command: its arguments, a one-line summary, more help, its option groups, and the function that runs it."""
 
     arguments: str
     line: str
@@ -42,7 +42,7 @@ class Command(NamedTuple):
 
 
 class Call(NamedTuple):
-    """What a command line asks for: a command, and the values of its option groups."""
+    """A parsed command line: a command, and the values of its option groups."""
 
     command: Command
     groups: tuple[Any, ...]
@@ -52,9 +52,9 @@ class Call(NamedTuple):
 
 
 def read(commands: Mapping[str, Command], words: Sequence[str]) -> Call | None:
-    """What a command line asks for; None where that was a help page. UsageError for what cannot be understood.
+    """Parse a command line; None if it printed a help page. UsageError if it is invalid.
 
-    Of the samplers a dict of what was given, because a model file has defaults too.
+    Sampler options become a dict of the given ones, because a model file has defaults too.
     """
 
     class Group(_Group):
@@ -93,7 +93,7 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 
 class _Strict:
-    """Parses as Typer does, but `-ngl` is one option, never `-n gl`, and an unknown one is named with the nearest."""
+    """Parses like Typer, but `-ngl` is one option, never `-n gl`, and an unknown option is named with the nearest."""
 
     def make_parser(self, ctx: Any) -> Any:
         parser = super().make_parser(ctx)  # type: ignore[misc]
@@ -118,7 +118,7 @@ class _Strict:
 
 
 class _Command(_Strict, TyperCommand):
-    """Help in the sections of the option groups."""
+    """A command whose help has a section per option group."""
 
     arguments = ""
     sections: Mapping[str, str] = {}
@@ -131,14 +131,14 @@ class _Command(_Strict, TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                by_section.setdefault(self.sections.get(parameter.name or "", "options"), []).append(record)
+                by_section.setdefault(self.sections.get(parameter.name or "", "Options"), []).append(record)
         for section, records in by_section.items():
             with formatter.section(section):
                 formatter.write_dl(records, col_max=36)
 
 
 class _Group(_Strict, TyperGroup):
-    """The commands of `table`, each made when it is named."""
+    """The commands of `table`, each built when it is named."""
 
     table: Mapping[str, Command] = {}
 
@@ -160,7 +160,7 @@ class _Group(_Strict, TyperGroup):
 
 
 def _made(name: str, command: Command) -> _Command:
-    """A command with all its options."""
+    """Build a command with all its options."""
     sections: dict[str, str] = {}
     parameters: list[inspect.Parameter] = []
     for group in command.groups:
@@ -183,7 +183,7 @@ def _made(name: str, command: Command) -> _Command:
 
 
 def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
-    """The fields of an option group as Typer declares parameters; None, or an empty list, where nothing is given."""
+    """Return the fields of an option group as Typer parameters; None, or an empty list, if not given."""
     for name, _, default, option in declared(group):
         if not option.flags and not option.argument:
             continue
@@ -206,7 +206,7 @@ def _parameters(group: type[Options]) -> Iterator[inspect.Parameter]:
 
 
 def _reader(option: Option) -> Callable[[str], Any]:
-    """Reads one written value, and checks it."""
+    """Return a function that parses and checks one value."""
 
     def read(text: str) -> Any:
         try:
@@ -222,7 +222,7 @@ def _reader(option: Option) -> Callable[[str], Any]:
 
 
 def _value(group: type[Options], given: Mapping[str, Any]) -> Any:
-    """One option group of what was given, with its defaults for the rest."""
+    """Build an option group from the given values, with defaults for the rest."""
     values = {}
     for name, _, _, option in declared(group):
         value = given.get(name)

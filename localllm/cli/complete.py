@@ -1,4 +1,4 @@
-"""What a shell offers for an argument: each function gets the beginning of a word and returns whole words."""
+"""Shell completion of arguments: each function takes the start of a word and returns whole words."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def models(incomplete: str) -> list[str]:
-    """The models in the box, GGUF files, and folders, which may hold some."""
+    """Return bundled models, GGUF files, and folders, which may contain some."""
     from localllm.box import BOX
 
     return [name for name in BOX if name.startswith(incomplete)] + _paths(incomplete, (".gguf",))
@@ -17,7 +17,7 @@ def files(incomplete: str) -> list[str]:
 
 
 def types(incomplete: str) -> list[str]:
-    """What `quantize` writes; a path too, because its first words are files."""
+    """Return the types that `quantize` writes; also paths, because its first words are files."""
     from localllm.quant.mixes import MIXES
 
     return [name for name in (*MIXES, "COPY") if name.startswith(incomplete.upper())] + models(incomplete)
@@ -36,7 +36,7 @@ def backends(incomplete: str) -> list[str]:
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    """Files with one of these endings, and folders with a slash."""
+    """Return files with one of these endings, and folders with a slash."""
     folder, slash, name = incomplete.rpartition("/")
     try:
         found = sorted(Path(folder + slash or ".").expanduser().iterdir())

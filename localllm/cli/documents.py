@@ -1,4 +1,4 @@
-"""Updates documents: `python -m localllm.cli.documents docs/*.md` regenerates every section of tables.
+"""Update documents: `python -m localllm.cli.documents docs/*.md` regenerates every generated section.
 
 The text between `<!-- NAME -->` and `<!-- /NAME -->` becomes the section of that name.
 """
@@ -18,7 +18,7 @@ from localllm.outputs import new_file
 
 
 def commands() -> str:
-    """Every command and every option. Options that several commands share follow at the end, once."""
+    """Return every command and every option. Options that several commands share follow once, at the end."""
     from localllm.cli.main import COMMANDS
 
     users: dict[type[Options], list[str]] = {}
@@ -53,7 +53,7 @@ SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": a
 
 
 def brought_up_to_date(document: str) -> str:
-    """`document` with every section regenerated."""
+    """Return `document` with every section regenerated."""
     for name, section in SECTIONS.items():
         start, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
         for old in re.findall(f"{start}.*?{end}", document, re.DOTALL):

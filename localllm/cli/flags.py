@@ -1,4 +1,4 @@
-"""How the command line writes options: `--backend cpu` for what a message calls backend="cpu"."""
+"""Options as the command line writes them: `--backend cpu` where a message says backend="cpu"."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, *(each for each in _OWN i
 
 
 def typed(text: str | BaseException) -> str:
-    """A text, or that of an error, with options as they are typed."""
+    """Return a text, or the text of an error, with options as typed on the command line."""
     text = said(text) if isinstance(text, BaseException) else text
     return text.typed(_setting) if isinstance(text, Notice) else text
 
 
 def flag_of(name: str) -> str:
-    """The flag that messages use for an option."""
+    """Return the flag that messages use for an option."""
     return next(each.option.flag for group in GROUPS for each in declared(group) if each.name == name)
 
 

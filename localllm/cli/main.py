@@ -1,7 +1,7 @@
 """`localllm`: the table of commands, and the only place where an error becomes a line and an exit code.
 
-Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 129 and 143 after SIGHUP and SIGTERM, 141 where the
-reader of stdout has gone.
+Exit codes: 0, 1 for an error, 2 for wrong usage, 130 after Ctrl-C, 129 and 143 after SIGHUP and SIGTERM, 141 if the
+reader of stdout is gone.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _devices(own: options.Devices) -> None:
 
 
 def _one_model(given: options.ModelName, default: str = "") -> str:
-    """The one MODEL that was given; UsageError for none or several."""
+    """Return the one MODEL that was given; UsageError for none or several."""
     names = [name for name in (*given.words, given.model) if name]
     if len(names) > 1:
         raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
@@ -115,7 +115,7 @@ COMMANDS: dict[str, Command] = {
     "bench": Command(
         "MODEL",
         "measure speed, as llama-bench does",
-        "GB/s: what decoding reads. % of roof: its share of this machine's read bandwidth. GOP/s: work of a prompt.",
+        "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.",
         (options.ModelName, options.Bench),
         _bench,
     ),
@@ -144,7 +144,7 @@ COMMANDS: dict[str, Command] = {
         "IN [OUT] TYPE",
         "make a smaller model file",
         "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
-        "and chooses the same formats; COPY changes none. Without OUT, the file goes beside IN. --fit or --max-kld\n"
+        "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
         "replace TYPE.",
         (options.Quantize,),
         _quantize,
@@ -153,7 +153,7 @@ COMMANDS: dict[str, Command] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; returns the exit code."""
+    """Run a command line, and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in (words[: words.index("--")] if "--" in words else words)
     if debug:
@@ -169,7 +169,7 @@ def _guarded_main(words: list[str], debug: bool) -> int:
             _dispatch(words)
         sys.stdout.flush()
         return 0
-    except SystemExit as leave:  # Typer, after what it does for a shell's completion; or a signal
+    except SystemExit as leave:  # from Typer after shell completion, or from a signal
         return leave.code if isinstance(leave.code, int) else 0
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -225,7 +225,7 @@ def _dispatch(words: list[str]) -> None:
 
 
 def _explain(error: Exception) -> int:
-    """Print what went wrong in one line; returns the exit code."""
+    """Print what went wrong in one line, and return the exit code."""
     if isinstance(error, UsageError):
         fail(str(error))
         return USAGE
@@ -239,7 +239,7 @@ def _explain(error: Exception) -> int:
 
 
 def _users() -> tuple[type[Exception], ...]:
-    """The errors that are the user's to mend."""
+    """Return the types of errors that the user can fix."""
     from localllm.backends import BackendError
     from localllm.errors import LocalLLMError
     from localllm.models import ModelError

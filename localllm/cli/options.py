@@ -1,6 +1,6 @@
-"""The option groups that belong to commands alone. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench).
+"""The option groups that only commands use. Names and short forms are llama.cpp's (common/arg.cpp, llama-bench).
 
-What opens a model, answers and samples is declared in `localllm.options`.
+`localllm.options` declares the options for opening a model, answering and sampling.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _words = partial(option, (), kind=several(TEXT), argument=True)
 class ModelName(Options):
     """MODEL or -m MODEL."""
 
-    TITLE: ClassVar[str] = "which model"
+    TITLE: ClassVar[str] = "Model"
     words: tuple[str, ...] = _words(
         help="a GGUF file, or a built-in model (demo, draft)", metavar="MODEL", offers="models"
     )
@@ -49,13 +49,13 @@ class Opening(Options):
 class Measuring(Options):
     """How to load a model to measure it on a text."""
 
-    TITLE: ClassVar[str] = "opening a model to measure it"
+    TITLE: ClassVar[str] = LoadOptions.TITLE
     ctx_size: int = same(LoadOptions, "ctx_size", default=512, kind=whole(4), shown="512", help="window size in tokens")
     load: LoadOptions = group(LoadOptions, without=("ctx_size", "model_draft", "spec", "draft_max", "force"))
 
     @property
     def options(self) -> LoadOptions:
-        """Harmful cache types may be measured."""
+        """Return the load options; they allow harmful cache types, because measuring them is useful."""
         return self.load.changed({"ctx_size": self.ctx_size, "force": True})
 
 
@@ -63,7 +63,7 @@ class Measuring(Options):
 class Keeping(Options):
     """How to keep a conversation in a file."""
 
-    TITLE: ClassVar[str] = "keeping a conversation"
+    TITLE: ClassVar[str] = "Prompt cache"
     prompt_cache: str = _file("--prompt-cache", help="load text and cache from FILE, and save them there at the end")
     prompt_cache_ro: bool = option(False, "--prompt-cache-ro", help="do not write the --prompt-cache file")
 
@@ -71,7 +71,7 @@ class Keeping(Options):
 @dataclass(frozen=True, slots=True)
 class Chat(Options):
     context_shift: bool = option(
-        False, "--context-shift", help="drop the oldest turns when the context is full (default: you choose)"
+        False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
     )
     no_stats: bool = option(False, "--no-stats", help="show no statistics after answers")
 
@@ -159,7 +159,7 @@ class Quantize(Options):
         help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
     )
     force: bool = option(False, "--force", help="overwrite OUT")
-    dry_run: bool = option(False, "--dry-run", help="show what every tensor would become, and the size; write nothing")
+    dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"
     )

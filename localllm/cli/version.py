@@ -1,4 +1,4 @@
-"""The version as `localllm --version` prints it: in a git checkout with the commit, which a bug report needs."""
+"""The version as `localllm --version` prints it: in a git checkout with the commit, for bug reports."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 from localllm import __version__
 
-_CHECKOUT = Path(__file__).resolve().parents[2]  # site-packages if installed, which is not a checkout
+_CHECKOUT = Path(__file__).resolve().parents[2]  # site-packages if installed, not a checkout
 _SECONDS = 10.0
 
 
 def version(folder: Path = _CHECKOUT) -> str:
-    """`0.2.0`, or in a checkout `0.2.0 (abc1234)`, or `0.2.0 (abc1234, modified)` if a tracked file has changed."""
+    """Return `0.2.0`, or in a checkout `0.2.0 (abc1234)`, with `, modified` if a tracked file has changed."""
     if not (folder / ".git").exists():
         return __version__
     import subprocess
@@ -19,6 +19,6 @@ def version(folder: Path = _CHECKOUT) -> str:
     command = ["git", "-C", str(folder), "describe", "--always", "--abbrev=7", "--exclude=*", "--dirty=, modified"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):  # no git, or a folder that git refuses to read
+    except (OSError, subprocess.SubprocessError):  # no git, or git refuses to read the folder
         return __version__
     return f"{__version__} ({done.stdout.strip()})"

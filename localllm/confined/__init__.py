@@ -1,4 +1,4 @@
-"""Runs code on hostile input in a child process with limits, where nothing can take this process down."""
+"""Run code on hostile input in a child process with limits, where it cannot take this process down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes a text with the tokenizer.json of a Hugging Face folder: a task of the confined child.
+"""Encode a text with the tokenizer.json of a Hugging Face folder: a task of the confined child.
 
 The library that reads such files trusts them. A normalizer that turns one letter into a thousand, four times over, ends
 in an abort after gigabytes, and a regular expression may never finish.
@@ -13,7 +13,7 @@ from localllm.confined.process import ResourceLimits
 
 
 def limits(json: str) -> ResourceLimits:
-    """Limits for reading such a file; 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
+    """Return limits for reading such a file; 256,000 tokens and 500,000 merges (10 MB) take 1.3 s and 350 MB."""
     return ResourceLimits(seconds=60, wall=180, memory=(512 << 20) + 64 * len(json))
 
 
@@ -26,9 +26,9 @@ def prepare() -> None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with special tokens added.
+    """Return the ids of `request["text"]` by the tokenizer `request["json"]`: plain, and with special tokens added.
 
-    Or the error of a file that the library cannot read.
+    If the library cannot read the file, return the error.
     """
     import tokenizers
 

@@ -1,9 +1,9 @@
-"""`Confined`: runs a task in a child process, with limits on time, memory and the size of its answer.
+"""`Confined`: run a task in a child process, with limits on time, memory and the size of its answer.
 
-Metering inside this process was tried first. It must know the cost of everything in Python, and what it misses (a tuple
-nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned, not
-forked, because this process has threads. It starts before its first use and stays, so a call costs two messages through
-pipes: about 0.1 ms.
+We first tried to meter inside this process. That requires the cost of everything in Python, and anything missed (a
+tuple nested 400,000 deep and then hashed) kills the program. The operating system misses nothing. The child is spawned,
+not forked, because this process has threads. It starts before its first use and stays, so a call costs two messages
+through pipes: about 0.1 ms.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Confined:
             self._running()
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The task's answer. ConfinedLimit or ConfinedCrash if there is none; the next call gets a new child."""
+        """Return the task's answer. ConfinedLimit or ConfinedCrash if there is none; the next call gets a new child."""
         data = json.dumps(request).encode()
         with self._lock:
             child = self._running()
@@ -102,7 +102,7 @@ class Confined:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
-                    start_new_session=True,  # Ctrl-C in the terminal is for this process
+                    start_new_session=True,  # only this process receives Ctrl-C from the terminal
                 )
             except (OSError, ValueError) as error:
                 raise ConfinedError(
@@ -131,7 +131,7 @@ class Confined:
         return answer
 
     def _explained(self, child: subprocess.Popen[bytes]) -> ConfinedError:
-        """Why the child ended."""
+        """Return why the child ended."""
         try:
             code = child.wait(timeout=_ENDING)
         except subprocess.TimeoutExpired:

@@ -1,5 +1,4 @@
-"""The child's side of `Confined`: loads one task, gives up every right it does not need, answers until the input
-ends."""
+"""The child's side of `Confined`: load one task, drop all unneeded rights, and answer requests until the input ends."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ else:
     resource = _resource
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
-_USUAL_SIZE = 64 << 20  # initial address space of a child in bytes, if the system does not tell
+_USUAL_SIZE = 64 << 20  # initial address space of a child in bytes, if the system does not report it
 _PAGE = resource.getpagesize() if resource else 4096
 
 
@@ -62,7 +61,7 @@ def _answered(answer: Answer, request: dict[str, Any], limits: ResourceLimits) -
 
 
 class _Fence:
-    """Limits time and memory while entered. From the start: no new file, socket or process, no core dump."""
+    """Limits time and memory while entered. Creating it forbids new files, sockets, processes and core dumps."""
 
     def __init__(self, limits: ResourceLimits) -> None:
         self._limits = limits
@@ -96,7 +95,7 @@ class _Fence:
                 resource.setrlimit(resource.RLIMIT_AS, (size, most))
 
     def _mapped(self) -> int:
-        """Address space in use now, in bytes."""
+        """Return the address space in use now, in bytes."""
         if self._sizes is None:
             return _USUAL_SIZE
         self._sizes.seek(0)

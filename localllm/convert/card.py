@@ -1,4 +1,4 @@
-"""What a folder says about its model: the name, the head of the model card, the recommended sampling."""
+"""Read a folder's description of its model: name, head of the model card, recommended sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from localllm.convert.hf_config import HfConfig
 from localllm.convert.jsonfile import read_json
 
-_MAX_CARD = 1 << 16  # bytes of README.md to read; its head has a few hundred
+_MAX_CARD = 1 << 16  # maximum bytes of README.md to read; its head has a few hundred
 _TEXTS = {"license": "license", "license_name": "license.name", "license_link": "license.link"}
 _LISTS = {"tags": "tags", "language": "languages"}
 _SNAPSHOT = re.compile(r"[0-9a-f]{40}")  # a folder in the cache of huggingface_hub: models--OWNER--NAME/snapshots/HASH
@@ -20,7 +20,7 @@ _SAMPLING = {"top_p": "top_p", "min_p": "min_p", "temp": "temperature", "penalty
 
 
 def general_keys(folder: Path, parameters: int) -> dict[str, Any]:
-    """`general.*` for a model with this many parameters."""
+    """Return `general.*` for a model with this many parameters."""
     keys: dict[str, Any] = {
         "general.type": "model",
         "general.name": _name(folder),
@@ -37,7 +37,7 @@ def general_keys(folder: Path, parameters: int) -> dict[str, Any]:
 
 
 def sampling_keys(folder: Path) -> dict[str, Any]:
-    """`general.sampling.*` from generation_config.json."""
+    """Return `general.sampling.*` from generation_config.json."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return {}
@@ -50,14 +50,14 @@ def sampling_keys(folder: Path) -> dict[str, Any]:
 
 
 def size_label(parameters: int) -> str:
-    """At least two significant digits, with K, M, B or T: 1.2B, 134M."""
+    """Format a count with at least two significant digits and K, M, B or T: 1.2B, 134M."""
     scale, unit = next((s, u) for s, u in _UNITS if parameters > s or u == "K")
     number = parameters / scale
     return f"{number:.{1 if round(number) < 10 else 0}f}{unit}"
 
 
 def _name(folder: Path) -> str:
-    """The folder's name; in huggingface_hub's cache, the model's."""
+    """Return the folder's name; in the cache of huggingface_hub, the model's name."""
     path = folder.resolve()
     if _SNAPSHOT.fullmatch(path.name) and path.parent.name == "snapshots":
         return path.parent.parent.name.split("--")[-1]
@@ -65,7 +65,7 @@ def _name(folder: Path) -> str:
 
 
 def _card(path: Path) -> dict[str, str | list[str]]:
-    """Texts and lists of texts at the top level of the card's head, which is YAML between two lines of `---`."""
+    """Return the texts and lists of texts at the top level of the card's head: YAML between two lines of `---`."""
     try:
         with path.open("rb") as file:
             lines = file.read(_MAX_CARD).decode("utf-8", "replace").splitlines()
@@ -88,7 +88,7 @@ def _card(path: Path) -> dict[str, str | list[str]]:
                 found[pair[1]] = _scalar(pair[2])
             else:
                 found[pair[1]] = items = []
-    return {}  # the head is not closed
+    return {}  # the head has no end
 
 
 def _scalar(text: str) -> str:

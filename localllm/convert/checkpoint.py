@@ -1,5 +1,4 @@
-"""An opened Hugging Face folder with the interface of an opened GGUF file: keys, and tensors that are read on
-demand."""
+"""An opened Hugging Face folder, with the interface of an opened GGUF file: keys, and tensors read on demand."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantizati
 
 
 class Checkpoint(Closing):
-    """`with open_checkpoint(folder) as model:` closes it. `notes` are lines for the user: what the file will lack."""
+    """A folder; `with open_checkpoint(folder) as model:` closes it. `notes` tell the user what the file will lack."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder
@@ -86,7 +85,7 @@ class Checkpoint(Closing):
         self.notes = (*shelf.notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
 
     def close(self) -> None:
-        """Close the file descriptors. Not while another thread reads."""
+        """Close the file descriptors. Do not call it while another thread reads."""
         for shard in self._shards:
             shard.close()
 
@@ -97,7 +96,7 @@ class Checkpoint(Closing):
 def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     """Open a folder as written by `save_pretrained`, and check everything but the numbers.
 
-    That is keys, tensor names and shapes against the forward of their architecture, and the tokenizer. Raises
+    It checks keys, tensor names and shapes against the forward of the architecture, and the tokenizer. Raises
     ConvertError, in one line, for a folder that is incomplete or unsupported.
     """
     return Checkpoint(Path(folder))
@@ -121,12 +120,12 @@ def _recipe(config: HfConfig) -> Recipe:
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
-    """All tensors of the file: the embedding, computed ones, layer by layer, the output."""
+    """Return all tensors of the file: the embedding, computed ones, layer by layer, the output."""
     top = {key: list(_made(shelf, recipe, sizes, "", key, (source,))) for key, source in _TOP.items()}
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and _alike(top["output"][0], top["token_embd"][0]):
-        top["output"] = []  # tied, but stored nevertheless
+        top["output"] = []  # tied, but stored all the same
     yield from top["token_embd"]
     yield from extra
     for layer in range(sizes.layers):
@@ -148,7 +147,7 @@ def _made(
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for vectors, norms and routers, which llama.cpp reads in no other."""
+    """Choose the output format: F32 for vectors, norms and routers, because llama.cpp reads them only in F32."""
     if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name
@@ -159,7 +158,7 @@ def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
 
 
 def _alike(one: LazyTensor, other: LazyTensor) -> bool:
-    """Whether the bytes are equal; stops at the first difference."""
+    """Return whether the bytes are equal; stops at the first difference."""
     if (one.shape, one.format) != (other.shape, other.format):
         return False
     step = max(1, (1 << 22) // one.row_bytes)
@@ -170,7 +169,7 @@ def _alike(one: LazyTensor, other: LazyTensor) -> bool:
 
 
 def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> int:
-    """The number of parameters; ConvertError if the forward lacks a tensor, or finds one of another shape."""
+    """Return the number of parameters; ConvertError if a tensor is missing or has the wrong shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:
         plan = record(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
@@ -180,7 +179,7 @@ def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapp
 
 
 def _origin(error: str, recipe: Recipe) -> str:
-    """The names in the folder for the GGUF tensor that an error begins with."""
+    """Return the names in the folder for the GGUF tensor that an error starts with."""
     name = error.split(":")[0]
     base, _, suffix = name.rpartition(".")
     layer = base.split(".")[1] if base.startswith("blk.") else ""

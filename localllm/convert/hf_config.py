@@ -24,7 +24,7 @@ class HfConfig:
     defaults: Mapping[str, Any]
 
     def get(self, *names: str) -> Any:
-        """The first of several names that the file holds; else a default; else None."""
+        """Return the value of the first of several names in the file, else a default, else None."""
         found = (table.get(name) for table in (self.values, self.defaults) for name in names)
         return next((value for value in found if value is not None), None)
 
@@ -51,7 +51,7 @@ class HfConfig:
         return value
 
     def needed(self, *names: str) -> int:
-        """A required whole number of at least 1."""
+        """Return a required whole number of at least 1."""
         value = self.integer(*names)
         if not value:
             raise self.error(names[0], value, "a whole number from 1 up")
@@ -68,12 +68,12 @@ class HfConfig:
         return ConvertError(f"{self.path}: {name} {found}; expected {expected}")
 
     def below(self, name: str, values: Mapping[str, Any]) -> HfConfig:
-        """A nested table."""
+        """Return a nested table."""
         return HfConfig(self.path.with_name(f"{self.path.name} {name}"), values, {})
 
 
 def read_config(folder: Path) -> HfConfig:
-    """The text model's configuration: keys inside text_config override those outside."""
+    """Read the text model's configuration; keys inside text_config override those outside."""
     path = folder / "config.json"
     if not path.is_file():
         raise ConvertError(f"{folder}: no config.json; give a model folder as saved by transformers")
@@ -86,7 +86,7 @@ def read_config(folder: Path) -> HfConfig:
 
 
 def class_of(config: HfConfig) -> str:
-    """The name of the model's class in transformers."""
+    """Return the name of the model's class in transformers."""
     names = config.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise config.error("architectures", names, "the name of one model class")

@@ -1,4 +1,4 @@
-"""Turns config.json into the GGUF keys that describe the model's shape."""
+"""Convert config.json to the GGUF keys that describe the model's shape."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ _ACTIVATIONS = {
 
 
 def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int) -> dict[str, Any]:
-    """Keys with their prefix, as `write_gguf` takes them; ConvertError if config.json is incomplete or
-    contradictory."""
+    """Return prefixed keys for `write_gguf`; ConvertError if config.json is incomplete or contradictory."""
     _check(config, recipe)
     keys: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -81,7 +80,7 @@ _KINDS = ("sliding_attention", "full_attention")
 
 
 def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
-    """The window and its layers, for architectures with sliding windows."""
+    """Return the window and its layers, for architectures with sliding windows."""
     sliding, window = ARCHITECTURES[recipe.name].sliding, config.integer("sliding_window")
     if sliding is None or window is None:
         return {}
@@ -99,7 +98,7 @@ def _windows(config: HfConfig, recipe: Recipe) -> dict[str, Any]:
 
 
 def shape_notes(config: HfConfig, recipe: Recipe) -> tuple[str, ...]:
-    """What config.json requests and the GGUF architecture ignores."""
+    """Return notes on settings of config.json that the GGUF architecture ignores."""
     window = config.integer("sliding_window")
     unused = ARCHITECTURES[recipe.name].sliding is None and config.flag("use_sliding_window") is not False
     if unused and window and window < config.needed("max_position_embeddings"):

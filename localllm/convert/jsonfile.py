@@ -12,7 +12,7 @@ _MAX_BYTES = 1 << 28  # the largest tokenizer.json seen has 35 MB
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; ConvertError if it is missing, too large or not a JSON object."""
+    """Read the object in a file; ConvertError if it is missing, too large or not a JSON object."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_json(data: bytes | bytearray, where: str) -> Any:
-    """The value of JSON text. Duplicate names in an object are refused, because readers differ on which counts."""
+    """Parse JSON text. Duplicate names in an object are an error, because readers disagree on which one counts."""
     try:
         return json.loads(data, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -35,14 +35,13 @@ def parse_json(data: bytes | bytearray, where: str) -> Any:
 
 
 def steps(value: Any, name: str) -> list[dict[str, Any]]:
-    """Steps of a part of tokenizer.json: those that a Sequence lists under `name`, or the part itself. Other shapes are
-    skipped."""
+    """Return the steps of a part of tokenizer.json: the list `name` of a Sequence, or the part itself. Skip others."""
     listed = value.get(name) if isinstance(value, dict) and value.get("type") == "Sequence" else [value]
     return objects(listed)
 
 
 def objects(value: Any) -> list[dict[str, Any]]:
-    """The objects in a list; empty if it is not a list."""
+    """Return the objects in a list; empty if it is not a list."""
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 

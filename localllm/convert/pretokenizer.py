@@ -1,6 +1,6 @@
-r"""Finds GGUF's name for the pre-tokenizer of a tokenizer.json, by its content, not by a vocabulary.
+r"""Find GGUF's name for the pre-tokenizer of a tokenizer.json, by its content, not by a vocabulary.
 
-Its `pre_tokenizer` is a list of steps that ends in the letters for bytes. Spellings that cut text alike count as one
+Its `pre_tokenizer` is a list of steps that ends in the letters for bytes. Spellings that split text alike are equal
 here. `localllm.tokenizer.pretokenize` defines each name.
 """
 
@@ -19,9 +19,9 @@ _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
-_DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps that are not a regular expression in the file
+_DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps without a regular expression in the file
 
-# Steps, and two names: for vocabularies where a word that is a token stays whole despite merges, and for the others.
+# Steps, and two names: for vocabularies where a word that is a token skips merging, and for others.
 _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
     (rf"{_SHORT}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_ENDS}",): ("llama-bpe", "dbrx"),
     (rf"{_SHORT}|{_WORD}|\p{{N}}|{_SIGNS}|{_ENDS}",): ("qwen2", "qwen2"),
@@ -35,8 +35,8 @@ _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
     (_DIGIT, _GPT2): ("starcoder", "starcoder"),
     (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT): ("deepseek-coder", "deepseek-coder"),
 }
-# Equivalent spellings: possessive repetition that could give nothing back; the order of exclusive alternatives; one
-# line end or more after white space that takes the others.
+# Equivalent spellings: possessive repetition that never backtracks; the order of exclusive alternatives; one or several
+# # line ends after white space that consumes the others.
 _SPELLINGS = (
     ("?+", "?"), ("++", "+"), ("{1}", ""), (r"\s*[\r\n]+", r"\s*[\r\n]"), ("'(?i:[sdmt]|ll|ve|re)", _SHORT),
     ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _SHORT),
@@ -45,8 +45,7 @@ _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+
 
 
 def pre_tokenizer_name(pre_tokenizer: Any, ignore_merges: bool) -> str:
-    """The name for `tokenizer.ggml.pre`; ConvertError if no name cuts like this, because another would give wrong
-    ids."""
+    """Return the name for `tokenizer.ggml.pre`; ConvertError if none splits like this: another would give wrong ids."""
     steps = tuple(step for part in parts(pre_tokenizer, "pretokenizers") for step in _steps(part))
     if steps not in _NAMES:
         shown = printable(" then ".join(steps) or "nothing", 200)

@@ -1,5 +1,5 @@
-"""The architectures that can be converted, one row each: their classes in transformers, the source of each GGUF tensor,
-and what the GGUF architecture assumes, so config.json must agree."""
+"""The architectures that can be converted, one row each: classes in transformers, the source of each GGUF tensor, and
+the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from localllm.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that changes of tensors depend on."""
+    """The sizes that tensor conversions depend on."""
 
     layers: int
     heads: int
@@ -26,7 +26,7 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Check = Callable[[HfConfig], str | None]  # why results would differ from transformers; None if they would not
+Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
 def _only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
@@ -35,9 +35,9 @@ def _only(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """Names below `model.layers.N.`, and the change that makes one tensor of them; `{}` in a name counts from 0.
+    """Names below `model.layers.N.`, and the change that combines them to one tensor; `{}` in a name counts from 0.
 
-    Its key is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
+    The key in the table is a name below `blk.N.`. A key without a suffix means both `.weight` and `.bias`.
     """
 
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ def _flat(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _half(which: int) -> Change:
-    """The first or second half of the rows of every matrix."""
+    """Return the first or second half of the rows of every matrix."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         rows = parts[0].shape[-2] // 2
@@ -92,7 +92,7 @@ def _turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def _every_second(first: int, change: Change) -> Change:
-    """Rows first, first + 2, ... of the result of `change`."""
+    """Return rows first, first + 2, ... of the result of `change`."""
 
     def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         whole = change(parts, sizes)
@@ -106,7 +106,7 @@ def _every_second_value(first: int) -> Change:
 
 
 def _is(name: str, *allowed: Any) -> Check:
-    """A key of config.json, if present, has one of these values."""
+    """Require that a key of config.json, if present, has one of these values."""
 
     def check(config: HfConfig) -> str | None:
         value = config.get(name)
@@ -127,7 +127,7 @@ def _every_fourth_without_rope(config: HfConfig) -> str | None:
 
 
 def _score_scale(wide_layers: int) -> Check:
-    """Scores are divided by the root of the head width; with `wide_layers` layers, by the root of width over heads."""
+    """Require scores divided by the root of the head width or, with `wide_layers` layers, of width over heads."""
 
     def check(config: HfConfig) -> str | None:
         width, heads = config.needed("hidden_size"), config.needed("num_attention_heads")
@@ -147,12 +147,12 @@ class Recipe:
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
-    layer: Mapping[str, tuple[From, ...]]  # uses the first whose names exist
+    layer: Mapping[str, tuple[From, ...]]  # the first whose names exist is used
     norm_offset: float = 0.0  # added to the weights of norms
-    rope_tensors: bool = False  # the file can store frequency factors
+    rope_tensors: bool = False  # whether the file can store frequency factors
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, int | str] = field(default_factory=dict)  # further keys: a number, or its name in config.json
+    keys: Mapping[str, int | str] = field(default_factory=dict)  # other keys: a number, or its name in config.json
     checks: tuple[Check, ...] = ()
 
 
@@ -181,7 +181,7 @@ _GEMMA3: Layer = {**_FOUR_NORMS, **_QKV, **_OUT, **_GATED, **_HEAD_NORMS}
 
 
 def _experts(gate: str, up: str, down: str) -> Layer:
-    """One matrix per expert, or as newer transformers may save them, gate and up of all experts in one."""
+    """Sources of experts: one matrix per expert or, as newer transformers may save them, one for gate and up of all."""
     fused = gate.split("{}")[0] + "gate_up_proj"
     return {
         "ffn_gate_exps.weight": (From((gate + ".weight",), _stacked), From((fused,), _half(0))),

@@ -1,6 +1,6 @@
-"""Rotary position embeddings: from transformers' rope_parameters (older: rope_scaling) to GGUF's keys and tensors.
+"""Rotary position embeddings: convert rope_parameters of transformers (older: rope_scaling) to GGUF keys and tensors.
 
-One function per type of transformers; the formulas are those of its modeling_rope_utils.py.
+There is one function per type; the formulas are those of modeling_rope_utils.py in transformers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Given:
 
 
 def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
-    """Keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
+    """Return keys, tensors and notes; ConvertError for a type that is unknown or that the architecture cannot hold."""
     parameters = config.table("rope_parameters", "rope_scaling")
     sliding: dict[str, Any] = {}
     if "full_attention" in parameters:
@@ -100,7 +100,7 @@ def _yarn(given: _Given) -> RopeKeys:
     for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow")):
         if (value := rope.real(name)) is not None:
             keys["rope.scaling." + key] = value
-    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply it by themselves
+    automatic = _yarn_magnitude(factor, 1.0)  # GGUF readers apply it
     wanted = rope.real("attention_factor")
     mscale, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
     if wanted is None and mscale and all_dim:
@@ -119,7 +119,7 @@ def _yarn_magnitude(factor: float, scale: float) -> float:
 
 
 def _llama3(given: _Given) -> RopeKeys:
-    """Stretch long waves by the factor, keep short ones, and blend those between."""
+    """Stretch long wavelengths by the factor, keep short ones, and blend those between."""
     rope, factor, original = given.rope, given.factor(), given.original_context()
     low, high = (rope.real(f"{name}_freq_factor") or default for name, default in (("low", 1.0), ("high", 4.0)))
     waves = 2 * math.pi * given.base ** (np.arange(0, given.n_rot, 2) / given.n_rot)
@@ -131,7 +131,7 @@ def _llama3(given: _Given) -> RopeKeys:
 
 
 def _longrope(given: _Given) -> RopeKeys:
-    """Factors for the trained context, and others beyond it (LongRoPE, arXiv:2402.13753)."""
+    """Return factors for the trained context, and factors beyond it (LongRoPE, arXiv:2402.13753)."""
     rope, original = given.rope, given.original_context()
     factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
     magnitude = rope.real("attention_factor")

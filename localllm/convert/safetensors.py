@@ -1,8 +1,8 @@
-"""Safetensors files, single or sharded with an index: lists the tensors, and reads their rows on demand.
+"""Safetensors files, single or sharded with an index: list the tensors, and read their rows on demand.
 
 A file is a 64-bit length, a JSON header {name: {dtype, shape, data_offsets}} of that length, and the data. We use our
 own reader, because the `safetensors` package gives NumPy neither BF16 nor FP8, and no single rows. A header is hostile
-until checked: every range lies in the file and has the size of its shape.
+until checked: every range must lie in the file and have the size of its shape.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INDEX = "model.safetensors.index.json"
 
 
 class Shard:
-    """One open file. Reads may come from several threads at once."""
+    """An open file. Several threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class Shard:
     def _tensors(self) -> dict[str, LazyTensor]:
         length = struct.unpack("<Q", self._read(0, 8))[0] if self.size >= 8 else 0
         if not 2 <= length <= min(_MAX_HEADER, self.size - 8):
-            raise self._error("the header's length does not fit the file; it is no safetensors file, or cut short")
+            raise self._error("the header's length does not fit the file; not a safetensors file, or truncated")
         header = parse_json(self._read(8, length), str(self.path))
         if not isinstance(header, dict):
             raise self._error("the header is not a JSON object")
@@ -94,7 +94,7 @@ class Shard:
             except OSError as error:
                 raise self._error(f"cannot be read: {error.strerror}") from None
             if not count:
-                raise self._error("was cut short while in use")
+                raise self._error("was truncated while in use")
             view, offset = view[count:], offset + count
         return out
 
@@ -106,7 +106,7 @@ class Shard:
 
 
 def open_shards(folder: Path) -> list[Shard]:
-    """All shards of a folder's model, checked against its index; ConvertError if there is none."""
+    """Open all shards of a folder's model, checked against its index; ConvertError if there is none."""
     places = _index(folder) if (folder / _INDEX).exists() else None
     names = sorted(set(places.values())) if places is not None else _without_index(folder)
     shards: list[Shard] = []

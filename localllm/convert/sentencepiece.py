@@ -19,17 +19,17 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """One entry of each per token. Types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4 user-defined, 5
-    unused, 6 byte."""
+    """The pieces: one entry of each list per token. Types are numbered as in GGUF: 1 normal, 2 unknown, 3 control, 4
+    user-defined, 5 unused, 6 byte."""
 
     texts: list[str]
     scores: list[float]
     types: list[int]
-    space_prefix: bool  # a text is read as if it began with a space
+    space_prefix: bool  # whether a space is added before a text
 
 
 def read_pieces(path: Path) -> Pieces:
-    """The pieces of a BPE model; ConvertError for another kind or a damaged file."""
+    """Read the pieces of a BPE model; ConvertError for another kind or a damaged file."""
     try:
         if path.stat().st_size > _MAX_BYTES:
             raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a SentencePiece model")
@@ -71,7 +71,7 @@ def _message(value: int | bytes) -> bytes:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of every field: an int, or the bytes of anything else."""
+    """Yield number and value of every field: an int, or the bytes of anything else."""
     position = 0
     while position < len(data):
         tag, position = _varint(data, position)
@@ -93,7 +93,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """The number, seven bits per byte, low first, and its end."""
+    """Return a number (seven bits per byte, low first) and its end."""
     value = 0
     for shift in range(0, 70, 7):
         byte = data[position]

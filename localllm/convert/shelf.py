@@ -1,4 +1,4 @@
-"""The tensors of a folder by the names that recipes use, taken one by one; leftover tensors are an error at the end."""
+"""The tensors of a folder, taken one by one by the names in recipes; leftover tensors are an error at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 
 
 class Shelf:
-    """`take` returns tensors by name; `rest` is what was not taken."""
+    """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
 
     def __init__(self, shards: Iterable[Shard], layers: int) -> None:
         self.notes: list[str] = []
@@ -70,7 +70,7 @@ class Shelf:
                 self._tensors.pop(base + other, None)
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
-        """The tensors with these names, `{}` counting as far as the folder does; None if the first is missing."""
+        """Take the tensors with these names (`{}` counts as far as the folder goes); None if the first is missing."""
         found: list[LazyTensor] = []
         for name in names:
             count = self._counts.get((prefix, name), 0)

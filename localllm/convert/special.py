@@ -1,4 +1,4 @@
-"""Special tokens and what is added around a text, from the files of a folder that may define them."""
+"""Special tokens and the tokens added around a text, from the files of a folder that may define them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROLES = {  # name in the folder: name in GGUF
 def special_keys(
     folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], config: HfConfig, keys: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Ids, and add_bos_token and add_eos_token; `keys` already hold the tokens."""
+    """Return ids, add_bos_token and add_eos_token; `keys` already holds the tokens."""
     tokens: list[str] = keys[_KEY + "tokens"]
     ids = {text: i for i, text in reversed(list(enumerate(tokens)))}
     generation = _optional(folder / "generation_config.json")
@@ -53,14 +53,14 @@ def _text(value: Any) -> str | None:
 
 
 def _numbers(value: Any, count: int) -> Iterator[int]:
-    """The valid ids among one or a list."""
+    """Return the valid ids in a number or a list."""
     for number in value if isinstance(value, list) else [value]:
         if type(number) is int and 0 <= number < count:
             yield number
 
 
 def _around(fast: Mapping[str, Any]) -> tuple[str | None, str | None]:
-    """The special tokens that tokenizer.json adds before and after a text."""
+    """Return the special tokens that tokenizer.json adds before and after a text."""
     for processor in _processors(fast):
         single = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
         if isinstance(single, list) and single:
@@ -77,7 +77,7 @@ def _processors(fast: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _flag(
     role: str, text: str | None, role_text: str | None, fast: Mapping[str, Any], settings: Mapping[str, Any]
 ) -> bool | None:
-    """tokenizer.json decides, if it says anything; then tokenizer_config.json; None leaves it to the reader."""
+    """Return the flag from tokenizer.json, else from tokenizer_config.json; None leaves it to the reader."""
     if _processors(fast):
         return text is not None and text == role_text
     setting = settings.get(f"add_{role}_token")
@@ -87,7 +87,7 @@ def _flag(
 
 
 def _further_ends(generation: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, int]:
-    """Tokens that end an answer only because generation_config.json lists them; GGUF has keys for two."""
+    """Return tokens that end an answer only by generation_config.json; GGUF has keys for two."""
     known = read_vocab(keys).ends
     further = [i for i in _numbers(generation.get("eos_token_id"), len(keys[_KEY + "tokens"])) if i not in known]
     return {f"{_KEY}{name}_token_id": i for name, i in zip(("eot", "eom"), further, strict=False)}

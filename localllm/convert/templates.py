@@ -1,4 +1,4 @@
-"""Chat templates of a folder: one, or several by name."""
+"""The chat templates of a folder: one, or several by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEY = "tokenizer.chat_template"
 
 
 def template_keys(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`tokenizer.chat_template`, and `.NAME` for each further one; separate files override the settings."""
+    """Return `tokenizer.chat_template`, and `.NAME` for each additional one; separate files override the settings."""
     templates: dict[str, str] = {}
     stored = settings.get("chat_template")
     if stored is None and (older := folder / "chat_template.json").is_file():

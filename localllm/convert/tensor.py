@@ -1,6 +1,6 @@
-"""A tensor that is read row by row, and its conversions: rows picked, stacked, transposed, repacked.
+"""A tensor that is read row by row, and its conversions: pick, stack, transpose, repack.
 
-Nothing here holds numbers. A changed tensor is a function that reads what it needs from its sources, so a model larger
+Nothing here holds numbers. A converted tensor is a function that reads from its sources on demand, so a model larger
 than memory can be converted.
 """
 
@@ -41,16 +41,16 @@ class LazyTensor:
         return self.rows * self.row_bytes
 
     def read(self, start: int, stop: int) -> U8:
-        """Rows start..stop, contiguous: uint8 (stop - start, row_bytes). Safe from several threads at once."""
+        """Return rows start..stop, contiguous: uint8 (stop - start, row_bytes). Several threads may call it at once."""
         if not 0 <= start <= stop <= self.rows:
-            raise ConvertError(f"{self.name}: rows {start} to {stop} asked for; it has {self.rows}")
+            raise ConvertError(f"{self.name}: rows {start} to {stop} requested; it has {self.rows}")
         if start == stop:
             return np.empty((0, self.row_bytes), np.uint8)
         return np.ascontiguousarray(self._read(start, stop))
 
 
 def plain(name: str, values: NDArray[np.float32]) -> LazyTensor:
-    """A small float32 tensor in memory."""
+    """Return a small float32 tensor in memory."""
     rows = np.ascontiguousarray(values, np.float32).reshape(-1, values.shape[-1]).view(np.uint8)
     return LazyTensor(name, "F32", values.shape, rows.shape[1], lambda start, stop: rows[start:stop])
 
@@ -60,12 +60,12 @@ def renamed(tensor: LazyTensor, name: str) -> LazyTensor:
 
 
 def flattened(tensor: LazyTensor) -> LazyTensor:
-    """(1, n) as (n,)."""
+    """Reshape (1, n) to (n,)."""
     return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
 
 
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
-    """Tensors (rows, columns) as one (count, rows, columns), or (n,) as (count, n)."""
+    """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
     for other in tensors:
         if (other.shape, other.format) != (first.shape, first.format):
@@ -84,7 +84,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 
 
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
-    """The rows `index` of all (those of every matrix flattened), as matrices of `rows`; for a vector, its values."""
+    """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
     if len(tensor.shape) == 1:
         size = ITEM_BYTES[tensor.format]
 
@@ -102,7 +102,7 @@ def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTenso
 
 
 def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTensor:
-    """Rows start, start + step, ... of every matrix (for a vector, its values)."""
+    """Pick rows start, start + step, ... of every matrix (of a vector, its values)."""
     height = tensor.shape[-2] if len(tensor.shape) > 1 else tensor.shape[0]
     matrices = prod(tensor.shape[:-2])
     wanted = np.arange(start, min(stop, height), step)
@@ -110,7 +110,7 @@ def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTen
 
 
 def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Values start, start + step, ... of every row."""
+    """Pick values start, start + step, ... of every row."""
     size = ITEM_BYTES[tensor.format]
     count = len(range(start, tensor.shape[-1], step))
 
@@ -121,7 +121,7 @@ def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
-    """(..., a, b) as (..., b, a). A read covers every matrix that it touches, whole."""
+    """Transpose (..., a, b) to (..., b, a). A read loads the whole of every matrix that it touches."""
     a, b = tensor.shape[-2:]
     size = ITEM_BYTES[tensor.format]
 
@@ -137,7 +137,7 @@ def transposed(tensor: LazyTensor) -> LazyTensor:
 
 
 def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
-    """The same numbers plus `offset`, as F32."""
+    """Convert to F32 and add `offset`."""
     if tensor.format == "F32" and not offset:
         return tensor
 
@@ -149,9 +149,9 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
 
 
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) as MXFP4 (..., rows, 32 n).
+    """Repack gpt-oss's codes U8 (..., rows, n, 16) and scales U8 (..., rows, n) to MXFP4 (..., rows, 32 n).
 
-    In the checkpoint a byte holds two neighbours, the first in its low half; in ggml, weights i and i + 16.
+    A byte of the checkpoint holds two neighbours, the first in its low half; a byte of ggml holds weights i and i + 16.
     """
     if blocks.format != "U8" or scales.format != "U8" or blocks.shape != (*scales.shape, MXFP4_BLOCK // 2):
         raise ConvertError(
@@ -171,7 +171,7 @@ def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
 
 
 def scaled_fp8(tensor: LazyTensor, scales: LazyTensor) -> LazyTensor:
-    """FP8 (rows, columns) times its scales: one, one per row, or one per block; as F32.
+    """Multiply FP8 (rows, columns) by its scales (one, one per row, or one per block), as F32.
 
     The number of scales determines the block size; the last blocks are smaller.
     """
@@ -191,12 +191,13 @@ def scaled_fp8(tensor: LazyTensor, scales: LazyTensor) -> LazyTensor:
 
 
 def _block(size: int, parts: int) -> int:
-    """128, the usual size, if it gives that many parts; otherwise equal parts."""
+    """Return the block size: the usual 128 if it gives that many parts, otherwise that of equal parts."""
     return 128 if -(-size // 128) == parts else -(-size // parts)
 
 
 def _e4m3() -> NDArray[np.float32]:
-    """The values of all bytes: sign, 4 bits of exponent (bias 7), 3 of mantissa; 0x7F is NaN (arXiv:2209.05433)."""
+    """Return the values of all bytes (arXiv:2209.05433): sign, 4 exponent bits (bias 7), 3 mantissa bits; 0x7F is
+    NaN."""
     code = np.arange(256)
     exponent, mantissa = (code >> 3) & 15, code & 7
     size = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10.0))

@@ -1,4 +1,4 @@
-"""Turns the tokenizer of a Hugging Face folder into GGUF keys: tokens, types, scores or merges, special tokens, chat
+"""Convert the tokenizer of a Hugging Face folder to GGUF keys: tokens, types, scores or merges, special tokens, chat
 templates. Then both tokenizers encode a text, and a note reports different ids."""
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token
 SPACE = "\u2581"
 _ADDED_SCORE, _PADDING_SCORE = -1000.0, -10000.0  # as in llama.cpp's files; text never merges into such a token
 _LOOKS_SPECIAL = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
-_SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked so in some folders
+_SPECIAL_TEXTS = ("<pad>", "<mask>", "<2mass>", "[@BOS@]")  # not marked as control tokens in some folders
 _CHECK = (
     "Hello, World! It's 12345 o'clock; we'LL see...\n\n\tdef f(x_1):\n        return x_1 ** 2  # two\r\n"
     "Über naïve façade – 3.14159 €100 日本語のテキスト и русский текст العربية हिन्दी 🙂👍🏽 \u00a0 end   "
@@ -40,7 +40,7 @@ class TokenizerKeys:
 
 @dataclass(slots=True)
 class Tokens:
-    """The content of the three arrays of a GGUF vocabulary; ids that the folder does not name are padding."""
+    """The three arrays of a GGUF vocabulary; ids that the folder does not name are padding."""
 
     texts: list[str]
     types: list[int]
@@ -57,8 +57,7 @@ class Tokens:
 
 
 def tokenizer_keys(folder: Path, config: HfConfig, rows: int) -> TokenizerKeys:
-    """`tokenizer.*` for an embedding with this many rows. ConvertError for a folder without a tokenizer that GGUF
-    supports."""
+    """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer."""
     fast = _optional(folder / "tokenizer.json")
     settings = _optional(folder / "tokenizer_config.json")
     model = fast.get("model") or {}
@@ -93,7 +92,7 @@ def _optional(path: Path) -> dict[str, Any]:
 def _from_pieces(
     path: Path, fast: Mapping[str, Any], settings: Mapping[str, Any], folder: Path, rows: int
 ) -> dict[str, Any]:
-    """A SentencePiece model. Its tokenizer.json, if present, tells the prefix of a text."""
+    """Convert a SentencePiece model. Its tokenizer.json, if present, determines the prefix of a text."""
     pieces = read_pieces(path)
     tokens = Tokens.padding(rows)
     for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
@@ -106,7 +105,7 @@ def _from_pieces(
 def _from_merges(
     folder: Path, fast: Mapping[str, Any], model: Mapping[str, Any], settings: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """A SentencePiece vocabulary in tokenizer.json alone: tokens that are merged earlier get higher scores."""
+    """Convert a SentencePiece vocabulary from tokenizer.json only: tokens that are merged earlier get higher scores."""
     tokens = Tokens.padding(rows)
     rank: dict[str, int] = {}
     for i, merge in enumerate(_merges(folder, model)):
@@ -122,7 +121,7 @@ def _from_merges(
 def _from_bytes(
     folder: Path, fast: Mapping[str, Any], model: Mapping[str, Any], settings: Mapping[str, Any], rows: int
 ) -> dict[str, Any]:
-    """Byte-level BPE."""
+    """Convert a vocabulary of byte-level BPE."""
     tokens = Tokens.padding(rows)
     for text, i in _vocabulary(folder, model, rows):
         tokens.put(i, text, NORMAL, 0.0)
@@ -166,7 +165,7 @@ def _vocabulary(folder: Path, model: Mapping[str, Any], rows: int) -> list[tuple
 
 
 def _merges(folder: Path, model: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Pairs, best first; older files write a pair as one text with a space."""
+    """Return pairs, best first; older files write a pair as one text with a space."""
     merges = model.get("merges")
     pairs = [m.split(" ") if isinstance(m, str) else m for m in merges] if isinstance(merges, list) else [None]
     for pair in pairs:
@@ -180,7 +179,7 @@ def _is_byte(text: str) -> bool:
 
 
 def _add(tokens: Tokens, folder: Path, fast: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
-    """The added tokens, which override the vocabulary's; from each file that may list them, the most reliable last."""
+    """Add the added tokens, which override the vocabulary's, from every file that lists any, the most reliable last."""
     listed: dict[int, tuple[str, bool]] = {}
     for text, i in _optional(folder / "added_tokens.json").items():
         if type(i) is int and i >= 0:
@@ -207,7 +206,7 @@ def _looks_special(text: str) -> bool:
 
 
 def _space_prefix(fast: Mapping[str, Any]) -> bool:
-    """Whether tokenizer.json puts a space before a text, by its normalizer or its pre-tokenizer."""
+    """Return whether the normalizer or pre-tokenizer of tokenizer.json puts a space before a text."""
     for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
         for step in steps(fast.get(part), name):
             if step.get("type") == "Prepend":
@@ -219,7 +218,7 @@ def _space_prefix(fast: Mapping[str, Any]) -> bool:
 
 
 def _differences(path: Path, ours: Tokenizer) -> tuple[str, ...]:
-    """Compare on a text: the same ids and the same additions around it, or a note."""
+    """Compare both tokenizers on a text; return a note if ids or the tokens around the text differ."""
     json = path.read_text(encoding="utf-8")
     try:
         with Confined(folder_tokenizer.__name__, folder_tokenizer.limits(json)) as confined:

@@ -1,7 +1,7 @@
-"""How good a model is on a text: perplexity, and the distance of its distributions from those of a base.
+"""Measure how good a model is on a text: perplexity, and the distance of its distributions from those of a base.
 
-`cut` makes windows of a text, a `ModelSource` or a `LogitsFile` provides log-probabilities, `evaluate` walks the
-windows, and `statistics` sums up.
+`cut` splits a text into windows, a `ModelSource` or a `LogitsFile` provides log-probabilities, `evaluate` scores the
+windows, and `statistics` summarizes the scores.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ PERCENTILES = (99.9, 99.0, 95.0, 90.0, 50.0, 10.0, 5.0, 1.0, 0.1)
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """One number per scored token. Without a base only `nll` is filled; the others are empty."""
+    """Scores, one number per scored token. Without a base only `nll` is filled; the others are empty."""
 
     nll: F64  # -ln p(the token of the text)
     base_nll: F64
@@ -48,7 +48,7 @@ class Mean:
 
 
 def log_softmax(logits: F32) -> F32:
-    """Natural logarithms of the probabilities, float32 (rows, vocabulary); NaN in a row with NaN or +infinity."""
+    """Return natural logarithms of probabilities, float32 (rows, vocabulary); NaN in a row with NaN or +infinity."""
     highest = logits.max(axis=1, keepdims=True)
     with np.errstate(over="ignore", invalid="ignore"):
         shifted: F32 = logits - highest
@@ -83,7 +83,7 @@ def _nll(log_p: F32, targets: NDArray[np.int32]) -> F64:
 class Perplexity:
     """e to the mean negative log-likelihood. The error is that of the mean, propagated through the exponential."""
 
-    tokens: int  # scored
+    tokens: int  # number of scored tokens
     nll: Mean
     perplexity: Mean
 
@@ -104,7 +104,7 @@ class Divergence:
 
 
 def statistics(scores: Scores) -> tuple[Perplexity, Divergence | None]:
-    """Summary of all scores; the divergence is None without a base."""
+    """Return a summary of all scores; the divergence is None without a base."""
     own = _perplexity(scores.nll)
     if not scores.kld.size:
         return own, None
@@ -128,7 +128,7 @@ def statistics(scores: Scores) -> tuple[Perplexity, Divergence | None]:
 
 
 def mean_of(values: F64) -> Mean:
-    """Mean and its standard error, from the mean square deviation over n - 1."""
+    """Return the mean and its standard error, from the mean square deviation over n - 1."""
     mean = float(values.mean())
     deviation = float(((values - mean) ** 2).mean())
     return Mean(mean, math.sqrt(deviation / (len(values) - 1)) if len(values) > 1 else 0.0)
@@ -136,7 +136,7 @@ def mean_of(values: F64) -> Mean:
 
 def _perplexity(nll: F64) -> Perplexity:
     mean = mean_of(nll)
-    value = math.exp(min(mean.value, 700.0))  # above it a float overflows, and the number means nothing
+    value = math.exp(min(mean.value, 700.0))  # above this a float overflows, and the number is meaningless
     return Perplexity(len(nll), mean, Mean(value, value * mean.error))
 
 

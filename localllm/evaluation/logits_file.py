@@ -1,4 +1,4 @@
-"""Log-probabilities of a base model on disk: reads and writes llama.cpp's --kl-divergence-base format.
+"""Log-probabilities of a base model on disk, in llama.cpp's --kl-divergence-base format.
 
 The file holds "_logits_", then int32 ctx, vocabulary and windows, then the tokens int32 (windows, ctx). Each scored
 token has a row of uint16: two float32 (scale, lowest), then one number n per token of the vocabulary, meaning lowest +
@@ -29,7 +29,7 @@ LIMIT = 1 << 24  # maximum of ctx, vocabulary and windows; a larger number means
 
 
 def _row(vocabulary: int) -> int:
-    """Number of uint16 per row."""
+    """Return the number of uint16 per row."""
     return 2 * ((vocabulary + 1) // 2) + 4
 
 
@@ -70,7 +70,7 @@ class LogitsFile:
         return Windows(tokens), vocabulary
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Rows start..stop of a window's scored tokens, (stop - start, vocabulary)."""
+        """Return rows start..stop of a window's scored tokens, (stop - start, vocabulary)."""
         row = 2 * _row(self.vocabulary)
         before = HEAD + self.windows.tokens.nbytes
         self._file.seek(before + (window * self.windows.scored + start) * row)
@@ -83,15 +83,15 @@ class LogitsFile:
 
 
 def unpack(rows: NDArray[np.uint16]) -> F32:
-    """Log-probabilities float32 (rows, vocabulary padded to even) of stored rows."""
+    """Convert stored rows to log-probabilities float32 (rows, vocabulary padded to even)."""
     scale, lowest = np.ascontiguousarray(rows[:, :4]).view("<f4").T[:, :, None]
-    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may say infinity
+    with np.errstate(over="ignore", invalid="ignore"):  # a damaged file may hold infinity
         log_p: F32 = scale * rows[:, 4:].astype(np.float32) + lowest
     return log_p
 
 
 def pack(log_p: F32) -> NDArray[np.uint16]:
-    """Stored rows uint16 of log-probabilities (rows, vocabulary)."""
+    """Convert log-probabilities (rows, vocabulary) to stored rows uint16."""
     highest = log_p.max(axis=1, keepdims=True)
     lowest = np.maximum(log_p.min(axis=1, keepdims=True), highest - DEPTH)
     scale = (highest - lowest) / STEPS
@@ -105,9 +105,9 @@ def pack(log_p: F32) -> NDArray[np.uint16]:
 
 @contextmanager
 def save_base(path: Path, windows: Windows, vocabulary: int, force: bool = False) -> Iterator[Callable[[F32], None]]:
-    """A function that takes the log-probabilities in order. The file appears when everything succeeded, not before.
+    """Yield a function that takes the log-probabilities in order. The file appears only after everything succeeded.
 
-    OutputError for an existing file without `force`, and if the disk refuses.
+    OutputError for an existing file without `force`, and if the disk fails.
     """
     with new_file(path, force) as file:
         file.write(MAGIC + np.array([windows.ctx_size, vocabulary, len(windows.tokens)], "<i4").tobytes())

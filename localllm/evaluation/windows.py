@@ -1,4 +1,4 @@
-"""Walks a text: windows as llama.cpp's perplexity tool cuts them, and a model's log-probabilities inside them.
+"""Split a text into windows as llama.cpp's perplexity tool does, and compute a model's log-probabilities inside them.
 
 A text of n tokens has n // ctx independent windows. If the vocabulary wants BOS, it replaces the first token of each.
 The tokens of the second half are scored, except its first.
@@ -18,7 +18,7 @@ from localllm.evaluation.likelihood import F32, Scores, compare, log_softmax, sc
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 
-PIECE_BYTES = 16 << 20  # of log-probabilities at a time; several arrays of this size exist together
+PIECE_BYTES = 16 << 20  # maximum bytes of log-probabilities at a time; several arrays of this size exist together
 
 
 class TextTooShort(LocalLLMError):
@@ -27,7 +27,7 @@ class TextTooShort(LocalLLMError):
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """Token ids int32 (windows, ctx), as the tokenizer gave them."""
+    """Token ids int32 (windows, ctx), as returned by the tokenizer."""
 
     tokens: NDArray[np.int32]
 
@@ -46,7 +46,7 @@ class Windows:
         return self.ctx_size - 1 - self.first
 
     def targets(self, window: int) -> NDArray[np.int32]:
-        """The tokens (scored,) to predict."""
+        """Return the tokens (scored,) to predict."""
         return self.tokens[window, self.first + 1 :]
 
 
@@ -56,12 +56,12 @@ class LogitsSource(Protocol):
     vocabulary: int
 
     def log_probabilities(self, window: int, start: int, stop: int) -> F32:
-        """Rows start..stop of a window's `scored` ones, (stop - start, vocabulary). Called in order."""
+        """Return rows start..stop of a window's scored ones, (stop - start, vocabulary). Call it in order."""
         ...
 
 
 def cut(model: Model, text: str, ctx_size: int, limit: int | None = None) -> Windows:
-    """The windows of a text, at most `limit`; TextTooShort if there are fewer than two."""
+    """Split a text into at most `limit` windows; TextTooShort if there are fewer than two."""
     named = (" (", Setting("ctx_size"), ")")
     if ctx_size < 4:
         raise LocalLLMError(Notice(f"windows of {ctx_size} tokens score nothing; give at least 4", *named))
@@ -123,7 +123,7 @@ def evaluate(
     progress: Callable[[str, int, int], None] | None = None,
     keep: Callable[[F32], None] | None = None,
 ) -> Iterator[Scores]:
-    """The scores of one window after the other. `keep` receives the log-probabilities of `source`, in order.
+    """Yield the scores of one window after the other. `keep` receives the log-probabilities of `source`, in order.
 
     LocalLLMError if the vocabularies differ, or if probabilities are not finite.
     """

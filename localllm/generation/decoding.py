@@ -1,4 +1,4 @@
-"""How an answer gets its tokens: the interface, and the plain way of one pass for every token."""
+"""Decoding, the source of an answer's tokens: its interface, and plain decoding with one pass per token."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from localllm.sampling.sampler import Sampler
 
 
 class Decoding(Protocol):
-    """How an answer gets its tokens: `sample` says the next, `feed` takes it, in turn."""
+    """The source of an answer's tokens: `sample` returns the next one, `feed` evaluates it, in turn."""
 
-    passes: int  # through the model
+    passes: int  # of the model
 
     @property
     def held(self) -> int:
-        """Tokens in the cache that stand."""
+        """Number of final tokens in the cache."""
         ...
 
     def start(self, logits: NDArray[np.float32]) -> None:
-        """The logits (1, V) after the prompt."""
+        """Take the logits (1, V) after the prompt."""
         ...
 
     def sample(self) -> int: ...
 
     def feed(self, token: int, wanted: int) -> None:
-        """Take the token, which the sampler has accepted; at most `wanted` more will be asked for."""
+        """Feed the token that the sampler has accepted; at most `wanted` more will be requested."""
         ...
 
     def close(self) -> None:
-        """Leave in the cache what was fed, no more."""
+        """Remove everything from the cache that was not fed."""
         ...
 
     def speculated(self) -> Speculated | None: ...
@@ -50,18 +50,18 @@ class Speculates(Protocol):
 
 
 class EvaluatesLargest(Evaluates, Protocol):
-    """A session that may return the largest logits alone."""
+    """A session that can return only the largest logits."""
 
     @property
     def most_picked(self) -> int:
-        """How many; 0: it cannot."""
+        """Maximum number of largest logits; 0: not supported."""
         ...
 
     def evaluate_largest(self, tokens: Sequence[int], count: int) -> Largest: ...
 
 
 class PlainDecoding:
-    """A pass for every token; only the logits that decide leave the device, if it can tell which."""
+    """One pass per token. If the device can select the largest logits, it returns only those that decide."""
 
     def __init__(self, session: EvaluatesLargest, sampler: Sampler) -> None:
         self._session, self._sampler = session, sampler

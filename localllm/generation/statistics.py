@@ -1,4 +1,4 @@
-"""What one answer is to its reader: pieces of text, and at the end what it cost."""
+"""The output of an answer: pieces of text, and statistics at the end."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ StopReason = Literal["end", "stop", "length", "context", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class Speculated:
-    """What speculation did in one answer."""
+    """Statistics of speculation in an answer."""
 
-    drafted: int  # guesses that were checked
-    accepted: int  # of them
-    rounds: int  # passes that checked any
-    plain_seconds: float  # what decoding would have taken without, by the time of passes of one row in the same answer
+    drafted: int  # drafted tokens that were verified
+    accepted: int  # of these
+    rounds: int  # passes that verified drafts
+    plain_seconds: float  # estimated time without speculation, from passes of one row in the same answer
 
     @property
     def mean_accepted(self) -> float:
-        """Guesses that stood, of a pass that checked any."""
+        """Mean number of accepted tokens per verifying pass."""
         return self.accepted / self.rounds if self.rounds else 0.0
 
     def and_then(self, more: Speculated | None) -> Speculated:
@@ -36,23 +36,23 @@ class Speculated:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """What one answer cost. Times in seconds, rates per second."""
+    """Statistics of an answer: counts, times in seconds, rates per second."""
 
-    prompt_tokens: int  # of the whole prompt
-    reused_tokens: int  # of them already in the cache
+    prompt_tokens: int  # tokens of the whole prompt
+    reused_tokens: int  # of these, tokens already in the cache
     prompt_seconds: float
     answer_tokens: int
-    decode_seconds: float  # of the passes that decode, and of drafting for them
-    decode_steps: int  # tokens they took in
-    first_token_seconds: float  # from the call to the first token
-    bytes_per_step: int  # weights and cache that one decode pass reads, at the end of the answer
+    decode_seconds: float  # time of decoding passes and drafting
+    decode_steps: int  # tokens that these evaluated
+    first_token_seconds: float  # time from the call to the first token
+    bytes_per_step: int  # bytes of weights and cache that a decoding pass reads at the end of the answer
     reason: StopReason
-    decode_passes: int = 0  # through the model; fewer than steps where guesses stood
+    decode_passes: int = 0  # passes of the model; fewer than steps if drafts were accepted
     speculation: Speculated | None = None
 
     @property
     def prompt_rate(self) -> float:
-        """Evaluated prompt tokens a second."""
+        """Prompt tokens evaluated per second."""
         return (self.prompt_tokens - self.reused_tokens) / self.prompt_seconds if self.prompt_seconds else 0.0
 
     @property
@@ -60,19 +60,19 @@ class Statistics:
         return self.decode_steps / self.decode_seconds if self.decode_seconds else 0.0
 
     def and_then(self, more: Statistics) -> Statistics:
-        """Of an answer in two parts: counts and times together, the rest as it ended."""
+        """Combine the statistics of two parts of an answer: add counts and times, take the rest from the end."""
         together = {name: getattr(self, name) + getattr(more, name) for name in _ADDED}
         speculation = self.speculation.and_then(more.speculation) if self.speculation else more.speculation
         return replace(more, first_token_seconds=self.first_token_seconds, speculation=speculation, **together)
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that decoding read."""
+        """Bytes per second read by decoding."""
         return self.decode_passes * self.bytes_per_step / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
     def speedup(self) -> float:
-        """How many times as fast as without speculation decoding was, estimated; 1 where there was none."""
+        """Estimated speedup of decoding by speculation; 1 without speculation."""
         return self.speculation.plain_seconds / self.decode_seconds if self.speculation and self.decode_seconds else 1.0
 
 
@@ -84,7 +84,7 @@ _ADDED = (
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A token of the answer and the text that became certain with it; the last has no token but the statistics."""
+    """A token of the answer and the text that it completed. The last piece has no token but the statistics."""
 
     text: str
     token: int | None
@@ -93,7 +93,7 @@ class Piece:
 
 @dataclass(slots=True)
 class Meter:
-    """Counts and times one answer, from when it is made. `finish` says what it came to."""
+    """Counts and times an answer from its creation. `finish` returns the statistics."""
 
     prompt_tokens: int
     reused_tokens: int = 0
@@ -105,15 +105,15 @@ class Meter:
     _began: float = field(default_factory=perf_counter)
 
     def prompt_read(self) -> None:
-        """The prompt has been evaluated."""
+        """Record that the prompt has been evaluated."""
         self.prompt_seconds = perf_counter() - self._began
 
     def sampled(self) -> None:
-        """A token is known; the first is timed."""
+        """Record that a token is known; time the first one."""
         self.first_token_seconds = self.first_token_seconds or perf_counter() - self._began
 
     def decoded(self, since: float) -> None:
-        """A token was fed, from `since` (perf_counter) until now."""
+        """Record that a token was fed, from `since` (perf_counter) until now."""
         self.decode_seconds += perf_counter() - since
         self.decode_steps += 1
 

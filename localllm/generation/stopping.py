@@ -1,4 +1,4 @@
-"""Stop strings in streamed text: shows text up to the first stop string, and holds back only what may become one."""
+"""Stop strings in streamed text: show text up to the first stop string, and hold back only a possible start of one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from localllm.errors import LocalLLMError
 
 
 class StopStrings:
-    """Watches one answer for `stops`. The first to complete wins; among those complete at once, the longest.
+    """Watches an answer for `stops`. The first to complete wins; of several that complete at once, the longest.
 
     The result does not depend on how the text is cut into pieces. Raises LocalLLMError for an empty stop string.
     """
@@ -19,7 +19,8 @@ class StopStrings:
         self._stopped = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """What may be shown after `text` arrived, and whether a stop string did. Nothing is shown after a stop."""
+        """Return the text that may be shown after `text` arrived (none after a stop string), and whether one
+        arrived."""
         if self._stopped:
             return "", True
         text = self._held + text
@@ -32,12 +33,12 @@ class StopStrings:
         return text[:shown], False
 
     def finish(self) -> str:
-        """What is still held back and did not become a stop string."""
+        """Return the text that is still held back and did not become a stop string."""
         held, self._held = self._held, ""
         return held
 
     def _unfinished(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Return the length of the longest end of `text` that starts a stop string."""
         return max(
             (n for stop in self._stops for n in range(1, min(len(stop), len(text) + 1)) if text.endswith(stop[:n])),
             default=0,

@@ -1,4 +1,4 @@
-"""The text of an answer: tokens go in, and out comes what is certain; a stop string ends it."""
+"""The text of an answer: convert tokens to text as soon as it is certain; a stop string ends it."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from localllm.tokenizer import Tokenizer
 
 
 class AnswerText:
-    """Half characters and what may become a stop string are held back. Without a tokenizer there is no text.
+    """Holds back half characters and text that may become a stop string. Without a tokenizer there is no text.
 
-    `resumed`: the answer goes on in the middle of a text, so a first space is the text's own.
+    `resumed`: the answer continues in the middle of a text, so a first space belongs to the text.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, stop: tuple[str, ...] = (), resumed: bool = False) -> None:
         self._decoder = tokenizer.stream(drop_space=not resumed) if tokenizer is not None else None
         self._stops = StopStrings(stop) if stop else None
-        self.stopped = False  # a stop string has come
+        self.stopped = False  # a stop string has arrived
 
     def push(self, token: int) -> str:
-        """What became certain with a token; nothing from the stop string on."""
+        """Return the text that a token completed; nothing from the stop string on."""
         return self._watched(self._decoder.push(token) if self._decoder is not None else "")
 
     def finish(self) -> str:
-        """What was still held back when the tokens ended; nothing after a stop string."""
+        """Return the text that was held back when the tokens ended; nothing after a stop string."""
         tail = self._watched(self._decoder.finish() if self._decoder is not None else "")
         return tail if self.stopped or self._stops is None else tail + self._stops.finish()
 

@@ -1,7 +1,8 @@
 """An opened GGUF model: metadata as Python values, tensors as rows of bytes, one file or all shards of a split one.
 
-A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied at opening and tensors by `read` and `read_into`, so
-that a file that shrinks or whose disk goes away ends in a GGUFError, where a mapping would kill the process (SIGBUS).
+A tensor is a `plan.Tensor`. Nothing is mapped: metadata is copied when the file is opened, tensors by `read` and
+`read_into`. So a file that shrinks or a disk that goes away gives a GGUFError; a mapping would kill the process
+(SIGBUS).
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _READ_BYTES = 1 << 30  # one system call reads less than 2^31 bytes
 
 
 class _Shard:
-    """One file on disk: its descriptor and its header. Reads may come from several threads at once."""
+    """One file on disk: its descriptor and its header. Several threads may read at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            if not stat.S_ISREG(path.stat().st_mode):  # before open, which would wait for the writer of a pipe
+            if not stat.S_ISREG(path.stat().st_mode):  # before open, which would wait for a pipe's writer
                 raise GGUFError(path, "file", "is not a regular file; give the path of a GGUF file")
             self.file = io.FileIO(path)
         except (OSError, ValueError) as error:
@@ -70,7 +71,7 @@ class _Shard:
 
 @dataclass(frozen=True, slots=True)
 class GGUFTensor:
-    """A tensor in its file format: `rows` rows of `row_bytes` bytes, all leading dimensions flattened."""
+    """A tensor in its file format: `rows` rows of `row_bytes` bytes; all leading dimensions are flattened."""
 
     name: str
     format: str  # a key of quant.FORMATS
@@ -85,16 +86,16 @@ class GGUFTensor:
         return self.nbytes // self.row_bytes
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        """Rows start..stop, copied: uint8 (stop - start, row_bytes). Safe from several threads at once."""
+        """Return a copy of rows start..stop, uint8 (stop - start, row_bytes). Several threads may call it at once."""
         out = np.empty((max(0, min(stop, self.rows) - start), self.row_bytes), np.uint8)
         self.read_into(start, stop, out)
         return out
 
     def read_into(self, start: int, stop: int, out: NDArray[np.uint8]) -> None:
-        """Rows start..stop, copied into `out`: uint8, C-contiguous, (stop - start) * row_bytes bytes of any shape."""
+        """Copy rows start..stop to `out`: uint8, C-contiguous, (stop - start) * row_bytes bytes of any shape."""
         what = f"tensor '{printable(self.name)}'"
         if not 0 <= start <= stop <= self.rows:
-            raise GGUFError(self._shard.path, what, f"rows {start} to {stop} asked for; it has {self.rows}")
+            raise GGUFError(self._shard.path, what, f"rows {start} to {stop} requested; it has {self.rows}")
         size = (stop - start) * self.row_bytes
         if out.dtype != np.uint8 or not out.flags.c_contiguous or not out.flags.writeable or out.nbytes != size:
             raise GGUFError(self._shard.path, what, f"needs a writable, contiguous uint8 array of {size} bytes")
@@ -133,7 +134,7 @@ class GGUFFile(Closing):
                 self.tensors[info.name] = _tensor(info, shard)
 
     def close(self) -> None:
-        """Close the file descriptors. Not while another thread reads."""
+        """Close the file descriptors. Do not call it while another thread reads."""
         for shard in self._shards:
             shard.close()
 
@@ -142,7 +143,7 @@ class GGUFFile(Closing):
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
-    """Open a model file and check its head; a split model by its first part (`NAME-00001-of-00003.gguf`).
+    """Open a model file and check its head. Open a split model by its first part (`NAME-00001-of-00003.gguf`).
 
     Reads no tensor data. GGUFError, in one line, for a file that is missing, damaged or unsupported.
     """
@@ -176,8 +177,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GGUFFile:
 
 
 def _check_split(shard: _Shard, index: int, count: int | None) -> int:
-    """The model's number of parts according to this file, which must be part `index` (from 0) of `count` (any if
-    None)."""
+    """Return the number of parts that this file names; it must be part `index` (from 0) of `count` (any if None)."""
     found = max(1, _split_number(shard, _SPLIT_COUNT, 1) or 1)
     if found > _MAX_PARTS or (count is not None and found != count):
         supported = f"{count}, as in the first part" if count else f"at most {_MAX_PARTS}"
@@ -222,7 +222,7 @@ def _shard_path(first: Path, index: int, count: int) -> Path:
 
 
 def _first_name(path: Path, count: int) -> str:
-    """The name of the first part, derived from another part's name."""
+    """Return the name of the first part, derived from another part's name."""
     stem = path.name[: -len(_suffix(0, count))]
     known = path.name.endswith(f"-of-{count:05d}.gguf")
     return printable(stem if known else "NAME", 200) + _suffix(0, count)

@@ -1,8 +1,8 @@
-"""Reads the head of one GGUF file: version, metadata, and the place of every tensor.
+"""Read the head of one GGUF file: version, metadata, and the location of every tensor.
 
 Nothing in the file is trusted: every count, length and offset is compared with the size of the file before anything is
 allocated or looped over, so a damaged file can only cause a `GGUFError`. The head is copied into memory piece by piece,
-and strings are decoded from the copy: a file that shrinks later takes nothing away.
+and strings are decoded from the copy, so a file that shrinks later does no harm.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray, decode, scan
 from localllm.printable import printable
 
-ReadInto = Callable[[memoryview, int, str], None]  # fill the view from an offset; the field, for the error
+ReadInto = Callable[[memoryview, int, str], None]  # (view to fill, offset, field for the error)
 Stored = bool | str | np.generic | NDArray[Any] | StringArray
 
 _PIECE = 1 << 18  # bytes of the first copy; each further copy doubles
-_STRING = 24  # maximum average bytes of a string in a vocabulary or its merges, with its length
+_STRING = 24  # maximum average bytes of a string in a vocabulary or its merges, including the length
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
-_SMALLEST_KEY = 8 + 1 + 4 + 1  # bytes: length, one letter, type, a value of one byte
-_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # length, one letter, dimensions, one size, type, offset
+_SMALLEST_KEY = 8 + 1 + 4 + 1  # minimum bytes of a key: length, one letter, type, a value of one byte
+_SMALLEST_TENSOR = 8 + 1 + 4 + 8 + 4 + 8  # and of a tensor: length, one letter, dimensions, one size, type, offset
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The place of one tensor: `shape` row-major, `offset` in bytes from the beginning of the file."""
+    """The location of a tensor: `shape` is row-major, `offset` counts bytes from the start of the file."""
 
     name: str
     format: str
@@ -55,7 +55,7 @@ class Header:
 
 
 class _Cursor:
-    """A position in the head that moves forward. Every step names the field it reads, for the error message."""
+    """A position in the head that moves forward. Every step names the field that it reads, for the error message."""
 
     def __init__(self, path: Path, size: int, read: ReadInto) -> None:
         self.path = path
@@ -72,13 +72,13 @@ class _Cursor:
 
     @property
     def ends(self) -> str:
-        """Why nothing can be read after `end`."""
+        """The reason that nothing can be read after `end`."""
         if self.end < self.size:
-            return f"what stands before the tensor data may take {self.end} bytes; the file is damaged"
-        return f"the file ends at {self.end}; it is cut short or damaged: download it again"
+            return f"the head may take at most {self.end} bytes; the file is damaged"
+        return f"the file ends at {self.end}; it is truncated or damaged: download it again"
 
     def skip(self, size: int, field: str) -> int:
-        """Step over `size` bytes; returns where they begin."""
+        """Skip `size` bytes, and return where they start."""
         if size > self.end - self.position:
             raise self.error(field, f"needs {size} bytes at offset {self.position}, but {self.ends}")
         start = self.position
@@ -87,7 +87,7 @@ class _Cursor:
         return start
 
     def copy(self, stop: int, field: str) -> None:
-        """Copy the head up to `stop` into memory, if the file is that long, and some more."""
+        """Copy the head to memory at least up to `stop`, if the file is that long."""
         if stop <= self.copied:
             return
         stop = min(max(stop, 2 * self.copied, _PIECE), self.end)
@@ -104,7 +104,7 @@ class _Cursor:
         return value
 
     def count(self, field: str, smallest: int, limit: int | None = None) -> int:
-        """A count of things that take at least `smallest` bytes each."""
+        """Read a count of items that take at least `smallest` bytes each."""
         value = self.u64(field)
         if limit is not None and value > limit:
             raise self.error(field, f"{value} found; supported: at most {limit}")
@@ -120,7 +120,7 @@ class _Cursor:
         return decode(self.data[start : start + size])
 
     def name(self, field: str, limit: int) -> str:
-        """A string that names something: neither empty nor too long, and UTF-8."""
+        """Read a name: UTF-8, not empty and not too long."""
         size = self.u64(field)
         if not 1 <= size <= limit:
             raise self.error(field, f"length {size} found; supported: 1 to {limit} bytes")
@@ -132,7 +132,7 @@ class _Cursor:
 
 
 def read_header(path: Path, size: int, read: ReadInto) -> Header:
-    """The checked head of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
+    """Read and check the head of a file of `size` bytes. `path` is for messages. GGUFError for any problem."""
     cursor = _Cursor(path, size, read)
     version = _version(cursor)
     tensor_count = cursor.count("tensor count", _SMALLEST_TENSOR, layout.MAX_TENSORS)
@@ -209,7 +209,7 @@ def _array(cursor: _Cursor, field: str) -> Stored:
 
 def _numbers(cursor: _Cursor, dtype: np.dtype[Any], count: int, field: str) -> NDArray[Any]:
     start = cursor.skip(count * dtype.itemsize, field)
-    return np.frombuffer(cursor.data[start : cursor.position], dtype)  # a copy: numbers in the file are not aligned
+    return np.frombuffer(cursor.data[start : cursor.position], dtype)  # a copy: numbers in the file are unaligned
 
 
 def _types(names: dict[int, str]) -> str:
@@ -249,7 +249,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
 
 
 def _tensor(cursor: _Cursor, index: int) -> TensorInfo:
-    """The next tensor's description; its offset still starts at the beginning of the data."""
+    """Read the next tensor's description; its offset still counts from the start of the data."""
     name = cursor.name(f"name of tensor {index}", layout.MAX_NAME_BYTES)
     field = f"tensor '{printable(name)}'"
     dimensions = cursor.u32(field)
@@ -278,7 +278,7 @@ def _place(cursor: _Cursor, info: TensorInfo, begin: int, alignment: int) -> Ten
         raise cursor.error(
             field,
             f"{info.nbytes} bytes at offset {info.offset} of the data, which begins at {begin}, "
-            f"do not fit: the file ends at {cursor.size}; it is cut short or damaged: download it again",
+            f"do not fit: the file ends at {cursor.size}; it is truncated or damaged: download it again",
         )
     offset = begin + info.offset
     return TensorInfo(info.name, info.format, info.shape, info.row_bytes, info.nbytes, offset)

@@ -48,7 +48,7 @@ TYPE_NAMES = {**{k: t.name for k, t in NUMBER_TYPES.items()}, BOOL: "bool", STRI
 
 
 class GGUFError(LocalLLMError):
-    """The file is not what it should be. One line: the file, the field, what was found and what is supported."""
+    """The file is invalid. One line names the file, the field, what was found and what is supported."""
 
     def __init__(self, path: Path, field: str, problem: str) -> None:
         super().__init__(f"{printable(str(path), 1000)}: {field}: {problem}")
@@ -57,14 +57,14 @@ class GGUFError(LocalLLMError):
 
 
 def alignment_problem(alignment: int) -> str | None:
-    """Why tensors cannot be aligned to this many bytes; None if they can."""
+    """Return why tensors cannot be aligned to this many bytes; None if they can."""
     if alignment < 8 or alignment & (alignment - 1):
         return f"{alignment} found; supported: powers of two from 8 up"
     return None
 
 
 def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
-    """Why a tensor of this row-major shape cannot be stored in the format; None if it can."""
+    """Return why a tensor of this row-major shape cannot be stored in the format; None if it can."""
     if not 1 <= len(shape) <= MAX_DIMENSIONS:
         return f"{len(shape)} dimensions; supported: 1 to {MAX_DIMENSIONS}"
     elements = 1
@@ -80,7 +80,7 @@ def shape_problem(shape: tuple[int, ...], fmt: quant.Format) -> str | None:
 
 
 def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
-    """Bytes of one row and of all rows of a tensor with a valid shape."""
+    """Return the bytes of one row and of all rows of a tensor with a valid shape."""
     row = shape[-1] // fmt.block_values * fmt.block_bytes
     rows = 1
     for size in shape[:-1]:
@@ -89,5 +89,5 @@ def tensor_bytes(shape: tuple[int, ...], fmt: quant.Format) -> tuple[int, int]:
 
 
 def padded(size: int, alignment: int) -> int:
-    """`size` rounded up to the alignment."""
+    """Return `size` rounded up to the alignment."""
     return -(-size // alignment) * alignment

@@ -1,7 +1,7 @@
 """Arrays of strings in GGUF metadata: a vocabulary is 10^5 to 10^6 strings, each a 64-bit length and its bytes.
 
-Opening a file only finds where the strings begin (`scan`); text is decoded on demand. Bytes that are not UTF-8 become
-lone surrogates ("surrogateescape"), so nothing is lost and a copied file is equal to the byte.
+Opening a file only finds where the strings start (`scan`); text is decoded on demand. Bytes that are not UTF-8 become
+lone surrogates ("surrogateescape"), so nothing is lost and a copied file is byte-equal.
 """
 
 from __future__ import annotations
@@ -16,30 +16,31 @@ from numpy.typing import NDArray
 
 _LENGTH = struct.Struct("<Q")
 _WINDOW = 1 << 16  # bytes per vectorised step: its temporaries stay in the L2 cache
-_FAST = 512  # strings that a step must find to pay for itself
+_FAST = 512  # minimum strings per step for guessing to pay
 
 
 def decode(data: bytes) -> str:
-    """Text of bytes that should be UTF-8; each byte that is not becomes the lone surrogate U+DC00 + byte."""
+    """Decode UTF-8; each invalid byte becomes the lone surrogate U+DC00 + byte."""
     return data.decode("utf-8", "surrogateescape")
 
 
 def encode(text: str) -> bytes:
-    """The bytes that `decode` turned into the text. UnicodeEncodeError for any other lone surrogate."""
+    """Return the bytes that `decode` turned into the text. UnicodeEncodeError for any other lone surrogate."""
     return text.encode("utf-8", "surrogateescape")
 
 
 def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[np.int64] | int:
-    """Where each of `count` strings (length, bytes) from `start` begins, and where the last ends: int64 (count + 1,).
+    """Return where each of `count` strings (length, bytes) from `start` begins, and where the last ends: int64 (count +
+    1,).
 
-    If a string reaches past `end`, returns its number instead. The caller has checked that `count` lengths fit in
+    If a string reaches past `end`, return its number instead. The caller has checked that `count` lengths fit in
     between, so the array is no larger than the file.
 
     Strings follow one another without an index, so walking costs 0.2 us per string in Python. But almost every length
     is below 256: one byte and seven zeros, which text does not contain. A step therefore guesses a string at every run
-    of seven zeros, and keeps guesses as long as each begins exactly where the one before it ends. The first that does
-    not, and what guesses cannot see (longer strings, zeros inside), is walked. Walks double while guessing does not
-    pay.
+    of seven zeros, and keeps guesses as long as each begins exactly where the one before it ends. It walks over the
+    first wrong guess, and over strings that guesses miss (longer ones, zeros inside). Walks double in length as long as
+    guessing does not pay.
     """
     bounds = np.empty(count + 1, np.int64)
     done, position, walk = 0, start, 1
@@ -61,7 +62,7 @@ def scan(data: mmap.mmap | bytes, start: int, end: int, count: int) -> NDArray[n
 
 
 def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple[list[int], int]:
-    """Starts of the next `limit` strings, and the end of the last; fewer if that is after `end`."""
+    """Return the starts of the next `limit` strings, and the end of the last; fewer if that is after `end`."""
     starts = []
     length = _LENGTH.unpack_from
     for _ in range(limit):
@@ -75,8 +76,8 @@ def _walk(data: mmap.mmap | bytes, position: int, end: int, limit: int) -> tuple
 
 
 def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray[np.int64]:
-    """Starts of at most `limit` short strings that follow one another from `start`; may be empty. Only the last may end
-    after `end`."""
+    """Return the starts of at most `limit` short strings that follow one another from `start`, possibly none. Only the
+    last may end after `end`."""
     size = min(_WINDOW, 264 * limit, end - start)
     if size < 8:
         return np.empty(0, np.int64)
@@ -85,7 +86,7 @@ def _guess(data: mmap.mmap | bytes, start: int, end: int, limit: int) -> NDArray
     zeros = zeros[:-1] & zeros[1:]  # two in a row
     zeros = zeros[:-2] & zeros[2:]  # four
     zeros = zeros[:-3] & zeros[3:]  # seven
-    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros after this byte, which is then the whole length
+    guesses = np.flatnonzero(zeros[1:])[:limit]  # seven zeros follow this byte, so it is the whole length
     if not len(guesses) or guesses[0] != 0:
         return guesses[:0] + start
     linked = guesses[:-1] + 8 + window[guesses[:-1]] == guesses[1:]
@@ -122,7 +123,7 @@ class StringArray(Sequence[str]):
         return f"<StringArray of {len(self)}>"
 
     def to_list(self) -> list[str]:
-        """All strings, decoded together: every length is replaced by one zero byte, and the text is split there."""
+        """Decode all strings at once: replace every length with one zero byte, and split the text there."""
         if not len(self):
             return []
         starts = self._bounds[:-1] - self._bounds[0]
@@ -136,5 +137,5 @@ class StringArray(Sequence[str]):
         return strings if len(strings) == len(self) else self[:]  # a string that contains a zero
 
     def stored(self) -> bytes:
-        """The strings as stored in the file, lengths included."""
+        """Return the strings as stored in the file, including lengths."""
         return self._data[int(self._bounds[0]) : int(self._bounds[-1])]

@@ -1,5 +1,5 @@
-"""Writes GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. It follows the reader's
-rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
+"""Write GGUF version 3: one file, tensors streamed in chunks, through `localllm.outputs`. The writer follows the
+reader's rules and llama.cpp's order: tensors without gaps, each padded to the alignment."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Digest(Protocol):
 
 
 class NewTensor(NamedTuple):
-    """A tensor to write. `shape` is row-major. `data` is all its bytes, chunks of them in order, or a function that
-    returns either when needed, so that a model larger than memory can be written."""
+    """A tensor to write. `shape` is row-major. `data` is all its bytes, an iterable of chunks in order, or a function
+    that returns either on demand, so that a model larger than memory can be written."""
 
     name: str
     format: str
@@ -52,12 +52,12 @@ def write_gguf(
     force: bool = False,
     digest: Digest | None = None,
 ) -> None:
-    """Write a model file, durable on return. On any error nothing new is left and the old file stays.
+    """Write a model file, durable on return. On any error no new file is left and the old one stays.
 
     An int is stored as uint32 and a float as float32; a NumPy scalar or one-dimensional array keeps its type; a
     sequence of str is an array of strings. `alignment` sets general.alignment (default: the metadata's, or 32).
     `digest` receives every byte of the file. GGUFError for values that cannot be stored, and for a tensor whose data
-    does not match its shape. OutputError for an existing file without `force`, and if the disk refuses.
+    does not match its shape. OutputError for an existing file without `force`, and if the disk fails.
     """
     target = Path(path)
     if alignment is not None:
@@ -81,7 +81,7 @@ def write_gguf(
 
 
 def file_size(path: str | os.PathLike[str], metadata: Metadata, tensors: Iterable[NewTensor]) -> int:
-    """Size in bytes of the file that `write_gguf` would write; reads no tensor data."""
+    """Return the size in bytes of the file that `write_gguf` would write; reads no tensor data."""
     target = Path(path)
     align = _alignment(target, metadata)
     head, sizes = _head(target, metadata, list(tensors), align)
@@ -101,7 +101,7 @@ def _alignment(path: Path, metadata: Metadata) -> int:
 
 
 def _head(path: Path, metadata: Metadata, tensors: list[NewTensor], alignment: int) -> tuple[bytes, list[int]]:
-    """Everything before the data, unpadded, and the bytes of each tensor."""
+    """Return everything before the data, unpadded, and the bytes of each tensor."""
     head = bytearray(layout.MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(metadata)))
     strings = sum(len(value) for value in metadata.values() if isinstance(value, list | tuple | StringArray))
     for count, limit, what in (
@@ -160,7 +160,7 @@ def _text(path: Path, field: str, text: str) -> bytes:
 
 
 def _value(path: Path, field: str, value: object) -> bytes:
-    """Type and value of one key, as stored."""
+    """Return type and value of a key, as stored."""
     match value:
         case bool() | np.bool_():
             return struct.pack("<I?", layout.BOOL, bool(value))
@@ -227,7 +227,7 @@ def _write_tensor(path: Path, write: Callable[[memoryview], None], tensor: NewTe
 
 
 def _chunks(path: Path, field: str, data: Chunks) -> Iterator[memoryview]:
-    """Flat views of the bytes to write."""
+    """Yield flat views of the bytes to write."""
     chunks: Iterable[Chunk] = (data,) if isinstance(data, bytes | bytearray | memoryview | np.ndarray) else data
     for chunk in chunks:
         array = chunk if isinstance(chunk, np.ndarray) else np.frombuffer(chunk, np.uint8)

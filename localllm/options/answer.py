@@ -37,9 +37,9 @@ STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions(Options):
-    """What goes before an answer, and what ends it."""
+    """Options of an answer: the text before it, and the conditions that end it."""
 
-    TITLE: ClassVar[str] = "the answer"
+    TITLE: ClassVar[str] = "Answer"
     max_tokens: int | None = option(
         None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
         shown=Notice(Written("no limit", "-1")), help=Notice("maximum answer length", Written("", " (-1: no limit)")),

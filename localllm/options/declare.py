@@ -1,11 +1,11 @@
-"""Declares options: each is a field of a frozen dataclass, with its flags, help, unit and kind beside type and default.
+"""Declare options: each is a field of a frozen dataclass, with flags, help, unit and kind besides type and default.
 
     @dataclass(frozen=True, slots=True)
     class PlaceOptions(Options):
         threads: int = option(4, "-t", "--threads", help="CPU threads", kind=whole(1))
 
-Commands, the Python API, `bench` and a server take such groups. A group may hold another one (`group`), or one field
-of it (`same`). Outside, the fields of nested groups are options like any other, by their names.
+Commands, the Python API, `bench` and a server take such groups. A group may hold another one (`group`), or one field of
+it (`same`). From outside, the fields of nested groups are options like any other, by their names.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from localllm.options.kinds import SWITCH, TEXT, Kind, OptionError
 
 
 class Option(NamedTuple):
-    """What a field declares besides its name, type and default."""
+    """The declaration of an option besides its name, type and default."""
 
-    flags: tuple[str, ...]  # none: not on the command line, or an argument
+    flags: tuple[str, ...]  # empty: not on the command line, or an argument
     help: str  # a `Notice` if it names other options
     kind: Kind
     metavar: str
@@ -29,10 +29,10 @@ class Option(NamedTuple):
     repeat: bool = False  # the flag may be repeated; each use adds a value
     finish: Callable[[list[Any]], Any] = tuple  # turns the values of a repeated flag into the field
     shown: str = ""  # the default as help shows it; a `Notice` if it names other options
-    offers: str = ""  # what a shell completes: models, files, types, backends, cache_types
-    key: str = ""  # name of the default that a model file may hold
+    offers: str = ""  # shell completion: models, files, types, backends, cache_types
+    key: str = ""  # name of the default value in a model file
     flag: str = ""  # the flag that messages use
-    argument: bool = False  # a word of the command line, without a flag
+    argument: bool = False  # a positional word, without a flag
 
 
 class Declared(NamedTuple):
@@ -59,7 +59,7 @@ def option(
     flag: str = "",
     argument: bool = False,
 ) -> Any:
-    """A field that is an option; a switch if the default is False. `default` may be an empty dict."""
+    """Declare a field as an option; a switch if the default is False. `default` may be an empty dict."""
     kind = kind or (SWITCH if default is False else TEXT)
     if shown is None:
         shown = "" if default is None or default is False or default in ("", (), {}) else str(default)
@@ -71,13 +71,13 @@ def option(
 
 
 def same(group: type[Options], name: str, *, default: Any = MISSING, **changed: Any) -> Any:
-    """A field declared as in another group, but for what is changed."""
+    """Declare a field as in another group, with changes."""
     found = next(each for each in declared(group) if each.name == name)
     return _field(found.default if default is MISSING else default, found.option._replace(**changed))
 
 
 def group(kind: type[Options], without: Collection[str] = ()) -> Any:
-    """A field that is another group of options, some of which it leaves out."""
+    """Declare a field that holds another group of options, without some of them."""
     names = tuple(name for name in kind.names() if name not in without)
     return field(default=kind(), metadata={"group": kind, "names": names})
 
@@ -93,7 +93,7 @@ class Options:
     """A group of options: the base of frozen dataclasses, whose values are checked when they are made."""
 
     __slots__ = ()
-    TITLE: ClassVar[str] = "options"  # of the group in help
+    TITLE: ClassVar[str] = "Options"  # of the group in help
 
     def __post_init__(self) -> None:
         for each in _fields(type(self)):
@@ -104,12 +104,12 @@ class Options:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """All options of this group, those of nested groups included."""
+        """Return the names of all options in this group, including nested groups."""
         return tuple(each.name for each in declared(cls))
 
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> Self:
-        """The group with these values by name, and defaults for the rest. OptionError for unknown names."""
+        """Make a group from values by name, with defaults for the rest. OptionError for unknown names."""
         check_names(values, cls.names())
         own: dict[str, Any] = {}
         for each in _fields(cls):
@@ -122,13 +122,13 @@ class Options:
 
     @classmethod
     def given(cls, options: Self | None, values: Mapping[str, Any]) -> Self:
-        """`options`, or the defaults, with other values for some names: what a function has of value and keywords."""
+        """Combine the arguments of a function: `options` or the defaults, changed by keywords."""
         if options is not None and not isinstance(options, cls):
             raise OptionError(f"expected {cls.__name__}, got {options!r}; give single options by keyword")
         return cls.of(values) if options is None else options.changed(values)
 
     def values(self) -> dict[str, Any]:
-        """Every option by name."""
+        """Return every option's value by name."""
         found: dict[str, Any] = {}
         for each in _fields(type(self)):
             value = getattr(self, each.name)
@@ -140,12 +140,12 @@ class Options:
         return found
 
     def changed(self, values: Mapping[str, Any]) -> Self:
-        """These options with other values for some names."""
+        """Return these options with some values changed."""
         return self.of(self.values() | dict(values)) if values else self
 
 
 def declared(group: type[Options]) -> Iterator[Declared]:
-    """Every option of a group in the order of declaration, those of nested groups included."""
+    """Return every option of a group in the order of declaration, including nested groups."""
     for each in _fields(group):
         if "group" in each.metadata:
             yield from (inner for inner in declared(each.metadata["group"]) if inner.name in each.metadata["names"])
@@ -155,7 +155,7 @@ def declared(group: type[Options]) -> Iterator[Declared]:
 
 
 def check_names(given: Collection[str], known: Collection[str]) -> None:
-    """OptionError for a name that is not `known`, with the nearest that is."""
+    """Raise OptionError for a name that is not `known`, with the nearest known one."""
     for name in given:
         if name not in known:
             near = get_close_matches(name, known, 1, cutoff=0.5)
@@ -164,7 +164,7 @@ def check_names(given: Collection[str], known: Collection[str]) -> None:
 
 
 def divided(values: Mapping[str, Any], *groups: type[Options], without: Collection[str] = ()) -> list[dict[str, Any]]:
-    """The values that belong to each group. OptionError for names of none of them, and for those in `without`."""
+    """Split values by the group that has the option. OptionError for names of no group, and for names in `without`."""
     names = [[name for name in group.names() if name not in without] for group in groups]
     check_names(values, [name for known in names for name in known])
     return [{name: values[name] for name in known if name in values} for known in names]

@@ -1,4 +1,4 @@
-"""The options as keyword arguments, for type checkers: names and types of the declarations, which a test compares."""
+"""The options as keyword arguments, for type checkers. A test compares names and types with the declarations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 
 
 class LoadKeywords(TypedDict, total=False):
-    """`LoadOptions`."""
+    """The fields of `LoadOptions`."""
 
     ctx_size: int
     threads: int | None
@@ -25,7 +25,7 @@ class LoadKeywords(TypedDict, total=False):
 
 
 class GenerateKeywords(TypedDict, total=False):
-    """`SamplingOptions`, and `AnswerOptions` but for those of a chat."""
+    """The fields of `SamplingOptions` and of `AnswerOptions`, except those for chats."""
 
     max_tokens: int | None
     stop: str | Sequence[str]
@@ -56,7 +56,7 @@ class GenerateKeywords(TypedDict, total=False):
 
 
 class ChatKeywords(GenerateKeywords, total=False):
-    """`SamplingOptions` and `AnswerOptions`."""
+    """The fields of `SamplingOptions` and `AnswerOptions`."""
 
     system_prompt: str
     parse_special_in_content: bool

@@ -1,4 +1,4 @@
-"""Kinds of values that options take: how to read one from text, and what is wrong with a value given in Python."""
+"""Kinds of option values: parse a value from text, and check a value given in Python."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from localllm.errors import LocalLLMError
 
 
 class OptionError(LocalLLMError):
-    """There is no such option, or it does not take this value; says what it does take."""
+    """An unknown option, or a value that it does not take; the message says what it takes."""
 
 
 class Kind(NamedTuple):
-    """What the values of an option are."""
+    """The kind of an option's values."""
 
-    read: Callable[[str], Any]  # one written value; OptionError if it cannot be read
+    read: Callable[[str], Any]  # parses a value; OptionError if it is invalid
     problem: Callable[[Any], str]  # what is wrong with a value: "is 3: it must be a number from 0 to 1", or ""
-    metavar: str = "TEXT"  # stands for the value in help
+    metavar: str = "TEXT"  # placeholder for the value in help
 
 
 def checked(allows: Callable[[Any], bool], says: str) -> Callable[[Any], str]:
-    """The `problem` of a kind whose values must be `says`."""
+    """Return the `problem` function of a kind whose values must be `says`."""
     return lambda value: "" if allows(value) else f"is {value!r}: it must be {says}"
 
 
@@ -35,7 +35,7 @@ def optional(kind: Kind) -> Kind:
 
 
 def several(kind: Kind) -> Kind:
-    """A tuple of values of `kind`."""
+    """Tuples of values of `kind`."""
 
     def problem(values: Any) -> str:
         if not isinstance(values, tuple):
@@ -102,7 +102,7 @@ def above(least: float) -> Kind:
 
 
 def one_of(*names: str, nothing: Any = "") -> Kind:
-    """One of these names, or `nothing`."""
+    """One of these names, or `nothing` if given."""
 
     def read(text: str) -> str:
         if text not in names:
@@ -114,7 +114,7 @@ def one_of(*names: str, nothing: Any = "") -> Kind:
 
 
 def pair(form: str) -> Kind:
-    """Two texts separated by the last "="; `form` is shown in help and errors."""
+    """Two texts separated by the last "="; help and errors show `form`."""
 
     def read(text: str) -> tuple[str, str]:
         first, equals, second = text.rpartition("=")
@@ -126,7 +126,7 @@ def pair(form: str) -> Kind:
 
 
 def _size(text: str) -> int:
-    """Bytes of 6GB, 700MiB or 1.5G. A single letter is a power of 1000, as on a disk's label."""
+    """Parse a size such as 6GB, 700MiB or 1.5G to bytes. A single letter is a power of 1000, as on disk labels."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([kmgt]?)(i?)(b?)", text.strip(), re.IGNORECASE)
     if found is None or (found[3] and not found[2]):
         raise OptionError(f"{text!r} is not a size like 6GB, 6GiB or 700MB")
@@ -137,7 +137,7 @@ SIZE = Kind(_size, checked(lambda value: _is(value, Integral) and value >= 0, "a
 
 
 def _layers(text: str) -> int | str:
-    """A number of layers, "all" or "auto"; -1 is auto, as in llama.cpp."""
+    """Parse a number of layers, "all" or "auto"; -1 is auto, as in llama.cpp."""
     if text in ("all", "auto", "-1"):
         return text if text != "-1" else "auto"
     try:
@@ -154,7 +154,7 @@ LAYERS = Kind(
 
 
 def _json(text: str) -> dict[str, Any]:
-    import json  # here, because help does without
+    import json  # late, because help does not need it
 
     try:
         value = json.loads(text)

@@ -1,4 +1,4 @@
-"""Options of opening a model: the context, where it runs, its cache, and speculation."""
+"""Options for opening a model: context, device, cache and speculation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from localllm.options.speculation import SpeculationOptions
 class LoadOptions(Options):
     """How to open a model."""
 
-    TITLE: ClassVar[str] = "opening a model"
+    TITLE: ClassVar[str] = "Loading"
     ctx_size: int = option(
         0, "-c", "--ctx-size", "--ctx", kind=whole(0), unit="tokens", shown="",
         help="context size in tokens (0: as trained, maximum 4096)",
@@ -35,7 +35,7 @@ class LoadOptions(Options):
     )  # fmt: skip
     device: str = option(
         "", "-dev", "--device", metavar="DEVICE", flag="--device",
-        help="which device: its number or part of its name (see localllm devices)",
+        help="device: number or part of its name (see localllm devices)",
     )  # fmt: skip
     cache_type_k: str = option(
         "f16", "-ctk", "--cache-type-k", metavar="TYPE", offers="cache_types",

@@ -1,4 +1,4 @@
-"""Options of the samplers: llama.cpp's parameters, names and defaults.
+"""Options of the samplers, with llama.cpp's names and defaults.
 
 The defaults are those of `common_params_sampling` in llama.cpp's common/common.h (2026-10).
 """
@@ -89,7 +89,7 @@ class SamplingOptions(Options):
     Raises OptionError with the option, its value and its range.
     """
 
-    TITLE: ClassVar[str] = "sampling"
+    TITLE: ClassVar[str] = "Sampling"
     seed: int = option(-1, "-s", "--seed", kind=SEED, help="random seed (-1: a new one)")
     temperature: float = option(
         0.8, "--temp", "--temperature", kind=NUMBER, key="temp", help="temperature (0: always the top token)"

@@ -1,4 +1,4 @@
-"""Options as the arguments of a function: what `help` shows of it."""
+"""Show options as arguments of a function in `help`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes(*groups: type[Options], without: Collection[str] = ()) -> Callable[[F], F]:
-    """Show the options of these groups in the signature and the docstring of a function whose keywords they are."""
+    """Add the options of these groups to the signature and the docstring of a function that takes them as keywords."""
 
     def shown(function: F) -> F:
         own = inspect.signature(function, eval_str=True)
@@ -34,7 +34,7 @@ def takes(*groups: type[Options], without: Collection[str] = ()) -> Callable[[F]
 
 
 def types_of(group: type[Options]) -> dict[str, Any]:
-    """The type of every option of a group, those of nested groups included."""
+    """Return the type of every option of a group, including nested groups."""
     found = get_type_hints(group)
     for kind in [kind for kind in found.values() if isinstance(kind, type) and issubclass(kind, Options)]:
         found = types_of(kind) | found
@@ -42,7 +42,7 @@ def types_of(group: type[Options]) -> dict[str, Any]:
 
 
 def _lines(each: Declared) -> Iterator[str]:
-    """The type, default and unit of an option; below what it does, and what the default means if it does not say."""
+    """Yield the help of an option: type, default and unit; then its effect and the meaning of a None default."""
     unit = f" ({each.option.unit})" if each.option.unit else ""
     meaning = f" [{each.option.shown}]" if each.default is None else ""
     yield f"    {each.name}: {each.type} = {each.default!r}{unit}"

@@ -11,14 +11,14 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, OptionError, one_of, whole
 
 KINDS = ("off", "ngram", "draft", "auto")
-MOST_DRAFTED = 15  # 16 rows with the token before them, the number that costs are measured for
+MOST_DRAFTED = 15  # 16 rows with the token before them; costs are measured up to 16 rows
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions(Options):
     """Who drafts tokens, and how many."""
 
-    TITLE: ClassVar[str] = "speculation"
+    TITLE: ClassVar[str] = "Speculation"
     model_draft: str | os.PathLike[str] = option(
         "", "-md", "--model-draft", "--spec-draft-model",
         help="a smaller model that drafts tokens", kind=PATH, metavar="MODEL", offers="models",
@@ -26,7 +26,7 @@ class SpeculationOptions(Options):
     spec: str | None = option(
         None, "--spec", kind=one_of(*KINDS, nothing=None), metavar="KIND",
         help=Notice(
-            "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), or auto (whichever pays)"
+            "drafter: off, ngram (the text so far), draft (", Setting("model_draft"), "), or auto (the fastest)"
         ),
         shown=Notice("off; auto with ", Setting("model_draft")),
     )  # fmt: skip

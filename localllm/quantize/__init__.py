@@ -1,4 +1,4 @@
-"""Quantizes a model, a GGUF file or a Hugging Face folder, into a GGUF file.
+"""Quantize a model (a GGUF file or a Hugging Face folder) to a GGUF file.
 
 `source` opens the input. `jobs` chooses a format for every tensor and adds up sizes. `conversion` streams the tensors
 through worker threads into the file. `quant` turns numbers into blocks.

@@ -1,6 +1,6 @@
-"""Streams tensors through worker threads, which read, convert and quantize rows; results come out in order.
+"""Stream tensors through worker threads, which read, convert and quantize rows; results arrive in order.
 
-A few chunks of rows are in progress at any time. No tensor is ever whole in memory, unless a method requires it. NumPy
+A few chunks of rows are in progress at any time. No tensor is in memory as a whole, unless a method requires it. NumPy
 and the compiled quantizers release the interpreter lock, so threads run in parallel.
 """
 
@@ -63,13 +63,13 @@ class Error:
 
     @property
     def weighted(self) -> float | None:
-        """The same, weighted by the importance of each column; None without importance."""
+        """Root of the relative squared error, weighted by the importance of each column; None without importance."""
         return float(np.sqrt(self.weighted_missed / self.weighted_squares)) if self.weighted_squares else None
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a conversion needs besides its jobs."""
+    """The settings of a conversion, besides its jobs."""
 
     threads: int
     imatrix: Imatrix | None = None
@@ -86,7 +86,7 @@ class _Converted(NamedTuple):
 
 @contextmanager
 def conversion(jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings) -> Iterator[list[NewTensor]]:
-    """The new tensors, for `write_gguf`, which must ask for their data in this order and once.
+    """Return the new tensors for `write_gguf`, which must request their data once and in this order.
 
     Reading them raises QuantizeError for numbers that cannot be stored, with the name of the tensor.
     """
@@ -123,7 +123,7 @@ def _report(jobs: Sequence[Job], chunks: Iterator[tuple[Job, _Converted]], how: 
 def _chunks(
     pool: ThreadPoolExecutor, jobs: Sequence[Job], tensors: Mapping[str, Tensor], how: Settings
 ) -> Iterator[tuple[Job, _Converted]]:
-    """Results in order, with a bounded number of tasks in progress."""
+    """Yield results in order, with a bounded number of tasks in progress."""
     under_way: deque[tuple[Job, Future[_Converted]]] = deque()
     for job in jobs:
         tensor = tensors[job.name]
@@ -144,7 +144,7 @@ def _chunks(
 
 
 def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Converted]]:
-    """A task for each run of rows; no run crosses from one expert to the next."""
+    """Yield a task for each run of rows; no run crosses from one expert to the next."""
     columns = job.shape[-1]
     if not job.changes:
         size = max(COPIED // columns, 1)
@@ -161,8 +161,7 @@ def _tasks(job: Job, tensor: Tensor, how: Settings) -> Iterator[Callable[[], _Co
 
 
 def _importance(job: Job, imatrix: Imatrix | None) -> F32 | None:
-    """Importance per column, (experts, columns). As in llama-quantize, embeddings ignore an importance that does not
-    fit."""
+    """Return importance (experts, columns) per column. As in llama-quantize, embeddings ignore one of another size."""
     if imatrix is None:
         return None
     try:
@@ -193,8 +192,7 @@ def _convert(
 
 
 def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converted:
-    """Store a whole tensor by a method. It also changes tensors that keep their format if factors are folded into
-    them."""
+    """Store a whole tensor by a method; it may fold factors even into tensors that keep their format."""
     stored = tensor.read(0, job.rows)
     if not job.changes and FORMATS[job.after].quantize is None:
         return _Converted(stored, None, job.values)
@@ -208,7 +206,7 @@ def _whole(job: Job, tensor: Tensor, how: Settings, method: Method) -> _Converte
 
 
 def _check(job: Job, rows: U8, values: F32, start: int) -> None:
-    """Refuse numbers beyond half precision, and NaN. Quantized blocks refuse them anyway; single-number formats would
+    """Reject NaN and numbers beyond half precision. Quantized blocks reject them anyway; single-number formats do
     not."""
     if FORMATS[job.after].block_values > 1:
         return

@@ -1,4 +1,4 @@
-"""Plans a quantization before anything is written: a job per tensor, sizes, metadata, and refusals."""
+"""Plan a quantization before anything is written: a job per tensor, sizes, metadata, and errors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Job:
 
 
 def plan_jobs(source: Source, mix: Mix, options: Options) -> list[Job]:
-    """A job for every tensor, in the order they are written, which is llama-quantize's. Reads no tensor."""
+    """Return a job for every tensor, in the order of writing, which is llama-quantize's. Reads no tensor."""
     tensors = _tensors(source)
     return [
         _job(tensor, choice)
@@ -83,7 +83,7 @@ def given_jobs(source: Source, formats: Mapping[str, str]) -> list[Job]:
 
 
 def quantizable(source: Source) -> list[tuple[str, tuple[int, ...], str]]:
-    """The tensors (name, shape, format) whose format can be chosen."""
+    """Return the tensors (name, shape, format) whose format can be chosen."""
     architecture = geometry_of(source.stored).architecture
     return [tensor for tensor in _tensors(source) if allows(tensor[0], tensor[1], architecture)]
 
@@ -105,7 +105,7 @@ def _job(tensor: tuple[str, tuple[int, ...], str], choice: Choice) -> Job:
 
 
 def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: bool) -> None:
-    """QuantizeError for the first tensor that must not or cannot be converted, with the reason and a way out.
+    """Raise QuantizeError for the first tensor that must not or cannot be converted, with the reason and what to do.
 
     `important`: the tensors that an importance matrix covers, or will cover.
     """
@@ -129,7 +129,7 @@ def check(jobs: Sequence[Job], important: Collection[str], allow_requantize: boo
 def metadata(
     stored: Mapping[str, Stored], file_type: int | None, imatrix: Imatrix | None, imatrix_file: str
 ) -> dict[str, Stored]:
-    """The keys of the new file: those of the old one, and those that llama-quantize adds, in its order.
+    """Return the keys of the new file: those of the old one, and those that llama-quantize adds, in its order.
 
     `file_type` None keeps the old file's value, if any.
     """
@@ -160,7 +160,7 @@ def _short(text: str) -> str:
 
 
 def file_type_of(jobs: Sequence[Job]) -> int:
-    """general.file_type for freely chosen formats: the type whose main format holds the most weights."""
+    """Return general.file_type for freely chosen formats: the type whose main format holds the most weights."""
     held: dict[str, int] = {}
     for job in jobs:
         held[job.after] = held.get(job.after, 0) + job.values
@@ -170,6 +170,6 @@ def file_type_of(jobs: Sequence[Job]) -> int:
 
 
 def size_of(source: Source, jobs: Sequence[Job]) -> int:
-    """Size of the file in bytes, without keys about an importance matrix."""
+    """Return the size of the file in bytes, without keys about an importance matrix."""
     new = [NewTensor(job.name, job.after, job.shape, b"") for job in jobs]
     return file_size(source.path, metadata(source.stored, 0, None, ""), new)

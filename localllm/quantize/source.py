@@ -22,7 +22,7 @@ _PART_SUFFIX = re.compile(r"-00001-of-\d{5}$")
 
 
 class Source(Protocol):
-    """An opened model: `localllm.gguf.GGUFFile`, or what `localllm.convert` makes from a folder."""
+    """An opened model: `localllm.gguf.GGUFFile`, or a folder converted by `localllm.convert`."""
 
     @property
     def path(self) -> Path: ...
@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 def open_source(name: str) -> Source:
-    """The model that IN names: a GGUF file (or the first part of one), a built-in model, or a Hugging Face folder."""
+    """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face folder."""
     path = resolve(name)
     if path.is_dir():
         return open_checkpoint(path)
@@ -46,7 +46,7 @@ def open_source(name: str) -> Source:
 
 
 def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
-    """The properties that the rules of a mix use; for a number per layer, the first."""
+    """Return the properties that the rules of a mix use; for a number per layer, the first."""
     architecture = str(stored.get("general.architecture", ""))
 
     def first(key: str, default: int) -> int:
@@ -62,12 +62,12 @@ def geometry_of(stored: Mapping[str, Stored]) -> Geometry:
 
 
 def default_target(path: Path, kind: str) -> Path:
-    """The default output: beside the input, with the new type replacing the old one in its name."""
+    """Return the default output: beside the input, with the new type in place of the old one in its name."""
     stem = path.name if path.is_dir() else path.name.removesuffix(".gguf")
     stem = _TYPE_SUFFIX.sub("", _PART_SUFFIX.sub("", stem))
     return path.with_name(f"{stem}-{kind}.gguf")
 
 
 def values_of(tensor: Tensor) -> int:
-    """How many numbers a tensor holds."""
+    """Return how many numbers a tensor holds."""
     return int(np.prod(tensor.shape, dtype=np.int64))

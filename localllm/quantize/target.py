@@ -1,4 +1,4 @@
-"""Chooses a format per tensor to reach a size or a divergence, instead of following a named type."""
+"""Choose a format per tensor to reach a size or a divergence, instead of following a named type."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ CONTEXT, WINDOWS = 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One of the two is set; the other is 0."""
+    """The goal: one of the two is set, the other is 0."""
 
     max_bytes: int = 0
     max_kld: float = 0.0
 
 
 def candidates(source: Source, options: Options, imatrix: bool) -> dict[str, tuple[str, ...]]:
-    """The formats to try for each tensor: its own and smaller ones, or those that the user gives."""
+    """Return the formats to try for each tensor: its current one and smaller ones, or those that the user gives."""
     found = {}
     for name, shape, now in quantizable(source):
         what = role(name)
@@ -62,7 +62,7 @@ def jobs_for(
     windows: int = WINDOWS,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> tuple[list[Job], float]:
-    """The jobs that reach the goal, and its measured divergence on the text."""
+    """Return the jobs that reach the goal, and their measured divergence on the text."""
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
     _check_possible(source, goal, coarsest)
@@ -89,7 +89,7 @@ def _check_possible(source: Source, goal: Goal, coarsest: Mapping[str, str]) -> 
 
 
 def _rest(source: Source, kept: Mapping[str, str], chosen: list[str]) -> int:
-    """Bytes of the file besides the tensors to choose formats for, with the padding of every tensor."""
+    """Return the bytes of the file besides the tensors to choose formats for, with the padding of every tensor."""
     jobs = given_jobs(source, kept)
     own = {job.name: job.bytes_after for job in jobs}
     return size_of(source, jobs) - sum(own[name] for name in chosen) + 32 * len(chosen)

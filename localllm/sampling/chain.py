@@ -1,6 +1,6 @@
 """The samplers: each is a pure function from candidates to fewer, or differently weighted, candidates.
 
-They behave as in llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as there, probabilities are float64.
+They behave like llama.cpp's src/llama-sampler.cpp (2026-10). Logits are float32 as there, probabilities are float64.
 Equal logits are ordered by token id, which llama.cpp leaves open. `SAMPLERS` lists them all.
 """
 
@@ -27,9 +27,9 @@ COLDEST = 1e-10  # lower temperatures count as 0
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that may come next. If `descending`, `logits` fall (equal ones by id); otherwise `ids` rise.
+    """Tokens that may come next. If `descending`, they are ordered by falling logit (ties by id), otherwise by id.
 
-    A logit of -inf means a probability of zero.
+    A logit of -inf means probability zero.
     """
 
     ids: Ids  # (n,)
@@ -38,7 +38,7 @@ class Candidates:
 
     @property
     def peak(self) -> float:
-        """The largest logit."""
+        """Return the largest logit."""
         return float(self.logits[0] if self.descending else self.logits.max())
 
     def take(self, rows: Indices | NDArray[np.bool_] | slice, descending: bool) -> Candidates:
@@ -47,8 +47,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a sampler may use besides its options: the tokens so far, DRY's breakers, and the seed of XTC's random
-    numbers."""
+    """The inputs of a sampler besides its options: tokens so far, DRY's breakers, and XTC's seed."""
 
     history: Sequence[int] = ()
     breakers: Breakers = field(default_factory=dict)
@@ -56,14 +55,14 @@ class Context:
 
 
 def softmax(candidates: Candidates) -> Doubles:
-    """Probabilities (n,); at least one logit must be finite."""
+    """Return probabilities (n,); at least one logit must be finite."""
     weights: Doubles = np.exp(candidates.logits.astype(np.float64) - candidates.peak)
     weights /= weights.sum()
     return weights
 
 
 def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
-    """Probabilities p (n,), -log p (n,) in nats, and the entropy. Where p is 0, -log p is about 1000."""
+    """Return probabilities p (n,), -log p (n,) in nats, and the entropy. Where p is 0, -log p is about 1000."""
     below = np.maximum(candidates.logits.astype(np.float64) - candidates.peak, -1000.0)
     weights = np.exp(below)
     total = float(weights.sum())
@@ -73,7 +72,7 @@ def surprise(candidates: Candidates) -> tuple[Doubles, Doubles, float]:
 
 
 def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices], Doubles]) -> Candidates:
-    """The candidates ordered by id, with `change(logits, which)` applied to those at `ids[which]`.
+    """Return the candidates ordered by id, with `change(logits, which)` applied to those at `ids[which]`.
 
     Raises SamplingError if no token remains.
     """
@@ -83,7 +82,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices
     which = np.flatnonzero(candidates.ids[np.minimum(rows, len(candidates.ids) - 1)] == ids)
     rows = rows[which]
     logits = candidates.logits.copy()
-    with np.errstate(over="ignore"):  # below float32 it becomes -inf: removed
+    with np.errstate(over="ignore"):  # below the range of float32 it becomes -inf: removed
         logits[rows] = change(logits[rows].astype(np.float64), which)
     result = Candidates(candidates.ids, logits)
     if not abs(result.peak) < HIGHEST:
@@ -95,7 +94,7 @@ def changed(candidates: Candidates, ids: Ids, change: Callable[[Doubles, Indices
 
 
 def penalties(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Repeat penalty (CTRL, arXiv 1909.05858, made safe for negative logits), frequency and presence penalties."""
+    """Apply repeat (CTRL, arXiv 1909.05858, fixed for negative logits), frequency and presence penalties."""
     tokens, counts = window_counts(context.history, options.repeat_last_n)
     subtract = counts * options.frequency_penalty + options.presence_penalty
     factor = options.repeat_penalty
@@ -108,7 +107,7 @@ def penalties(candidates: Candidates, options: SamplingOptions, context: Context
 
 
 def dry(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Don't Repeat Yourself: a token that continues a repetition of n tokens loses multiplier * base^(n - allowed)."""
+    """Don't Repeat Yourself: lower tokens that continue a repetition of n tokens by multiplier * base^(n - allowed)."""
     longest = continuations(context.history, options.dry_penalty_last_n, options.dry_allowed_length, context.breakers)
     if not longest:
         return candidates
@@ -142,7 +141,7 @@ def top_k(candidates: Candidates, options: SamplingOptions, context: Context) ->
 
 
 def typ_p(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Keep tokens whose surprise is closest to the expected one, until they exceed probability p (arXiv 2202.00666)."""
+    """Keep tokens whose surprise is closest to the entropy, until they exceed probability p (arXiv 2202.00666)."""
     p, surprises, entropy = surprise(candidates)
     rows = leading(-np.abs(surprises - entropy).astype(np.float32), p, options.typical_p, "right", options.min_keep)
     return candidates.take(np.sort(rows), candidates.descending)
@@ -168,7 +167,7 @@ def min_p(candidates: Candidates, options: SamplingOptions, context: Context) ->
 def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
     """Exclude Top Choices: sometimes remove all tokens that reach the threshold, except the least likely of them.
 
-    Whether it happens depends only on the seed and the number of tokens so far. Asking twice, or again after a
+    Whether it happens depends only on the seed and the number of tokens so far. A repeated call, or one after a
     rollback, gives the same distribution.
     """
     if len(candidates.ids) < 2 or _roll(context) > options.xtc_probability:
@@ -183,7 +182,7 @@ def xtc(candidates: Candidates, options: SamplingOptions, context: Context) -> C
 
 
 def temperature(candidates: Candidates, options: SamplingOptions, context: Context) -> Candidates:
-    """Divide logits by the temperature; at 0 and below keep only the largest (the first id of equal ones)."""
+    """Divide logits by the temperature; at 0 and below keep only the largest (on a tie, the first id)."""
     degree = options.temperature
     if options.dynatemp_range > 0 and len(candidates.ids) > 1:
         entropy = surprise(candidates)[2] / math.log(len(candidates.ids))  # 0 ... 1
@@ -197,12 +196,12 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
 
 
 def _roll(context: Context) -> float:
-    """A uniform number in [0, 1), determined by this seed and this position."""
+    """Return a uniform number in [0, 1), determined by seed and position."""
     return (np.random.Philox(key=context.seed, counter=len(context.history)).random_raw() >> 11) * 2.0**-53
 
 
 class SamplerStage(NamedTuple):
-    """One sampler: its function, when its options enable it, and whether it always keeps the largest logit."""
+    """A sampler: its function, the condition that enables it, and whether it always keeps the largest logit."""
 
     run: Callable[[Candidates, SamplingOptions, Context], Candidates]
     wanted: Callable[[SamplingOptions], bool]
@@ -228,8 +227,7 @@ SAMPLERS: dict[str, SamplerStage] = {
 
 
 def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
-    """The samplers that `options` enable, in order. Greedy sampling skips those that cannot change the largest
-    logit."""
+    """Return the samplers that `options` enable, in order. Greedy sampling skips those that keep the largest logit."""
     chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]
     if options.greedy:
         chain = chain[: chain.index(SAMPLERS["temperature"])]

@@ -1,6 +1,6 @@
 """Sampling defaults in a model file (`general.sampling.*`, as llama.cpp reads them).
 
-They override the program's defaults, and the user overrides them. Values that cannot be used become a note.
+They override the program's defaults, and the user overrides them. An unusable value becomes a note.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class FileDefaults:
     notes: tuple[str, ...] = ()
 
     def options(self, asked: Mapping[str, Any]) -> SamplingOptions:
-        """The options: the file's values, overridden by `asked`."""
+        """Return the options: the file's values, overridden by `asked`."""
         return SamplingOptions.of({**self.values, **asked})
 
 
 def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
-    """The file's recommendations. Never fails: a value out of range keeps the program's default, with a note."""
+    """Return the file's recommendations. Never fails: a value out of range keeps the program's default, with a note."""
     values: dict[str, Any] = {}
     notes: list[str] = []
     for key, name in _FIELDS.items():
@@ -48,7 +48,7 @@ def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
         else:
             notes.append(_not_taken(_SEQUENCE, sequence, f"known are {', '.join(ORDER)}"))
     if metadata.get(PREFIX + _MIROSTAT):
-        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "there is no Mirostat here"))
+        notes.append(_not_taken(_MIROSTAT, metadata[PREFIX + _MIROSTAT], "Mirostat is not supported"))
     return FileDefaults(values, tuple(notes))
 
 

@@ -11,21 +11,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# First token of a sequence breaker -> what must follow it. A token that contains a whole breaker needs nothing: ().
+# First token of a sequence breaker -> the tokens that must follow. For a token that contains a whole breaker: ().
 Breakers = Mapping[int, tuple[tuple[int, ...], ...]]
 
 
 def window_counts(history: Sequence[int], last: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    """The distinct tokens (n,) among the last `last` of `history`, and the count of each (n,)."""
+    """Return the distinct tokens (n,) among the last `last` of `history`, and the count of each (n,)."""
     counts = Counter(history[-last:])
     return np.fromiter(counts, np.int32, len(counts)), np.fromiter(counts.values(), np.int64, len(counts))
 
 
 def continuations(history: Sequence[int], last: int, allowed: int, breakers: Breakers) -> dict[int, int]:
-    """Tokens that would continue a repetition -> its length so far in tokens, at least `allowed`.
+    """Return tokens that would continue a repetition -> its length so far in tokens, at least `allowed`.
 
-    A repetition means that the newest tokens also occur earlier in the window of `last` tokens; the token after the
-    earlier place continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
+    In a repetition the newest tokens also occur earlier in the window of `last` tokens; the token after the earlier
+    place continues it. No repetition crosses a sequence breaker, and a breaker is never a continuation.
     """
     newest_first = history[-last:][::-1]
     reach = _reach(newest_first, breakers)
@@ -42,7 +42,7 @@ def continuations(history: Sequence[int], last: int, allowed: int, breakers: Bre
 
 
 def _reach(newest_first: Sequence[int], breakers: Breakers) -> int:
-    """Number of newest tokens after the last sequence breaker."""
+    """Return the number of newest tokens after the last sequence breaker."""
     for age, token in enumerate(newest_first):
         ends = [
             age - len(tail)
@@ -55,10 +55,10 @@ def _reach(newest_first: Sequence[int], breakers: Breakers) -> int:
 
 
 def _common_lengths(items: Sequence[int]) -> list[int]:
-    """For every d: the number of leading items equal to those from d on. Linear time (Gusfield's Z algorithm)."""
+    """Return for every d the number of leading items equal to those from d on (Gusfield's Z algorithm, linear time)."""
     n = len(items)
     lengths = [n] + [0] * (n - 1)
-    start = end = 0  # items[start:end] equals items[:end - start], with the largest `end` so far
+    start = end = 0  # items[start:end] equals items[:end - start]; `end` is the largest so far
     for d in range(1, n):
         common = min(lengths[d - start], end - d) if d < end else 0
         while d + common < n and items[common] == items[d + common]:
@@ -72,10 +72,10 @@ def _common_lengths(items: Sequence[int]) -> list[int]:
 def find_breakers(
     strings: Iterable[str], pieces: Iterable[bytes], tokenize: Callable[[str], Sequence[int]]
 ) -> dict[int, tuple[tuple[int, ...], ...]]:
-    """Every way in which tokens can spell one of `strings`, as a `Breakers`.
+    """Return every way in which tokens can spell one of `strings`, as a `Breakers`.
 
     `pieces` are the bytes of token 0, 1, ...; `tokenize` returns the ids of a text without BOS and special tokens.
-    Takes some tenths of a second for 128,000 tokens.
+    It takes a few tenths of a second for 128,000 tokens.
     """
     found: dict[int, tuple[tuple[int, ...], ...]] = {}
     wanted = [text.encode() for text in strings]
@@ -91,8 +91,8 @@ def find_breakers(
 
 
 def _rests(text: bytes, piece: bytes) -> list[bytes]:
-    """What must follow `piece` to complete `text`: nothing if `piece` contains it, else for every end of `piece` that
-    begins `text`."""
+    """Return what must follow `piece` to complete `text`: "" if `piece` contains it, else the rest of `text` for every
+    end of `piece` that starts it."""
     if text in piece:
         return [b""]
     return [text[n:] for n in range(1, min(len(text), len(piece) + 1)) if piece.endswith(text[:n])]

@@ -1,4 +1,4 @@
-"""One sampler per conversation: it keeps the tokens so far and the random numbers, and runs the chain on logits.
+"""One sampler per conversation. It keeps the tokens so far and the random numbers, and runs the chain on logits.
 
 Plain and speculative decoding share `distribution`, which changes no state and may be called again.
 """
@@ -18,10 +18,10 @@ from localllm.sampling.select import Doubles
 
 
 class Sampler:
-    """Chooses tokens according to `options`. `seed` is the one in use, even if the options left it open."""
+    """Chooses tokens according to `options`. `seed` is the seed in use, even if the options left it open."""
 
     def __init__(self, options: SamplingOptions, breakers: Breakers | None = None) -> None:
-        """`breakers` is find_breakers() of the vocabulary; only DRY needs it."""
+        """`breakers` comes from find_breakers() for the vocabulary; only DRY needs it."""
         self.options = options
         self.seed = options.seed if options.seed >= 0 else secrets.randbits(32)
         self._stages = enabled(options)
@@ -29,23 +29,23 @@ class Sampler:
         self._context = Context(self._history, breakers or {}, self.seed)
         self._bias_ids = np.array(sorted(options.logit_bias), np.int32)
         self._bias = np.array([options.logit_bias[token] for token in sorted(options.logit_bias)], np.float64)
-        self._ids = np.arange(0, dtype=np.int32)  # (V,), once V is known
+        self._ids = np.arange(0, dtype=np.int32)  # (V,), as soon as V is known
         self._bits = np.random.PCG64(self.seed)
-        # Only the largest logit counts, whatever came before: one pass over the logits is enough.
+        # Only the largest logit counts, independent of history: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not options.logit_bias
 
     @property
     def looks_at(self) -> int:
-        """Number of largest logits that decide the next token alone; 0 if all count."""
+        """Number of largest logits that determine the next token; 0 if all count."""
         if self._argmax:
             return 1
         cut_first = self._stages[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
         return self.options.top_k if cut_first else 0
 
     def distribution(self, logits: NDArray[np.float32]) -> tuple[Ids, Doubles]:
-        """The tokens (n,) that may come next, and their probabilities (n,), positive with sum 1.
+        """Return the tokens (n,) that may come next, and their probabilities (n,), positive with sum 1.
 
-        `logits` (V,) are the model's; they are not changed. Raises SamplingError if they are NaN, or if bias and
+        `logits` (V,) come from the model and are not changed. Raises SamplingError if they contain NaN, or if bias and
         penalties leave no token.
         """
         _refuse_broken(float(logits.max()))
@@ -63,17 +63,16 @@ class Sampler:
         return candidates.ids[possible], probabilities[possible]
 
     def draw(self, ids: Ids, probabilities: Doubles) -> int:
-        """Draw one of `ids` by inverting the cumulative sum of `probabilities` in the given order; uses one random
-        number."""
+        """Draw one of `ids` by inverting the cumulative sum of `probabilities`, in order, with one random number."""
         sums = probabilities.cumsum()
         return int(ids[sums.searchsorted(self.uniform() * sums[-1], side="right")])
 
     def uniform(self) -> float:
-        """The next random number, in [0, 1): the upper 53 bits of PCG64, the same with every NumPy."""
+        """Return the next random number in [0, 1): the upper 53 bits of PCG64, the same with every NumPy version."""
         return (self._bits.random_raw() >> 11) * 2.0**-53
 
     def sample(self, logits: NDArray[np.float32]) -> int:
-        """The next token, not yet accepted."""
+        """Return the next token, not yet accepted."""
         if self._argmax:
             token = int(logits.argmax())
             _refuse_broken(float(logits[token]))
@@ -81,21 +80,21 @@ class Sampler:
         return self.draw(*self.distribution(logits))
 
     def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
-        """As `sample`, from only the `looks_at` largest logits (n,), descending, equal ones by id, NaN first."""
+        """Return the next token, given only the `looks_at` largest logits (n,), descending, ties by id, NaN first."""
         _refuse_broken(float(logits[0]))
         return int(ids[0]) if self._argmax else self.draw(*self._distribution(Candidates(ids, logits, True)))
 
     def accept(self, token: int) -> None:
-        """Append a token of the prompt or the answer to the history of penalties and DRY."""
+        """Append a token of the prompt or the answer to the history for penalties and DRY."""
         self._history.append(token)
 
     def reset(self) -> None:
-        """Back to the start: no tokens, and the same random numbers."""
+        """Start over: no tokens, and the same random numbers."""
         self._history.clear()
         self._bits = np.random.PCG64(self.seed)
 
     def snapshot(self) -> int:
-        """State for `restore`, which takes back every token accepted from here on (but no random numbers)."""
+        """Return the state for `restore`, which removes every token accepted after it (random numbers stay used)."""
         return len(self._history)
 
     def restore(self, snapshot: int) -> None:
@@ -113,7 +112,7 @@ class Sampler:
 
 
 def _refuse_broken(peak: float) -> None:
-    """`peak` is the largest logit: NaN if any is NaN."""
+    """Raise SamplingError if `peak`, the largest logit, is unusable; it is NaN if any logit is."""
     if not abs(peak) < HIGHEST:
         raise SamplingError(
             f"the model's largest logit is {peak}: its weights are probably damaged or the file was converted wrongly; "

@@ -1,4 +1,4 @@
-"""The largest of many numbers, in the same order on every machine: equal numbers are ordered by index.
+"""Select the largest of many numbers, in the same order on every machine: equal numbers are ordered by index.
 
 Every token needs the 40 largest of 128,000 logits, so this part of sampling must be fast.
 """
@@ -15,16 +15,16 @@ Doubles = NDArray[np.float64]
 Indices = NDArray[np.intp]
 
 _COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to search
-_MANY = 2048  # from here on one sort of 64-bit keys beats a stable argsort: 2 ms instead of 20 for 128,000
+_MANY = 2048  # from this size one sort of 64-bit keys beats a stable argsort: 2 ms, not 20, for 128,000
 
 
 def largest(values: Floats, k: int) -> Indices:
-    """Indices (min(k, n),) of the k largest of `values` (n,), largest first; equal ones in order of index. No NaN."""
+    """Return the indices (min(k, n),) of the k largest `values` (n,), largest first, ties by index. No NaN."""
     if k >= len(values):
         return _order(values)
     picked = _from_columns(values, k)
     if picked is None:
-        floor = np.sort(values)[len(values) - k]  # the k-th largest; np.partition takes 3 ms where most are -inf
+        floor = np.sort(values)[len(values) - k]  # the k-th largest; np.partition takes 3 ms if most are -inf
         above = np.flatnonzero(values > floor)
         picked = np.concatenate((above, np.flatnonzero(values == floor)[: k - len(above)]))
         picked.sort()
@@ -32,7 +32,7 @@ def largest(values: Floats, k: int) -> Indices:
 
 
 def _from_columns(values: Floats, k: int) -> Indices | None:
-    """Ascending indices of the k largest, usually with a few more; None if searching everything is as fast.
+    """Return ascending indices of the k largest, usually with a few more; None if a full search is as fast.
 
     The k-th largest maximum of 1024 columns is a lower bound that at least k values reach, so only columns that reach
     it are searched.
@@ -52,7 +52,7 @@ def _from_columns(values: Floats, k: int) -> Indices | None:
 
 
 def _order(values: Floats) -> Indices:
-    """Indices that sort `values` in descending order, stable."""
+    """Return the indices that sort `values` in descending order, stably."""
     if len(values) < _MANY:
         return (-values).argsort(kind="stable")
     bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into +0
@@ -65,10 +65,10 @@ def _order(values: Floats) -> Indices:
 def leading(
     scores: Floats, probabilities: Doubles, total: float, side: Literal["left", "right"], at_least: int
 ) -> Indices:
-    """Indices of the shortest run, in descending order, whose probabilities reach `total`.
+    """Return the indices of the shortest run, in descending order, whose probabilities reach `total`.
 
-    side "left": the sum must be at least `total`; "right": above it. The run has at least `at_least` members, and at
-    least one. Searches the first 256 and, only if those are too few, everything.
+    With side "left" the sum must be at least `total`, with "right" above it. The run has at least `at_least` members,
+    and at least one. It searches the first 256 and, only if these are too few, everything.
     """
     for k in (256, len(scores)):
         order = largest(scores, k)

@@ -1,4 +1,4 @@
-"""Times passes of 1 to 16 rows of one sequence, in some tens of milliseconds or one run through, if that is longer."""
+"""Time passes of 1 to 16 rows of one sequence, for some tens of milliseconds or one round, whichever is longer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from localllm.engine import Engine, Rows
 from localllm.speculation.policy import Costs
 
-VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # rows timed; between them costs are interpolated
+VERIFYING = (1, 2, 3, 4, 6, 8, 12, 16)  # rows timed; costs between these are interpolated
 DRAFTING = (1, 16)
 ENOUGH = 0.04  # seconds
 
 
 def measure(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
-    """The best time of each number of rows, at the beginning of a text of different tokens."""
+    """Return the best time for each number of rows, at the start of a text of different tokens."""
     most = min(engine.limits.positions, engine.limits.logit_rows)
     counts = [n for n in rows if n <= most]
     tokens = np.linspace(0, vocabulary - 1, max(counts)).astype(np.int32).tolist()
@@ -24,7 +24,7 @@ def measure(engine: Engine, vocabulary: int, rows: Sequence[int]) -> Costs:
     sequence = engine.add()
     began = perf_counter()
     try:
-        engine.step([Rows(sequence, tokens[:1], "all")])  # the first pass touches new memory
+        engine.step([Rows(sequence, tokens[:1], "all")])  # the first pass touches fresh memory
         while perf_counter() - began < ENOUGH or best[counts[-1]] == float("inf"):
             for count in counts:
                 engine.truncate(sequence, 0)

@@ -1,4 +1,4 @@
-"""Drafts by a second, smaller model that follows the text with a cache of its own."""
+"""Drafts by a second, smaller model that follows the text with a separate cache."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from localllm.speculation.vocabulary import Mapping
 
-EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # between classes of the draft's own probability
+EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bounds of classes by the draft's probability
 PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
 class ModelDrafter:
-    """One text as the draft model sees it. Its cache is updated only when a draft is needed."""
+    """A text as the draft model sees it. The draft cache is updated only when a draft is needed."""
 
     name = "draft model"
 
     def __init__(self, engine: Engine, mapping: Mapping, costs: Costs) -> None:
         self._engine, self._mapping, self._costs = engine, mapping, costs
         self._sequence = engine.add()
-        self._text: list[int] = []  # the model's tokens
-        self._seen: list[int] = []  # those the draft has evaluated, and guesses after them
-        self._ends: list[int] = []  # draft tokens in its cache after each of `_seen`
-        self._good = 0  # leading `_seen` that are `_text`
+        self._text: list[int] = []  # tokens of the target
+        self._seen: list[int] = []  # tokens that the draft model has evaluated, then its drafts
+        self._ends: list[int] = []  # number of tokens in the draft cache after each of `_seen`
+        self._good = 0  # length of the common prefix of `_seen` and `_text`
         self._row: NDArray[np.float32] | None = None  # logits after the last of `_seen`
 
     @property
@@ -51,13 +51,13 @@ class ModelDrafter:
         self._text.append(token)
 
     def delay(self) -> float:
-        """Seconds until the draft model has caught up, beyond the last few tokens that precede every draft."""
+        """Return the seconds to catch up, not counting the last two tokens, which every draft evaluates anyway."""
         missing = len(self._text) - self._good - 2
         return max(missing, 0) * self._costs.seconds(self._costs.most) / self._costs.most
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
-        """Drafted tokens, each after a pass of the draft model. The caller's sampler accepts each before asking for the
-        next.
+        """Yield drafted tokens, each after a pass of the draft model. The caller's sampler accepts each before it
+        requests the next.
 
         Ends when the draft model's context is full or its logits are NaN.
         """
@@ -91,7 +91,7 @@ class ModelDrafter:
         return Guess(token, bisect_right(EDGES, float(q[ids == token].sum())), (ids, q))
 
     def _catch_up(self) -> bool:
-        """Read new tokens, or the last one again for its logits; False if the draft model sees nothing of the text."""
+        """Evaluate new tokens, or the last one again for its logits; False if the draft model has no token for it."""
         text, keep = self._text, min(self._good, len(self._text) - 1)
         while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
             keep -= 1
@@ -101,7 +101,7 @@ class ModelDrafter:
         return self._row is not None
 
     def _forget(self, keep: int) -> None:
-        """Keep the first `keep` tokens; none if the draft model's sliding windows have moved on too far."""
+        """Keep the first `keep` tokens, or none if the draft model's sliding windows have moved too far."""
         del self._seen[keep:], self._ends[keep:]
         if not self._engine.truncate(self._sequence, self._ends[-1] if self._ends else 0):
             self._seen, self._ends = [], []
@@ -125,6 +125,6 @@ class ModelDrafter:
         self._ends += ends
 
     def _evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
-        """Append draft tokens; logits (V,) after the last."""
+        """Append draft tokens; return the logits (V,) after the last."""
         logits: NDArray[np.float32] = self._engine.step([Rows(self._sequence, tokens)])[0].logits[-1]
         return logits

@@ -1,4 +1,4 @@
-"""What guesses: the interface that n-grams and draft models share."""
+"""The interface of drafters: n-grams and draft models."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from localllm.speculation.rule import Guess
 
 
 class Drafter(Protocol):
-    """Follows one text and guesses how it goes on."""
+    """Follows a text and drafts its next tokens."""
 
     name: str
 
     @property
     def step_seconds(self) -> float:
-        """What a guess costs."""
+        """Seconds per drafted token."""
         ...
 
     def begin(self, text: Sequence[int]) -> None: ...
@@ -26,7 +26,7 @@ class Drafter(Protocol):
     def accept(self, token: int) -> None: ...
 
     def delay(self) -> float:
-        """Seconds it needs before the first guess."""
+        """Return the seconds before the first draft."""
         ...
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]: ...
@@ -36,7 +36,7 @@ class Drafter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A drafter of one session and the judge over all of its kind."""
+    """The drafter of a session, and the judge that all drafters of its kind share."""
 
     drafter: Drafter
     judge: Judge

@@ -1,4 +1,4 @@
-"""Drafts without a model: what followed the same words earlier in the text (prompt lookup)."""
+"""Drafts without a model: the tokens that followed the same words earlier in the text (prompt lookup)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ PRIORS = tuple(min(0.9, 0.3 + 0.1 * n) for n in range(LONGEST - SHORTEST + 1))
 
 
 class NgramDrafter:
-    """Follows one text. Drafts cost nothing."""
+    """Follows a text. Drafts cost nothing."""
 
     name = "n-grams"
     step_seconds = 0.0
 
     def __init__(self) -> None:
         self._text: list[int] = []
-        self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> the places after them
+        self._places: dict[tuple[int, ...], list[int]] = {}  # three tokens -> the positions after them
 
     def begin(self, text: Sequence[int]) -> None:
         shared = next((i for i, pair in enumerate(zip(self._text, text, strict=False)) if pair[0] != pair[1]), None)
@@ -43,7 +43,7 @@ class NgramDrafter:
         return 0.0
 
     def propose(self, sampler: Sampler) -> Iterator[Guess]:
-        """The continuation of the longest repetition, the newest of several; it may run on into itself."""
+        """Yield the continuation of the longest repetition (of several, the newest); it may overlap with itself."""
         text = self._text
         alike, place = self._longest()
         if alike < SHORTEST:
@@ -56,10 +56,10 @@ class NgramDrafter:
             place, alike = place + 1, alike + 1
 
     def close(self) -> None:
-        """Holds nothing to close."""
+        """Do nothing: there is nothing to close."""
 
     def _longest(self) -> tuple[int, int]:
-        """(matching tokens, place of the next token) for the best earlier place."""
+        """Return (matching tokens, position of the next token) for the best earlier position."""
         text, best = self._text, (0, 0)
         places = self._places.get(tuple(text[-SHORTEST:]), ())
         for place in reversed(places[-PLACES:]):

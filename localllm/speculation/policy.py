@@ -1,7 +1,7 @@
-"""Decides how much to draft, by the cost of passes and the acceptance rate, and when to pause.
+"""Decide how much to draft, by the cost of passes and the acceptance rate, and when to pause.
 
-Everything is counted in seconds. A round verifies k drafted tokens in one pass of k + 1 rows and yields 1 + accepted
-tokens. It pays if the added tokens would have taken longer than the time added to the pass.
+All costs are in seconds. A round verifies k drafted tokens in one pass of k + 1 rows and yields 1 + accepted tokens. It
+pays if the additional tokens would have taken longer than the pass was prolonged.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _WEIGHT = 0.1  # weight of the newest pass
-_WORST = -3.0  # maximum loss that a round counts for, in tokens
+_WORST = -3.0  # maximum loss per round, in tokens
 _REST, _LONGEST_REST = 8, 512  # rounds without drafts after a loss; doubles with every further loss
 
 
@@ -46,7 +46,7 @@ class Costs:
 class Acceptance:
     """Acceptance rates by class of draft: the prior, and what was observed since."""
 
-    _SURE = 2.0  # the prior weighs as much as this many drafts
+    _SURE = 2.0  # weight of the prior, in drafts
     _KEEP = 0.97  # decay of observations, per new draft of the class
 
     def __init__(self, priors: Sequence[float]) -> None:
@@ -78,7 +78,7 @@ class Judge:
         self._next_rest = _REST
 
     def ready(self) -> bool:
-        """Whether to draft in this round; call once per round."""
+        """Return whether to draft in this round; call once per round."""
         if self._rest == 0:
             return True
         self._rest -= 1
@@ -100,7 +100,7 @@ class Judge:
 
 
 def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float, step: float, longest: int) -> float:
-    """Best gain in seconds of drafting on from `drafted` tokens, which are all accepted with probability `stands`.
+    """Return the best gain in seconds of drafting on after `drafted` tokens, all accepted with probability `stands`.
 
     Each further draft is accepted with probability `mean` and takes `step` seconds; `pace` is the value of a token.
     """
@@ -113,7 +113,7 @@ def outlook(costs: Costs, pace: float, drafted: int, stands: float, mean: float,
 
 
 def worth_checking(costs: Costs, pace: float, likelihoods: Sequence[float]) -> tuple[int, float]:
-    """How many drafts to verify, and the gain in seconds. Each is accepted with its likelihood if all before it are."""
+    """Return how many drafts to verify, and the gain in seconds. A likelihood assumes that all before are accepted."""
     best, found = 0.0, 0
     stands, won = 1.0, 0.0
     for k, likelihood in enumerate(likelihoods, 1):

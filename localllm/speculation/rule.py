@@ -22,7 +22,7 @@ class Guess(NamedTuple):
     """A drafted token."""
 
     token: int
-    trust: int  # class of drafts with equal acceptance rates (policy.Acceptance)
+    trust: int  # class of drafts with similar acceptance rates (policy.Acceptance)
     drawn_from: Distribution | None  # None: the drafter had no choice
 
 
@@ -32,10 +32,11 @@ class Verdict(NamedTuple):
 
 
 def choose(sampler: Sampler, logits: NDArray[np.float32], guess: Guess) -> Verdict:
-    """The next token by the model's `logits` (V,), not yet accepted by the sampler; the draft may be right or wrong.
+    """Return the next token given the target's `logits` (V,): the draft, or another one. The sampler has not accepted
+    it yet.
 
-    A draft without a choice (q = 1) needs no random number of its own: the token drawn from p is the draft with
-    probability p, and otherwise comes from the rest of p. It is the token that plain decoding would have drawn.
+    A draft without a choice (q = 1) needs no extra random number: the token drawn from p is the draft with probability
+    p, and otherwise comes from the rest of p. It is the token that plain decoding would have drawn.
     """
     if sampler.options.greedy:
         token = sampler.sample(logits)
@@ -56,7 +57,7 @@ def choose(sampler: Sampler, logits: NDArray[np.float32], guess: Guess) -> Verdi
 
 
 def _on(ids: Ids, drafted: Ids, q: Doubles) -> Doubles:
-    """q (n,) for `ids` (n,); 0 for tokens that are not among `drafted`."""
+    """Return q (n,) for `ids` (n,); 0 for tokens that are not in `drafted`."""
     order = drafted.argsort()
     at = np.minimum(drafted[order].searchsorted(ids), len(drafted) - 1)
     row = order[at]

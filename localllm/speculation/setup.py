@@ -1,4 +1,4 @@
-"""What a model needs to speculate: built once when it is opened, and for every session."""
+"""The parts that a model needs to speculate, built once when it is opened and once per session."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass i
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A model as speculation sees it: what evaluates tokens, and which tokens there are."""
+    """A model as speculation sees it: its engine and its vocabulary."""
 
     engine: Engine
     vocabulary: Vocabulary
 
 
 class Speculation:
-    """Of one model: the costs of its passes and of its draft model's, and what was learned about guesses."""
+    """Speculation for a model: the costs of its passes and of the draft model's, and acceptance rates so far."""
 
     def __init__(self, target: Reader, options: SpeculationOptions, drafting: Reader | None) -> None:
-        """SpeculationError where the draft model knows other tokens."""
+        """SpeculationError if the vocabularies do not match."""
         self.options, self._draft = options, drafting
         self._mapping = match(target.vocabulary, drafting.vocabulary) if drafting is not None else None
         self.costs = measure(target.engine, target.vocabulary.size, VERIFYING)
@@ -40,7 +40,7 @@ class Speculation:
         self._ngram_judge, self._draft_judge = Judge(ngram.PRIORS), Judge(draft.PRIORS)
 
     def speculator(self) -> Speculator | None:
-        """For a new session; None if only what pays is asked for, and passes are too short for guessing to pay."""
+        """Return a speculator for a new session; None in automatic mode if passes are too short for drafting to pay."""
         if self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS:
             return None
         draftings: list[Drafting] = []

@@ -1,4 +1,4 @@
-"""The loop of a speculative answer: returns the next token, takes it, and runs a pass when no verified row is left.
+"""The loop of a speculative answer: return the next token, accept it, and run a pass when no verified row is left.
 
 A round is one pass: the last token and the drafts after it. Every row gives the next token, as if the tokens before it
 had been evaluated one by one. Rows are used while drafts are accepted; tokens after a rejected draft are removed from
@@ -22,21 +22,21 @@ from localllm.speculation.policy import Costs, Judge, outlook, worth_checking
 from localllm.speculation.rule import Guess, choose
 
 _FRESH = 48  # rounds after which a pass of one row is timed again
-_HORIZON = 128  # tokens that an answer of unknown length is taken to have left
-_HOPELESS = 0.1  # guesses that stand less often together are not worth a look
-_FADING = 0.95  # of the pace, with every round
+_HORIZON = 128  # assumed remaining tokens of an answer of unknown length
+_HOPELESS = 0.1  # minimum probability that all drafts so far are accepted
+_FADING = 0.95  # decay of the pace, per round
 
 
 @dataclass(frozen=True, slots=True)
 class Speculator:
-    """What one session speculates with."""
+    """Speculation in a session: its drafters and their costs."""
 
     draftings: tuple[Drafting, ...]
     costs: Costs
     longest: int
 
     def decode(self, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> SpeculativeDecoding:
-        """The tokens of one answer after `prompt`."""
+        """Return the decoding of one answer after `prompt`."""
         return SpeculativeDecoding(self, session, sampler, prompt)
 
     def close(self) -> None:
@@ -45,8 +45,8 @@ class Speculator:
 
 
 class SpeculativeDecoding:
-    """`sample` returns the next token, `feed` takes it, in turn. After `close` the cache holds what was fed, no
-    more."""
+    """`sample` and `feed` alternate: one returns the next token, the other evaluates it. After `close` the cache holds
+    exactly the fed tokens."""
 
     def __init__(self, speculator: Speculator, session: Evaluates, sampler: Sampler, prompt: Sequence[int]) -> None:
         self._costs, self._longest = speculator.costs, speculator.longest
@@ -55,11 +55,11 @@ class SpeculativeDecoding:
         self.held = len(prompt)
         self._rows: NDArray[np.float32] | None = None  # logits of the last pass
         self._at = 0  # the current row
-        self._guesses: list[Guess] = []  # one after each row; those past `_checked` were not in the pass
+        self._guesses: list[Guess] = []  # a draft after each row; drafts after `_checked` were not in the pass
         self._checked = 0
-        self._by: Drafting | None = None  # who guessed
-        self._seconds = 0.0  # of this round
-        self._reading = 0.0  # of which catching up of the draft model: spent once, for future rounds
+        self._by: Drafting | None = None  # the drafter of this round
+        self._seconds = 0.0  # seconds of this round
+        self._reading = 0.0  # seconds of these for catching up of the draft model, which also serve later rounds
         self._paced, self._pace_tokens = 0.0, 0.0
         self._fed = 0
         self._stale = 0  # rounds since one row was last timed
@@ -70,7 +70,7 @@ class SpeculativeDecoding:
             drafting.drafter.begin(prompt)
 
     def start(self, logits: NDArray[np.float32]) -> None:
-        """The logits (1, V) after the prompt."""
+        """Take the logits (1, V) after the prompt."""
         self._rows = logits
 
     def sample(self) -> int:
@@ -79,11 +79,11 @@ class SpeculativeDecoding:
         if guess is None or self._by is None:
             return self._sampler.sample(self._rows[self._at])
         token, likelihood = choose(self._sampler, self._rows[self._at], guess)
-        self._by.judge.acceptance.observe(guess.trust, likelihood)  # of unverified drafts too
+        self._by.judge.acceptance.observe(guess.trust, likelihood)  # also of unverified drafts
         return token
 
     def feed(self, token: int, wanted: int) -> None:
-        """Take the token, which the sampler has accepted; at most `wanted` more will be requested."""
+        """Feed the token that the sampler has accepted; at most `wanted` more will be requested."""
         for drafting in self._draftings:
             drafting.drafter.accept(token)
         self._fed += 1
@@ -136,14 +136,14 @@ class SpeculativeDecoding:
 
     @property
     def _pace(self) -> float:
-        """Seconds per token at present: the value of another one."""
+        """Current seconds per token: the value of an additional token."""
         plain = self._costs.seconds(1)
         return min(plain, self._paced / self._pace_tokens) if self._pace_tokens else plain
 
-    # -- guesses ---------------------------------------------------------------------------------------------------
+    # -- drafts ----------------------------------------------------------------------------------------------------
 
     def _draft(self, room: int, wanted: int) -> tuple[Drafting | None, list[Guess], int]:
-        """The drafter, its drafts, and how many of them to verify."""
+        """Return the drafter, its drafts, and how many of them to verify."""
         if room < 1 or self._stale >= _FRESH:
             return None, [], 0
         best: tuple[Drafting | None, list[Guess], int] = (None, [], 0)
@@ -167,7 +167,7 @@ class SpeculativeDecoding:
         return best
 
     def _hope(self, judge: Judge, drafting: Drafting, room: int, wanted: int) -> float:
-        """Expected gain in seconds of a round with this drafter, minus its share of catching up."""
+        """Return the expected gain in seconds of a round with this drafter, minus the round's share of catching up."""
         drafter = drafting.drafter
         mean = judge.acceptance.mean
         won = outlook(self._costs, self._pace, 0, 1.0, mean, drafter.step_seconds, room)
@@ -175,7 +175,7 @@ class SpeculativeDecoding:
         return won - drafter.delay() / rounds
 
     def _propose(self, drafting: Drafting, room: int) -> tuple[list[Guess], list[float]]:
-        """Draft while another token promises to pay, with the acceptance probability of each."""
+        """Draft as long as another token is expected to pay; return the drafts and their acceptance probabilities."""
         sampler, drafter, acceptance = self._sampler, drafting.drafter, drafting.judge.acceptance
         guesses: list[Guess] = []
         likelihoods: list[float] = []

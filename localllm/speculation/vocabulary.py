@@ -1,4 +1,4 @@
-"""Maps a draft model's tokens to the target's, if their vocabularies differ.
+"""Map the tokens of a draft model to the target's, if their vocabularies differ.
 
 Tokens correspond if they stand for the same bytes; begin and end tokens if they have the same role. Other target tokens
 reach the draft model as text. Other draft tokens are never proposed.
@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 from localllm.speculation.errors import SpeculationError
 from localllm.tokenizer import Tokenizer
 
-LEAST_SHARED = 0.25  # of the draft's tokens; with fewer, hardly a guess would be a token of the model
+LEAST_SHARED = 0.25  # minimum share of draft tokens with a target token; with less, few drafts are usable
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """The tokens of a model."""
 
-    path: Path  # of the model's file, for messages
-    size: int  # logits of a row
+    path: Path  # name of the model's file, for messages
+    size: int  # number of logits per row
     tokenizer: Tokenizer | None
 
 
 class Mapping:
-    """`target_of` (draft's vocabulary,) int32: the target's token, or -1."""
+    """Maps tokens: `target_of`, int32 (draft vocabulary,), is the target's token or -1."""
 
     def __init__(
         self, target_of: NDArray[np.int32], size: int, target: Tokenizer | None, draft: Tokenizer | None
@@ -44,17 +44,17 @@ class Mapping:
 
     @property
     def begin(self) -> tuple[int, ...]:
-        """What the draft model needs before a text and the target does not write."""
+        """Return the tokens that the draft model requires before a text and the target does not write."""
         missing = self._draft is not None and self._draft.add_bos and not (self._target and self._target.add_bos)
         return (self._draft.bos,) if missing and self._draft and self._draft.bos is not None else ()
 
     def to_draft(self, token: int) -> tuple[int, ...]:
-        """Draft tokens for a token of the target; none for a control token that the draft model does not have."""
+        """Return the draft tokens for a target token; none for a control token that the draft model does not have."""
         same = self._draft_of[token]
         return (same,) if same >= 0 else self._spell(token)
 
     def logits(self, drafted: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits (V,) over the target's tokens from the draft model's; -inf where it has no such token."""
+        """Map draft logits to logits (V,) over the target's tokens; -inf for tokens that the draft model lacks."""
         if self.identical:
             return drafted
         result = np.full(self._size, -np.inf, np.float32)
@@ -72,7 +72,7 @@ class Mapping:
 
 
 def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
-    """How the two vocabularies meet. SpeculationError with the reason where they do not."""
+    """Match two vocabularies; SpeculationError with the reason if they do not match."""
     size, drafted = target.size, draft.size
     ours, theirs = target.tokenizer, draft.tokenizer
     if ours is None or theirs is None:
@@ -96,16 +96,16 @@ def match(target: Vocabulary, draft: Vocabulary) -> Mapping:
 
 
 def _same_tokens(ours: Tokenizer, theirs: Tokenizer) -> dict[int, int]:
-    """Draft token -> model token."""
+    """Map draft tokens to target tokens with the same bytes or the same role."""
     by_bytes: dict[bytes, int] = {}
-    for token in reversed(range(ours.vocab_size)):  # the first of equal ones
+    for token in reversed(range(ours.vocab_size)):  # of duplicates, the first
         by_bytes[ours.piece(token)] = token
     by_bytes.pop(b"", None)
     shared: dict[int, int] = {}
     for token in range(theirs.vocab_size):
         piece = theirs.piece(token)
         if token < ours.vocab_size and piece and ours.piece(token) == piece:
-            shared[token] = token  # duplicates of equal bytes keep their places
+            shared[token] = token  # duplicates with the same id keep their ids
         elif piece in by_bytes:
             shared[token] = by_bytes[piece]
     for one, other in ((ours.bos, theirs.bos), (ours.eos, theirs.eos)):

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as the text, and the tokens, that a model was trained on."""
+"""Chat templates: convert a conversation to the text and the tokens that a model was trained on."""
 
 from __future__ import annotations
 

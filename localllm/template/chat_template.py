@@ -27,7 +27,7 @@ _MAX_SOURCE = 1 << 20  # characters
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text that knows who wrote each character, and the changes that the template required.
+    """A conversation as text with the author of each character, and the changes that the template required.
 
     The notes describe the changes; show each once.
     """
@@ -37,14 +37,14 @@ class Rendered:
 
 
 def renderer(limits: ResourceLimits | None = None) -> Confined:
-    """A child process that renders templates. Start it early: that takes 0.1 s in parallel."""
+    """Return a child process that renders templates. Start it early: starting takes 0.1 s in parallel."""
     return Confined("localllm.template.render", limits)
 
 
 class ChatTemplate:
     """A chat template. `bos` and `eos` are token texts. `stops` are texts that end an answer besides the tokens.
 
-    `confined` is the child that renders it (default: its own). TemplateError, with the line, if the source is not a
+    `confined` is the child that renders it (default: a new one). TemplateError, with the line, if the source is not a
     template.
     """
 
@@ -71,7 +71,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
     ) -> Rendered:
-        """The text of a conversation; `extra` are further variables of the template, such as `enable_thinking`.
+        """Return the text of a conversation; `extra` holds more variables of the template, such as `enable_thinking`.
 
         If the template refuses the conversation, or would drop the system message or the last user message, the
         conversation is changed as little as possible until the template accepts it. `notes` describe the changes.

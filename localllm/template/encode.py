@@ -1,4 +1,4 @@
-"""From a rendered conversation to token ids: control tokens count only if the template itself wrote them."""
+"""Encode a rendered conversation: control tokens count only if the template itself wrote them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Encoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Origins:
-    """Which special tokens count at which place of one text."""
+    """The special tokens that count at each place of a text."""
 
     marks: bytes
     control: Set[int]
@@ -37,14 +37,13 @@ class _Origins:
     tokens: Set[int]  # both
 
     def allows(self, token: int, start: int, stop: int) -> bool:
-        """Whether `token`, found at [start, stop) of the text, counts; mixed origin counts as its least trusted
-        part."""
+        """Return whether `token` at [start, stop) counts; the least trusted part of that text decides."""
         origin = min(self.marks[start:stop])
         return origin == OWN or (token not in self.control and (token not in self.written or origin == MODEL))
 
 
 class ChatEncoder:
-    """Encodes what the template of this source renders.
+    """Encodes the conversations rendered by the template with this source.
 
     A control token in the text of a user, system message, tool, name or schema is plain text. So are user-defined
     tokens that the template writes, such as `<tool_call>`; in the model's own turns these count. Other user-defined
@@ -63,7 +62,8 @@ class ChatEncoder:
         self._tokens = self._control | self._written
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a rendered conversation: one BOS if the file wants one, no EOS. A plain string counts as user text.
+        """Return the ids of a rendered conversation: one BOS if the file requires it, no EOS. A plain string is user
+        text.
 
         A template that writes BOS and a file that adds it give one BOS, not two.
         """
@@ -78,5 +78,5 @@ class ChatEncoder:
 
 
 def encode_chat(tokenizer: Encoder, text: str, source: str = "") -> list[int]:
-    """Ids of one rendered conversation, by a template of this source."""
+    """Return the ids of a conversation rendered by a template with this source."""
     return ChatEncoder(tokenizer, source).encode(text)

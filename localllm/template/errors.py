@@ -14,4 +14,4 @@ class TemplateRejected(TemplateError):
 
 
 class TemplateLimit(TemplateError):
-    """The template does more than allowed: it is broken, or malicious."""
+    """The template exceeds a limit: it is broken or malicious."""

@@ -44,7 +44,7 @@ class Family:
 
 
 def _turns(form: str, prompt: str, start: str = "{{ bos_token }}") -> str:
-    """A template that writes every message as `form`, then `prompt` for the answer."""
+    """Return a template that writes every message as `form`, then `prompt` for the answer."""
     return f"{start}{{% for m in messages %}}{form}{{% endfor %}}{{% if add_generation_prompt %}}{prompt}{{% endif %}}"
 
 
@@ -105,7 +105,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
         + _turns("{{ '[INST] ' ~ m.content ~ '[/INST]' if m.role == 'user' else ' ' ~ m.content ~ eos_token }}", ""),
         tokens=("[INST]", "[/INST]"),
     ),
-    Family(  # for vocabularies from before these were tokens
+    Family(  # for vocabularies without these tokens
         "mistral-v1",
         _NO_SYSTEM
         + _turns("{{ '[INST] ' ~ m.content ~ ' [/INST]' if m.role == 'user' else m.content ~ eos_token }}", ""),
@@ -143,7 +143,7 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
 def choose_template(
     metadata: Mapping[str, Any], tokenizer: SpecialTokens, confined: Confined | None = None
 ) -> tuple[ChatTemplate, str | None]:
-    """The file's chat template and None; or its family's and a note that says so and why (to be shown).
+    """Return the file's chat template and None; or its family's template, and a note to show that gives the reason.
 
     `confined` is the child that renders it.
     """

@@ -32,7 +32,7 @@ class _Words(dict[str, Text]):
 
 
 class _Generator(CodeGenerator):
-    """Compiles constants and the operator `~` so that they keep marks."""
+    """Compiles constants and the operator `~` so that marks are kept."""
 
     def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
         if isinstance(node.value, str):
@@ -78,7 +78,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
         self.filters.update(join=_join, indent=_indent, tojson=_tojson, safe=shown)
 
     def concat(self, parts: Iterable[str]) -> Text:
-        """The output of a block, macro or template; plain strings are the text between its tags."""
+        """Join the output of a block, macro or template; plain strings are the text between tags."""
         return joined(parts, plain=OWN)
 
     def tilde(self, parts: Iterable[Any]) -> Text:
@@ -100,7 +100,7 @@ class ChatEnvironment(ImmutableSandboxedEnvironment):
 
 class _Formatter(SandboxedFormatter):
     def put(self, form: str, args: Sequence[Any], kwargs: Any) -> str:
-        """The format string with its fields filled; nested fields make the result count as given."""
+        """Fill the fields of a format string; with nested fields the result counts as given."""
         parts = list(Formatter.parse(self, form))
         if any("{" in (spec or "") for _, _, spec, _ in parts):
             return str(self.vformat(form, args, kwargs))
@@ -133,7 +133,7 @@ def _join(environment: Environment, value: Iterable[Any], d: Any = "", attribute
 
 
 def _indent(s: Any, width: int | str = 4, first: bool = False, blank: bool = False) -> Text:
-    """Jinja's own loses marks when it joins lines. As there, a line break at the end of `s` counts."""
+    """Indent lines: Jinja's own filter loses marks. As there, a line break at the end of `s` counts."""
     gap, line_break = Text.of(width if isinstance(width, str) else " " * width, OWN), Text.of("\n", OWN)
     start, *rest = (shown(s) + line_break).splitlines()
     made = line_break.join([start, *(gap + line if line or blank else line for line in rest)])
@@ -147,7 +147,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> Text:
-    """As chat templates expect it, unlike Jinja's: no HTML escapes."""
+    """Return JSON as chat templates expect it: without Jinja's HTML escapes."""
     value = list(value) if isinstance(value, Iterator) else value
     text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     return Text.of(text, least(value))

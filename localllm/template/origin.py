@@ -26,7 +26,7 @@ class Text(str):
 
     @classmethod
     def of(cls, text: str, marks: bytes | int) -> Text:
-        """`text` with a mark for each character, or one for all."""
+        """Return `text` with a mark for each character, or one mark for all."""
         made = cls(text)
         made._marks = bytes((marks,)) * len(text) if isinstance(marks, int) else marks
         return made
@@ -39,7 +39,7 @@ class Text(str):
 
     @property
     def marks(self) -> bytes:
-        """GIVEN, MODEL or OWN for each character."""
+        """The marks: GIVEN, MODEL or OWN for each character."""
         return self._marks
 
     # -- parts -----------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ class Text(str):
         return self[: len(before)], self[len(before) : len(before) + len(found)], self[len(self) - len(after) :]
 
     def _located(self, parts: list[str], gap: int) -> list[Text]:
-        """`parts` of this text, separated by `gap` characters or by white space."""
+        """Return `parts` of this text, separated by `gap` characters or by white space, with their marks."""
         found = []
         end = -gap
         for part in parts:
@@ -117,7 +117,7 @@ class Text(str):
         return self._like(str.casefold(self))
 
     def _like(self, text: str) -> Text:
-        """`text` with changed letters; if their number grew, all count as the least trusted."""
+        """Return this text with changed letters; if their number grew, all count as the least trusted."""
         return Text.of(text, self._marks if len(text) == len(self) else min(self._marks, default=OWN))
 
     # -- joining ---------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class Text(str):
         return joined(pieces)
 
     def __mod__(self, values: Any) -> str:
-        """printf-style formatting. A form that is not supported here gives a plain text, which counts as given."""
+        """Format in printf style. An unsupported form gives plain text, which counts as given."""
         whole = str.__mod__(self, values)
         waiting = iter(values if isinstance(values, tuple) else (values,))
         pieces: list[str] = []
@@ -173,26 +173,26 @@ class Text(str):
 
 
 def marked(value: str) -> Text:
-    """The text itself; a plain string counts as given."""
+    """Return the text itself; a plain string counts as given."""
     return value if isinstance(value, Text) else Text.of(value, GIVEN)
 
 
 def shown(value: Any) -> Text:
-    """What a template prints for a value. Numbers have no author; lists and dicts may contain anybody's text."""
+    """Return the text that a template prints for a value. Numbers have no author; lists and dicts count as given."""
     if isinstance(value, str):
         return marked(value)
     return Text.of(str(value), OWN if value is None or isinstance(value, int | float) else GIVEN)
 
 
 def joined(parts: Iterable[str], plain: int = GIVEN) -> Text:
-    """All parts concatenated. TypeError for a part that is not a string."""
+    """Join all parts. TypeError for a part that is not a string."""
     parts = list(parts)
     marks = [part._marks if isinstance(part, Text) else bytes((plain,)) * len(part) for part in parts]
     return Text.of("".join(parts), b"".join(marks))
 
 
 def given(value: _T, mark: int = GIVEN) -> _T:
-    """The JSON `value` with every string in it marked, keys included."""
+    """Return the JSON `value` with every string in it marked, including keys."""
     made: Any = value
     if isinstance(value, str):
         made = Text.of(value, mark)
@@ -204,7 +204,7 @@ def given(value: _T, mark: int = GIVEN) -> _T:
 
 
 def least(value: Any) -> int:
-    """The least trusted mark of any string in `value`."""
+    """Return the least trusted mark of any string in `value`."""
     waiting, mark = [value], OWN
     while waiting and mark != GIVEN:
         value = waiting.pop()

@@ -1,4 +1,4 @@
-"""Renders a conversation by a template, in the confined child; `localllm.template.chat_template` sends the requests."""
+"""Render a conversation with a template in the confined child, as `localllm.template.chat_template` requests."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _compiled: dict[str, CodeType] = {}
 
 
 def prepare() -> None:
-    """Use everything that Jinja imports late: a confined process can open no file."""
+    """Trigger all late imports of Jinja, because a confined process cannot open files."""
     start: dict[str, Any] = {"bos": "", "eos": "", "tools": None, "extra": {}, "now": "2000-01-01"}
     for source in (
         "{{ 'a' ~ messages[0].content | tojson ~ strftime_now('%d %B') }}",
@@ -76,7 +76,7 @@ def _compile(source: str) -> CodeType:
 
 
 def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
-    """The least changed conversation that the template accepts."""
+    """Render the least changed conversation that the template accepts."""
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]
@@ -109,7 +109,7 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Message) -> Message:
-    """A message with its origin: the role comes from our list, an answer from the model, the rest from outside."""
+    """Mark a message with its origin: the role comes from our list, an answer from the model, the rest from outside."""
     role = message["role"]
     content = given(message, MODEL if role in _MODELS else GIVEN)
     return content | {
@@ -136,7 +136,7 @@ def _render(code: CodeType, variables: dict[str, Any], now: datetime) -> Text:
         raise TemplateError(f"{_place(error)}: it calls itself without end") from None
     except MemoryError:
         raise
-    except Exception as error:  # any exception of a template is the template's fault
+    except Exception as error:  # any exception in a template is the template's fault
         raise TemplateError(f"{_place(error)}: {type(error).__name__}: {error}") from None
 
 
@@ -145,7 +145,7 @@ def _reject(message: Any) -> NoReturn:
 
 
 def _place(error: BaseException) -> str:
-    """The place in the template; Jinja puts its lines into the traceback."""
+    """Return the place in the template; Jinja puts its lines into the traceback."""
     line = None
     trace: TracebackType | None = error.__traceback__
     while trace is not None:
@@ -156,7 +156,7 @@ def _place(error: BaseException) -> str:
 
 
 def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[str, ...]]]:
-    """The conversation unchanged, then with more and more changes, and the notes that describe them."""
+    """Yield the conversation unchanged, then with more and more changes, and the notes that describe them."""
     merged, turns = _merge_system(messages), _join_turns(messages)
     both = _join_turns(merged)
     variants = (
@@ -175,7 +175,7 @@ def _variants(messages: list[Message]) -> Iterator[tuple[list[Message], tuple[st
 
 
 def _left_out(messages: Sequence[Message], text: str) -> str:
-    """Which of the system message and the last user message the text lacks; "" if neither."""
+    """Return which message the text lacks, the system message or the last user message; "" if neither."""
     last_of = {_SYSTEM if message.get("role") in _SYSTEM else message.get("role"): message for message in messages}
     for role, name in ((_SYSTEM, "system"), ("user", "last user")):
         content = last_of.get(role, {}).get("content")

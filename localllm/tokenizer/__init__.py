@@ -1,4 +1,4 @@
-"""Text to token ids and back, from GGUF metadata."""
+"""Convert text to token ids and back, with the vocabulary of GGUF metadata."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""From text without special tokens to ids: byte-level BPE ("gpt2"), BPE over UTF-8 ("gemma4"), SentencePiece ("llama").
+"""Encode text without special tokens: byte-level BPE ("gpt2"), BPE over UTF-8 ("gemma4"), SentencePiece ("llama").
 
-All cut text into words that no token crosses, merge each word once, and cache the result, because prose repeats its
-words.
+All split text into words that no token crosses, merge each word once, and cache the result, because words repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _SAMPLE = 1000  # merges checked as a sample
 
 
 def _byte_letters() -> list[str]:
-    """GPT-2's letter for each byte: the Latin-1 letter if visible, else the next one from U+0100."""
+    """Return GPT-2's letter for each byte: the Latin-1 letter if visible, else the next one from U+0100."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = [byte for byte in range(256) if byte not in visible]
     return [chr(byte) if byte in visible else chr(0x100 + hidden.index(byte)) for byte in range(256)]
@@ -56,7 +55,7 @@ class TextEncoder:
 
 
 def text_encoder(vocab: Vocab) -> TextEncoder:
-    """The encoder of a vocabulary. The expensive table of merges is built here and not earlier."""
+    """Return the encoder of a vocabulary. This builds the expensive table of merges."""
     rule = vocab.rule
     if rule is None:
         return TextEncoder(_space_splitter(vocab), _sentencepiece(vocab))
@@ -68,9 +67,10 @@ def text_encoder(vocab: Vocab) -> TextEncoder:
 
 
 def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
-    """Escapes spaces and cuts before each run of them, which changes no id, because merging never crosses such a place.
+    """Return a function that escapes spaces and splits before each run of them. No id changes, because no merge
+    crosses.
 
-    Unless a token does: then it does not cut after characters that precede an inner space in any token.
+    If a token does contain an inner space, do not split after a character that precedes one in any token.
     """
     inner = [token for token in vocab.tokens if SPACE in token.lstrip(SPACE)]
     crossed = "".join({char for token in inner for char in re.findall(f"([^{SPACE}]){SPACE}", token)})
@@ -101,7 +101,7 @@ def _bpe(vocab: Vocab, rule: PreRule) -> Callable[[str], list[int]]:
 
 
 def _merge_rank(vocab: Vocab) -> Rank:
-    """Ranks of pairs. A few odd merges match nothing and do no harm; a sample tells if all are odd."""
+    """Return the ranks of pairs. A few invalid merges do no harm; a sample shows whether all are invalid."""
     merges = vocab.merges.to_list() if isinstance(vocab.merges, StringArray) else list(vocab.merges)
     for i in range(0, len(merges), len(merges) // _SAMPLE + 1):
         if not isinstance(merges[i], str) or " " not in merges[i]:
@@ -109,7 +109,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
                 f"tokenizer.ggml.merges: entry {i}, {merges[i]!r:.60}, is not two tokens with a space between them"
             )
     ranks = dict(zip(merges, range(len(merges)), strict=True))
-    if len(ranks) < len(merges):  # the first of equal ones counts
+    if len(ranks) < len(merges):  # of duplicates, the first counts
         ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
     get = ranks.get
     return lambda left, right: get(f"{left} {right}", NEVER)
@@ -117,7 +117,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
 
 def _sentencepiece(vocab: Vocab) -> Callable[[str], list[int]]:
     ids, scores, unknown = vocab.ids, vocab.scores, vocab.unknown
-    assert unknown is not None  # this kind of vocabulary has a default for it
+    assert unknown is not None  # this kind of vocabulary has a default
 
     def rank(left: str, right: str) -> float:
         joined = ids.get(left + right)

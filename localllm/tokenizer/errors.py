@@ -6,4 +6,4 @@ from localllm.errors import LocalLLMError
 
 
 class TokenizerError(LocalLLMError):
-    """Names the metadata key or the token, what was found, and what is supported."""
+    """Invalid tokenizer or text; the message names the key or token, what was found and what is supported."""

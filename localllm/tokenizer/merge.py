@@ -1,7 +1,7 @@
-"""The merging at the heart of BPE, and of SentencePiece: join the best-ranked pair of neighbours until none is left.
+"""The merge loop of BPE and SentencePiece: join the best-ranked pair of neighbours until none is left.
 
-The two vocabularies differ only in `rank`. Among equals the leftmost goes first. Short words are scanned. Long ones
-(text without words: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n log n).
+The two vocabularies differ only in `rank`. Of equal ranks the leftmost is joined first. Short words are scanned. Long
+ones (text without words: hostile input, Chinese, vocabularies that merge whole lines) use a queue: O(n log n).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _SCAN = 48  # maximum symbols for which scanning is faster than the queue (measu
 
 
 def merge(word: Iterable[str], rank: Rank) -> list[str]:
-    """The pieces that `word`, a string or its symbols, merges into; joined they are the word. Lowest rank first."""
+    """Merge `word`, a string or its symbols, lowest rank first, and return the pieces; joined they are the word."""
     symbols = list(word)
     return _by_scan(symbols, rank) if len(symbols) <= _SCAN else _by_queue(symbols, rank)
 
 
 def _by_scan(symbols: list[str], rank: Rank) -> list[str]:
-    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # ranks[i]: of symbols i and i + 1
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # ranks[i]: rank of symbols i and i + 1
     while ranks and (best := min(ranks)) != NEVER:
         i = ranks.index(best)
         symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
@@ -40,10 +40,10 @@ def _by_queue(symbols: list[str], rank: Rank) -> list[str]:
     count = len(symbols)
     after = list(range(1, count + 1))  # index of the next live symbol; count at the end
     before = list(range(-1, count - 1))
-    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that begins at i, while i is live
+    ranks = [rank(left, right) for left, right in pairwise(symbols)]  # of the pair that starts at i, while i is live
     ranks.append(NEVER)
-    # All places of a rank together, so that the heap orders few ranks and not many places. Places mostly arrive in
-    # order and form a queue; the others wait in a heap beside it. Outdated ones are skipped when their turn comes.
+    # All places of a rank are together, so that the heap orders few ranks, not many places. Places mostly arrive in
+    # order # and form a queue; the others wait in a second heap. Outdated places are skipped when their turn comes.
     places: dict[float, tuple[deque[int], list[int]]] = {}
     queue: list[float] = []
 

@@ -1,9 +1,9 @@
-r"""How a vocabulary cuts text into words before merging: one row for every pre-tokenizer name in llama.cpp.
+r"""Split text into words before merging: one row for every pre-tokenizer name in llama.cpp.
 
-A rule is a list of patterns; each cuts every piece that the one before left, at both ends of its matches. Character
-classes follow llama.cpp, so that ids are equal. A pattern with a class `\p{..}` sees text in which every character
-outside ASCII is replaced by one letter for its class; other patterns see the text itself. In both, white space outside
-ASCII is a vertical tab. `\s`, `\d` and letter case mean ASCII only.
+A rule is a list of patterns; each splits the pieces of the previous one at both ends of its matches. Character classes
+follow llama.cpp, so that ids are equal. A pattern with a class `\p{..}` sees text in which one letter per class
+replaces every character outside ASCII; other patterns see the text itself. In both, white space outside ASCII is a
+vertical tab. `\s`, `\d` and letter case mean ASCII only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _HAN_RANGES = (
     *((0x3400, 0x4DBF), (0x4E00, 0x9FFF), (0xF900, 0xFAFF), (0x20000, 0x2A6DF), (0x2A700, 0x2EBEF)),
     (0x2F800, 0x2FA1F),
 )
-_CLASSES: Mapping[str, str] = {  # what `\p{..}` means inside brackets
+_CLASSES: Mapping[str, str] = {  # the content of `\p{..}` inside brackets
     "L": "A-Za-zλ漢",
     "Word": "A-Za-zλ",  # letters except Han
     "Han": "漢",
-    "Upper": "A-Zλ漢",  # not certainly lower case: llama.cpp knows the case of ASCII only
+    "Upper": "A-Zλ漢",  # not certainly lower case: llama.cpp knows only the case of ASCII
     "Lower": "a-zλ漢",
     "N": "0-9ν",
     "M": "μ",
@@ -50,7 +50,7 @@ _ASIAN = r"[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _CAMEL = (  # words, cut before a capital after a lower-case letter
     r"[^\r\n\p{L}\p{N}]?[\p{Upper}]*[\p{Lower}]+{end}|[^\r\n\p{L}\p{N}]?[\p{Upper}]+[\p{Lower}]*{end}"
 )
-_CASED_LETTERS = (  # of the Unicode version that deepseek-llm was made with
+_CASED_LETTERS = (  # from the Unicode version of deepseek-llm
     r"A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373"
     r"\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f"
     r"\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77"
@@ -110,12 +110,12 @@ _DIGITS_FROM_START = "digits by three from the right, cut before each group"
 
 @dataclass(frozen=True, slots=True)
 class PreRule:
-    """A row of the table. llama.cpp ties all flags to the name."""
+    """A row of the table. In llama.cpp the name determines all flags."""
 
     patterns: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is a token stays whole, whatever merging would give
-    add_bos: bool = False  # if the file does not say
-    force_bos: bool = False  # even if the file says no
+    ignore_merges: bool = False  # a word that is a token stays whole, without merging
+    add_bos: bool = False  # if the file has no flag
+    force_bos: bool = False  # even if the file's flag is false
     no_default_bos: bool = False
     escape_spaces: bool = False  # tokens are UTF-8 with U+2581 for a space, and bytes are `<0x..>`
     byte_level: bool = True  # tokens have one letter for each byte of UTF-8
@@ -201,7 +201,7 @@ PRE_RULES: Mapping[str, PreRule] = {name: rule for names, rule in _ROWS for name
 
 
 def pre_rule(name: str) -> PreRule:
-    """The rule named by `tokenizer.ggml.pre`. TokenizerError for a name not in the table: guessing gives wrong ids."""
+    """Return the rule named by `tokenizer.ggml.pre`. TokenizerError for an unknown name: guessing gives wrong ids."""
     try:
         return PRE_RULES[name]
     except KeyError:
@@ -229,18 +229,18 @@ class _ClassOf(dict[int, str]):
 
 _Cut = Callable[
     [str, int, int], list[int]
-]  # where to cut view[start:stop], in order; repeated or outer places do no harm
+]  # where to split view[start:stop], in order; repeated or outer places do no harm
 
 
 class PreTokenizer:
-    """Cuts text into words by one rule."""
+    """Splits text into words by one rule."""
 
     def __init__(self, rule: PreRule) -> None:
         self._steps: list[tuple[bool, _Cut]] = [_step(pattern) for pattern in rule.patterns]
         self._class_of = _ClassOf()
 
     def split(self, text: str) -> list[str]:
-        """The words of `text`, in order; joined they are the text."""
+        """Return the words of `text`, in order; joined they are the text."""
         classes = folded = text
         if not text.isascii():
             classes = text.translate(self._class_of)
@@ -260,7 +260,7 @@ class PreTokenizer:
 
 
 def _step(pattern: str) -> tuple[bool, _Cut]:
-    """Whether the pattern looks at classes, and its function."""
+    """Return whether the pattern uses classes, and its function."""
     if pattern == _TRAILING_SPACE:
         return False, lambda view, start, stop: [start + len(view[start:stop].rstrip(" \t\n\r\f\v"))]
     if pattern == _DIGITS_TO_END:

@@ -19,7 +19,7 @@ class StreamDecoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text completed by `token`; may be empty. TokenizerError for an id outside the vocabulary."""
+        """Return the text that `token` completes, possibly empty. TokenizerError for an id outside the vocabulary."""
         piece = self._piece(token)
         if self._drop_space and piece:
             self._drop_space = False
@@ -27,5 +27,5 @@ class StreamDecoder:
         return self._decoder.decode(piece)
 
     def finish(self) -> str:
-        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
+        """Return the rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", True)

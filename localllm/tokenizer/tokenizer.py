@@ -21,23 +21,23 @@ from localllm.tokenizer.stream import StreamDecoder
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
 _C_SPACES = " \t\n\v\f\r"
-_PREFIX = 3  # characters by which special tokens are found together: thousands of them share few beginnings
-_MANY = 1000  # number of beginnings above which listing those of the text is faster
+_PREFIX = 3  # prefix length to search special tokens by: thousands of them share few prefixes
+_MANY = 1000  # number of prefixes above which listing those of the text is faster
 
 
 class SpecialGuard(Protocol):
-    """Tells which of its special tokens a text may contain, and where."""
+    """Decides which special tokens a text may contain, and where."""
 
     @property
     def tokens(self) -> Set[int]:
-        """Tokens that must not result from merging text either."""
+        """Tokens that merging must not produce either."""
 
     def allows(self, token: int, start: int, stop: int) -> bool:
-        """Whether `token` counts as one at [start, stop) of the text."""
+        """Return whether `token` counts as special at [start, stop) of the text."""
 
 
 class Tokenizer:
-    """One vocabulary. Safe to share between threads that only call it.
+    """The tokenizer of a vocabulary. Threads may share it.
 
     `bos`, `eos`: ids or None. `eog`: ids that end a generation. `add_bos`, `add_eos`: what `add_special` adds.
     """
@@ -51,41 +51,41 @@ class Tokenizer:
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """The tokenizer of a file's metadata; TokenizerError names the key that is missing, broken or unsupported."""
+        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key."""
         return cls(read_vocab(metadata))
 
     @cached_property
     def special(self) -> Mapping[str, int]:
-        """Text to id, for tokens that mean more than their text: control, user-defined and unknown ones."""
+        """Text -> id of the special tokens: control, user-defined and unknown ones."""
         vocab = self._vocab
         found = np.flatnonzero(np.frombuffer(vocab.kinds, np.uint8) & SPECIAL).tolist()
         return MappingProxyType({vocab.tokens[i]: i for i in found})
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the longest token, so that n tokens hold at most n times as many."""
+        """Length of the longest token in characters: n tokens hold at most n times as many."""
         return max(map(len, self._vocab.tokens))
 
     def prepare(self) -> None:
-        """Read the merges now instead of at the first `encode`, for a thread that runs while weights load."""
+        """Read the merges now, not at the first `encode`, for example in a thread while weights load."""
         self._encoder  # noqa: B018
 
     def text(self, token: int) -> str:
-        """The token as the vocabulary writes it, with escapes."""
+        """Return the token as the vocabulary writes it, with escapes."""
         return self._vocab.tokens[self._checked(token)]
 
     def id(self, text: str) -> int | None:
-        """The token with this text in the vocabulary, with escapes; None if there is none."""
+        """Return the token with this text in the vocabulary, with escapes; None if there is none."""
         return self._vocab.ids.get(text)
 
     def is_control(self, token: int) -> bool:
-        """Whether a token is never shown, and recognised in text only on request."""
+        """Return whether a token is never shown, and recognised in text only on request."""
         return bool(self._vocab.kinds[self._checked(token)] & HIDDEN)
 
     def encode(
         self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]:
-        """Ids of `text`. `add_special` adds BOS and EOS if the file says so, but never doubles one.
+        """Return the ids of `text`. `add_special` adds BOS and EOS if the file says so, but never doubles one.
 
         Control tokens in the text are plain text, unless `parse_special`; user-defined tokens are always recognised.
         With a `guard`, both are recognised where it allows them.
@@ -95,7 +95,7 @@ class Tokenizer:
         for part in self._parts(_valid(text), parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
-            else:  # at the beginning, or after a special token: a space precedes its first word
+            else:  # at the start or after a special token: a space precedes the first word
                 made = self._encoder.encode(" " + part if vocab.add_space_prefix else part)
                 ids += made if guard is None or guard.tokens.isdisjoint(made) else self._spelled(made, guard.tokens)
         if add_special and self.add_bos and vocab.bos is not None and ids[:1] != [vocab.bos]:
@@ -105,9 +105,9 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False, drop_space: bool = True) -> str:
-        """Text of `ids`; control tokens only if `special`. Bytes that are not UTF-8 become U+FFFD.
+        """Return the text of `ids`; control tokens only if `special`. Bytes that are not UTF-8 become U+FFFD.
 
-        Drops the space that the vocabulary puts before a first word, unless `drop_space` is false: for ids that
+        Drop the space that the vocabulary puts before a first word, unless `drop_space` is false, as for ids that
         continue a text. TokenizerError for an id outside the vocabulary.
         """
         text = b"".join([self.piece(token, special) for token in ids])
@@ -116,11 +116,12 @@ class Tokenizer:
         return text.decode("utf-8", "replace")
 
     def stream(self, special: bool = False, drop_space: bool = True) -> StreamDecoder:
-        """`decode`, token by token, with the same options."""
+        """Return a decoder that works like `decode`, token by token, with the same options."""
         return StreamDecoder(lambda token: self.piece(token, special), drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
-        """The bytes that a token adds to the text; may be part of a character. Control tokens only if `special`."""
+        """Return the bytes that a token adds to the text, maybe part of a character. Control tokens only if
+        `special`."""
         vocab = self._vocab
         token = self._checked(token)
         text, kind = vocab.tokens[token], vocab.kinds[token]
@@ -153,7 +154,7 @@ class Tokenizer:
         return text_encoder(self._vocab)
 
     def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
-        """`ids`, but letter by letter if one of them is in `without`."""
+        """Return `ids`, but letter by letter if one of them is in `without`."""
         for token in ids:
             if token not in without:
                 yield token
@@ -165,7 +166,7 @@ class Tokenizer:
     def _special_by_prefix(self) -> dict[str, tuple[dict[str, tuple[int, int]], list[int]]]:
         """Special tokens by the first characters of their text: ((order, id) by text, lengths).
 
-        Order: longest in bytes first.
+        The order is longest in bytes first.
         """
         tokens = self._vocab.tokens
         order = sorted(self.special.values(), key=lambda i: -len(_bytes(tokens[i])))
@@ -179,7 +180,7 @@ class Tokenizer:
         return groups
 
     def _found(self, text: str) -> list[tuple[int, int, int]]:
-        """(order, place, token) of every special token at every place; one lookup per place and length."""
+        """Return (order, place, token) of every special token at every place; one lookup per place and length."""
         found: list[tuple[int, int, int]] = []
         groups = self._special_by_prefix
         present = iter(groups)
@@ -197,7 +198,7 @@ class Tokenizer:
         return sorted(found)
 
     def _parts(self, text: str, parse_special: bool, guard: SpecialGuard | None = None) -> list[str | int]:
-        """`text` with its special tokens found: longest tokens first, each from left to right, never nested."""
+        """Split `text` at its special tokens: longest tokens first, each from left to right, never nested."""
         if not text:
             return []
         tokens, kinds = self._vocab.tokens, self._vocab.kinds
@@ -239,7 +240,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _valid(text: str) -> str:
-    """`text` with surrogates, which have no bytes, replaced by U+FFFD one by one, so that places stay."""
+    """Replace each surrogate in `text`, which has no bytes, with U+FFFD, so that positions stay."""
     try:
         text.encode()
     except UnicodeEncodeError:

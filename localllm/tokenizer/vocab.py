@@ -1,7 +1,7 @@
 """The vocabulary in GGUF metadata: token texts, types and scores, special tokens, flags.
 
-What the file leaves open (defaults by tokenizer model, tokens that end a generation, tokens with a wrong type) is
-completed as in llama.cpp, so that both read the same file alike.
+Missing parts (defaults by tokenizer model, tokens that end a generation, tokens with a wrong type) are completed as in
+llama.cpp, so that both read a file the same way.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ HIDDEN = UNKNOWN | CONTROL  # not shown, and recognised in text only on request
 _KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # index: type id in the file
 
 _KEY = "tokenizer.ggml."
-NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file for token ids only
+NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file without a tokenizer, for token ids only
 _NO_IDS: Mapping[str, int] = {}
 _DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
     "llama": {"bos": 1, "eos": 2, "unknown": 0},
     "gpt2": {"bos": 11, "eos": 11},
     "gemma4": _NO_IDS,
 }
-_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # real files often have the others one past the end: ignored
+_REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # real files often have other ids one past the end: ignored
 
 # Tokens known by their text, if the file does not give the id: the first found counts.
 _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -49,7 +49,7 @@ _FIM_TEXTS: Mapping[str, tuple[str, ...]] = {
     "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "fim_sep": ("<|file_sep|>",),
 }
-_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # the next file begins: the generation ends
+_FIM_ENDS = ("fim_pad", "fim_rep", "fim_sep")  # starts the next file, so it ends the generation
 _END_TEXTS = (
     *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
     *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
@@ -76,8 +76,8 @@ class Vocab:
     ids: dict[str, int]
     kinds: bytes
     scores: list[float]  # for "llama" only, else empty
-    merges: Sequence[str]  # "left right", best first; decoded on demand if given so; empty for "llama"
-    rule: PreRule | None  # how to cut text into words before merging; None for "llama"
+    merges: Sequence[str]  # "left right", best first; may decode on demand; empty for "llama"
+    rule: PreRule | None  # how to split text into words before merging; None for "llama"
     bos: int | None
     eos: int | None
     unknown: int | None
@@ -85,7 +85,7 @@ class Vocab:
     add_eos: bool
     add_space_prefix: bool
     ends: frozenset[int]  # tokens that end a generation
-    strip_after: frozenset[int]  # special tokens that swallow the white space after them
+    strip_after: frozenset[int]  # special tokens that absorb the white space after them
 
     @property
     def spaces_escaped(self) -> bool:
@@ -94,12 +94,12 @@ class Vocab:
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
-    """Whether the file claims to have one; if so, `Tokenizer.from_metadata` must succeed or raise."""
+    """Return whether the file claims a tokenizer; if so, `Tokenizer.from_metadata` must succeed or raise."""
     return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
 
 
 def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """The vocabulary of a file's metadata. TokenizerError names the key for anything missing or wrong."""
+    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong."""
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
         raise TokenizerError(f"{_KEY}model is '{model}': the file has no tokenizer; give token ids instead of text")
@@ -149,7 +149,7 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
     value = _string_array(metadata, name)
-    to_list = getattr(value, "to_list", None)  # all at once, many times faster than one by one, and certainly strings
+    to_list = getattr(value, "to_list", None)  # all at once: many times faster than one by one, and surely strings
     if to_list is not None:
         return list(to_list())
     if not all(isinstance(text, str) for text in value):
@@ -171,7 +171,7 @@ def _merges(metadata: Mapping[str, Any], rule: PreRule) -> Sequence[str]:
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """At least `count` numbers of the NumPy kinds `kinds`; the first `count` of them."""
+    """Return the first `count` numbers of an array, which must be of the NumPy kinds `kinds`."""
     key = _KEY + name
     value = _typed(metadata, key, (np.ndarray, Sequence), "an array of numbers")
     try:
@@ -201,7 +201,7 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
 
 
 def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, count: int) -> dict[str, int]:
-    """Ids by name: bos, eos, eot, eom, unknown, fim_*; absent if neither the file nor a default gives one."""
+    """Return ids by name: bos, eos, eot, eom, unknown, fim_*; absent if neither the file nor a default gives one."""
     ids = {name: i for name, i in _DEFAULT_IDS[model].items() if i < count}
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
@@ -220,7 +220,7 @@ def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, 
 
 
 def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int]) -> frozenset[int]:
-    """The tokens that end a generation. Corrects `kinds` of control tokens with a wrong type in the file."""
+    """Return the tokens that end a generation. Corrects `kinds` of control tokens with a wrong type in the file."""
     for name, texts in _FIM_TEXTS.items():
         found = next((ids[text] for text in texts if text in ids), None)
         if name not in special and found is not None:
@@ -243,7 +243,7 @@ def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int])
 
 
 def _strip_after(metadata: Mapping[str, Any], ids: Mapping[str, int], kinds: bytearray) -> frozenset[int]:
-    """Phi-3's added tokens swallow the white space after them; only the file's name tells."""
+    """Return the added tokens of Phi-3, which absorb the white space after them; the name identifies the model."""
     name = str(metadata.get("general.name", "")).lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()

@@ -1,4 +1,4 @@
-"""Fusion: each pass replaces operations that one kernel can run by one fused operation.
+"""Fusion: each pass replaces operations that one kernel can run with one fused operation.
 
 A backend names the passes that it has kernels for. A value in `keep` is read after the step, so no pass hides it.
 """
@@ -19,14 +19,14 @@ Pass = Callable[[Plan, Collection[Value]], Plan]
 
 
 def fuse(plan: Plan, passes: Sequence[Pass], keep: Collection[Value] = ()) -> Plan:
-    """The plan after all passes, in order."""
+    """Return the plan after all passes, in order."""
     for rewrite in passes:
         plan = rewrite(plan, keep)
     return plan
 
 
 def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """An addition moves into the linear before it, if it alone reads the linear's result and adds an older value."""
+    """Move an addition into the linear before it, if only it reads the linear's result and adds an older value."""
     operations, uses = plan.operations, _uses(plan, keep)
     made = {value.index: number for number, op in enumerate(operations) for value in op.outputs}
     changed: dict[int, list[Operation]] = {}
@@ -45,9 +45,9 @@ def fuse_additions(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def fuse_linears(plan: Plan, keep: Collection[Value] = (), most: int = 3) -> Plan:
-    """Neighbouring linears of the same value become groups of one format, of at most `most` linears.
+    """Group neighbouring linears of the same value and format, at most `most` per group.
 
-    Two that a glu right after them alone reads become one operation with it.
+    Fuse two linears with the glu right after them if only the glu reads them.
     """
     operations, uses = plan.operations, _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
@@ -83,9 +83,9 @@ def _alone_reads(glu: Glu, linears: Sequence[Linear], uses: Mapping[int, int]) -
 
 
 def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
-    """The norms and rotations of queries and keys move into the append of the keys, if both are prepared alike.
+    """Move the norms and rotations of queries and keys into the append of the keys, if both are prepared alike.
 
-    The append alone must read the rotated keys, and its layer's attention, which follows, the rotated queries.
+    Only the append may read the rotated keys, and only the attention after it, in the same layer, the rotated queries.
     """
     uses = _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
@@ -112,21 +112,21 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
 
 
 def _of_each_head(norm: Norm, head_dim: int) -> bool:
-    """Whether the norm is of each head by itself, with the same weights, and without a bias."""
+    """Return whether the norm applies to each head separately, with the same weights and without a bias."""
     return (
         norm.kind == "rms" and norm.bias is None and norm.weight.shape == (head_dim,) and norm.x.width % head_dim == 0
     )
 
 
 def _uses(plan: Plan, keep: Collection[Value]) -> Mapping[int, int]:
-    """How often each value is read, by index; keeping it is one more time."""
+    """Return how often each value is read, by index; keeping a value counts once."""
     uses = plan.uses
     uses.update(value.index for value in keep)
     return uses
 
 
 def _rewritten(plan: Plan, changed: Mapping[int, Sequence[Operation]]) -> Plan:
-    """The plan with each operation in `changed`, by number, replaced by those given."""
+    """Return the plan with each operation in `changed`, by number, replaced by the operations given."""
     own = [changed.get(number, (op,)) for number, op in enumerate(plan.operations)]
     new = [0, *accumulate(len(operations) for operations in own)]  # new number of each old one
     operations = tuple([op for operations in own for op in operations])

@@ -1,7 +1,7 @@
-"""Split a plan over several places, such as a graphics card and the host: each place gets a plan of its own.
+"""Split a plan over several places, such as a GPU and the CPU: each place gets a separate plan.
 
-Neighbouring operations of one place form a stage. Every stage but the first begins with a Receive, every stage but the
-last ends with a Send, and what one stage sends is what the next one receives. A stage also passes on the values that a
+Neighbouring operations of one place form a stage. Every stage except the first begins with a Receive, every stage
+except the last ends with a Send, and a stage receives what the previous one sends. A stage also passes on values that a
 later stage of another place reads and does not have yet. With two places, every value crosses at most once.
 """
 
@@ -23,9 +23,9 @@ Place = TypeVar("Place", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Split(Generic[Place]):
-    """A plan for every place that has operations; the place of every stage, in order of execution.
+    """The result of a split: a plan for every place that has operations, and the place of every stage in order.
 
-    `layers` gives the place of every cache layer of the whole plan, and the layer's number there.
+    `layers` holds the place of every cache layer of the whole plan, and the layer's number there.
     """
 
     plans: dict[Place, Plan]
@@ -68,7 +68,7 @@ def split(plan: Plan, places: Sequence[Place]) -> Split[Place]:
 
 
 def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
-    """The place of every cache layer, and its number there."""
+    """Return the place of every cache layer, and its number there."""
     places: dict[int, Place] = {}
     for stage in stages:
         for layer in (layer for op in stage.operations for layer in op.state):
@@ -83,7 +83,7 @@ def _layers(stages: Sequence[_Stage[Place]]) -> tuple[tuple[Place, int], ...]:
 
 
 def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
-    """The values that each stage sends to the next."""
+    """Return the values that each stage sends to the next."""
     readers: dict[int, set[Place]] = {}
     for stage in stages:
         for value in (value for op in stage.operations for value in op.inputs):

@@ -1,4 +1,4 @@
-"""Sixteen blocks at a time, one per lane: loading them with their weights, storing them, and half-precision numbers."""
+"""Sixteen blocks at a time, one per lane: load them with their weights, store them, convert half-precision numbers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from localllm.quant.format import F32, U8
 
 @compiled
 def take(x: F32, first: int, xt: F32) -> None:
-    """Load blocks first ... of x (n, k) into the lanes of xt (k, 16); past the end, the last block again."""
+    """Load blocks first ... of x (n, k) into the lanes of xt (k, 16); past the end, repeat the last block."""
     n, k = x.shape
     for lane in range(LANES):
         block = min(first + lane, n - 1)
@@ -56,13 +56,13 @@ def total(wt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def larger(a: Lanes, kept: Lanes) -> Lanes:
-    """`a` where its magnitude exceeds that of `kept`; NaN once one was NaN."""
+    """Return `a` where its magnitude exceeds that of `kept`, else `kept`; NaN once one was NaN."""
     return pick((absolute(a) > absolute(kept)) | ~(a == a), a, kept)
 
 
 @compiled
 def half_bits(x: np.float32) -> np.int64:
-    """The nearest half-precision number, ties to even, as its 16 bits."""
+    """Return the bits of the nearest half-precision number, ties to even."""
     bits = np.int64(np.float32(x).view(np.uint32))
     sign, magnitude = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
     if magnitude > 0x7F800000:
@@ -78,7 +78,7 @@ def half_bits(x: np.float32) -> np.int64:
 
 @compiled
 def half_value(bits: np.int64) -> np.float32:
-    """The number for 16 bits of half precision, which must be finite."""
+    """Return the number that 16 bits of half precision encode; it must be finite."""
     exponent, mantissa = (bits >> 10) & 31, bits & 0x3FF
     if exponent == 0:
         value = np.float32(mantissa) * np.float32(2**-24)
@@ -89,7 +89,7 @@ def half_value(bits: np.int64) -> np.float32:
 
 @compiled
 def round_halves(d: F32) -> None:
-    """Round row 0 of d (1, 16) to half precision; numbers that are too large, and NaN, stay."""
+    """Round row 0 of d (1, 16) to half precision; leave NaN and numbers that are too large."""
     for lane in range(LANES):
         bits = half_bits(d[0, lane])
         if bits & 0x7C00 != 0x7C00:
@@ -98,7 +98,7 @@ def round_halves(d: F32) -> None:
 
 @compiled
 def put_half(d: np.float32, row: U8, at: int, worst: np.float32) -> np.float32:
-    """Write d as a half to bytes at and at + 1. Returns the larger of `worst` and |d|; NaN once one was NaN."""
+    """Write d as a half to bytes at and at + 1. Return the larger of `worst` and |d|; NaN once one was NaN."""
     bits = half_bits(d)
     row[at] = bits & 255
     row[at + 1] = bits >> 8

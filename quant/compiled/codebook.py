@@ -1,4 +1,4 @@
-"""The codebooks of the IQ formats for searches: from rounded coordinates to a point, or to its neighbours.
+"""The codebooks of the IQ formats for searches: map rounded coordinates to a point, or to its neighbours.
 
 Coordinates of points are counted as in ggml's search: level l is 2 * l + 1.
 """
@@ -30,12 +30,12 @@ _BOOKS = {
 
 
 class Codebook(NamedTuple):
-    """A key is the levels of a run, a few bits each, the first lowest."""
+    """A codebook with an index by key. A key packs the levels of a run, a few bits each, the first one lowest."""
 
     points: F32  # (points, width)
-    packed: I32  # (points,): coordinates, four bits each, the first lowest
-    places: I32  # one per key: the number of its point or, if there is none, -1 - i with i in `near`
-    near: I32  # near[i] is the number of points that follow, nearest first, equal distances in order
+    packed: I32  # (points,): coordinates, four bits each, the first in the lowest bits
+    places: I32  # per key: the number of its point or, if there is none, -1 - its index in `near`
+    near: I32  # near[i] counts the points that follow it, nearest first, ties in order of number
     near_packed: I32  # their coordinates; any sixteen may be read
 
 
@@ -48,13 +48,13 @@ def codebook(name: str) -> Codebook:
     near = np.empty(length, np.int32)
     _neighbours(points, bits, levels, distances, places, near)
     packed = (points.astype(np.uint32) << (4 * np.arange(points.shape[1], dtype=np.uint32))).sum(1, np.uint32)
-    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # the value at a count is not read
+    near_packed = np.pad(packed[np.minimum(near, len(packed) - 1)], (0, LANES))  # entries at counts are never read
     return Codebook(points, packed.view(np.int32), places, near, near_packed.view(np.int32))
 
 
 @compiled
 def _neighbours(points: F32, bits: int, levels: int, distances: int, places: I32, near: I32) -> int:
-    """Fill `places`, and `near` unless it is empty; returns the length that `near` needs."""
+    """Fill `places`, and `near` unless it is empty; return the length that `near` needs."""
     count, width = points.shape
     distance, length, mask = np.empty(count, np.float32), 0, (1 << bits) - 1
     for key in range(len(places)):

@@ -1,7 +1,7 @@
 """IQ1_S and IQ1_M: runs of 8 are points of a ternary codebook, moved by +-1/8.
 
-Calls as in iq2_iq3. The searches follow ggml's operation by operation: the values of a group are sorted, every way to
-cut them into -1, 0 and 1 is tried with either shift, and the best one's runs are looked up in the codebook.
+The call signatures are those of iq2_iq3. The searches follow ggml's operation by operation. They sort the values of a
+group, try every cut into -1, 0 and 1 with either shift, and look up the runs of the best cut in the codebook.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _EIGHTH = np.float32(0.125)
 
 @compiled
 def _order(x: F32, at: int, size: int, order: I64) -> None:
-    """Positions of a group's values in ascending order, stable: `order` (size,), counted from `at`."""
+    """Sort a group stably: write the positions of its values (from `at`), smallest first, to `order` (size,)."""
     for i in range(size):
         j = i
         while j > 0 and x[at + order[j - 1]] > x[at + i]:
@@ -36,7 +36,7 @@ def _order(x: F32, at: int, size: int, order: I64) -> None:
 def _look_up(
     x: F32, weight: F32, at: int, levels: U8, scale: np.float32, shift: np.float32, book: Codebook
 ) -> tuple[int, bool]:
-    """The point for the run at `at` of levels 0 ... 2 (8,), and whether the run itself is a point."""
+    """Return the point for the run of levels 0 ... 2 (8,) at `at`, and whether the run itself is a point."""
     key = 0
     for i in range(8):
         key |= int(levels[i]) << 2 * i
@@ -58,7 +58,7 @@ def _look_up(
 
 @compiled
 def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
-    """Coordinate -1, 0 or 1 of a point, moved."""
+    """Return coordinate -1, 0 or 1 of a point plus the shift."""
     return (points[point, i] - np.float32(3)) * np.float32(0.5) + shift
 
 
@@ -66,7 +66,7 @@ def _value(points: F32, point: int, i: int, shift: np.float32) -> np.float32:
 def _refit(
     x: F32, weight: F32, at: int, runs: int, chosen: I32, shifts: F32, scale: np.float32, points: F32
 ) -> np.float32:
-    """The least-squares scale for the chosen points; `scale` if it is not positive."""
+    """Return the least-squares scale for the chosen points; `scale` if it is not positive."""
     sum_xq = sum_qq = np.float32(0)
     for run in range(runs):
         for i in range(8):
@@ -85,7 +85,7 @@ def _cut(levels: U8, order: I64, first: int, second: int, mirrored: bool) -> Non
 
 @compiled
 def _best_cut(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int, np.float32, np.float32]:
-    """The best cut of 32 sorted values, its scale and shift; a cut of -1 if nothing has weight."""
+    """Return the best cut of 32 sorted values, its scale and shift; a cut of -1 if no value has weight."""
     sums, weights = np.zeros(33, np.float32), np.zeros(33, np.float32)
     for j in range(32):
         i = at + order[j]
@@ -161,8 +161,7 @@ def iq1_s(x: F32, importance: F32, out: U8, book: Codebook) -> np.float32:
 
 @compiled
 def _best_cut_halves(x: F32, weight: F32, at: int, order: I64) -> tuple[int, int, np.float32, int]:
-    """The best cut of 16 sorted values, its scale, and the shifts of the two runs: bit 1 of the first, 0 of the
-    second."""
+    """Return the best cut of 16 sorted values, its scale, and the shifts of its runs, the first run's in bit 1."""
     sums, weights = np.zeros((2, 17), np.float32), np.zeros((2, 17), np.float32)
     for j in range(16):
         i = at + order[j]
@@ -241,7 +240,7 @@ def _put_iq1_m(
     row: U8,
     worst: np.float32,
 ) -> np.float32:
-    """Fit the scale of the block to everything found, and write the block; returns as put_half."""
+    """Fit the scale of the block to all points found, write the block, and return what put_half returns."""
     row[:] = 0
     if largest == 0:
         return worst

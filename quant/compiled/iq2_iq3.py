@@ -1,8 +1,8 @@
 """IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS and IQ3_S: runs of 8 or 4 magnitudes are points of a codebook; signs are stored
 separately.
 
-Calls as in k_quants, followed by the codebook (quant.compiled.codebook). The searches follow ggml's operation by
-operation, one group after the other (quant.compiled.runs).
+The call signatures are those of k_quants, followed by the codebook (quant.compiled.codebook). The searches follow
+ggml's operation by operation, one group after the other (quant.compiled.runs).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.quant.compiled.search import positive
 from localllm.quant.compiled.simd import LANES, store
 from localllm.quant.format import F32, U8
 
-TOO_LARGE = np.float32(1e9)  # no scale in these formats reaches this value, and sums of its powers overflow
+TOO_LARGE = np.float32(1e9)  # above every scale of these formats; sums of its powers overflow
 
 
 class SearchParameters(NamedTuple):
@@ -27,10 +27,10 @@ class SearchParameters(NamedTuple):
 
     size: int  # values per scale
     even: bool  # only seven of eight signs are stored
-    spread: np.float32  # share of the mean square in the weight of a value, with importance
-    floor: np.float32  # the same share without importance
+    spread: np.float32  # with importance: share of the mean square in the weight of a value
+    floor: np.float32  # without importance: the same share
     tiny: np.float32  # a group with a smaller largest magnitude is stored as zero
-    tries: int  # number of scales to either side of the one that spans the group
+    tries: int  # number of scales on either side of the one that spans the group
     step: np.float32  # distance between them
     again: int  # which runs are looked up again for the final scale
 
@@ -44,7 +44,7 @@ _IQ3_S = SearchParameters(32, False, _F(2), _F(0), _F(0), 9, _F(0.2), ANY)
 
 
 class Found(NamedTuple):
-    """A block during its search: its values as compared, the results, and scratch."""
+    """A block during its search: its magnitudes and weights, the results, and scratch."""
 
     value: F32  # (256,): magnitudes
     weight: F32  # (256,)
@@ -64,10 +64,9 @@ def _found(book: Codebook) -> Found:
 
 @compiled
 def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, weight: F32) -> np.float32:
-    """Weights of a block: importance (256,) combined with size; if it is (0,), the square and `floor` of the mean
-    square.
+    """Compute the weights of a block, and return the largest magnitude of x.
 
-    Returns the largest magnitude of x.
+    Importance (256,) is combined with the size of values. If it is (0,), a weight is x^2 + `floor` * the mean square.
     """
     total = top = np.float32(0)
     for i in range(len(x)):
@@ -84,7 +83,7 @@ def weigh_block(x: F32, importance: F32, spread: np.float32, floor: np.float32, 
 
 @compiled
 def split_signs(x: F32, weight: F32, even: bool, value: F32, signs: U8) -> None:
-    """Magnitudes, and a byte of signs for every 8. `even`: make the number of minus signs even at the least loss."""
+    """Split values into magnitudes and a byte of signs per 8. `even` makes their number even at the least loss."""
     for run in range(len(x) // 8):
         at, bits, odd = 8 * run, 0, False
         for i in range(8):
@@ -106,7 +105,7 @@ def split_signs(x: F32, weight: F32, even: bool, value: F32, signs: U8) -> None:
 
 @compiled
 def _guess(found: Found) -> None:
-    """Scales of the groups of 32 for levels up to 4, the groups side by side in lanes."""
+    """Find scales of the groups of 32 for levels up to 4, one group per lane."""
     xt, wt, qt = np.empty((32, LANES), np.float32), np.empty((32, LANES), np.float32), np.empty((32, LANES), np.float32)
     for lane in range(LANES):
         for i in range(32):
@@ -118,7 +117,7 @@ def _guess(found: Found) -> None:
 
 @compiled
 def _prepare(x: F32, importance: F32, how: SearchParameters, found: Found) -> np.float32:
-    """Magnitudes, weights and signs of a block of 256; returns the largest magnitude."""
+    """Compute magnitudes, weights and signs of a block of 256; return the largest magnitude."""
     peak = weigh_block(x, importance, how.spread, how.floor, found.weight)
     split_signs(x, found.weight, how.even, found.value, found.signs)
     return peak
@@ -126,7 +125,7 @@ def _prepare(x: F32, importance: F32, how: SearchParameters, found: Found) -> np
 
 @compiled
 def _search(peak: np.float32, how: SearchParameters, book: Codebook, found: Found) -> np.float32:
-    """The points and scales of a prepared block; returns its own scale."""
+    """Find the points and scales of a prepared block; return the scale of the block."""
     if peak > TOO_LARGE:
         return peak
     value, weight, chosen, signs, size = found.value, found.weight, found.points, found.signs, how.size
@@ -167,13 +166,13 @@ def _search(peak: np.float32, how: SearchParameters, book: Codebook, found: Foun
 
 @compiled
 def weights_of(importance: F32, block: int) -> F32:
-    """The importance (256,) for a block; (0,) without importance."""
+    """Return the importance (256,) for a block; (0,) without importance."""
     return importance[block % len(importance)] if len(importance) else np.empty(0, np.float32)
 
 
 @compiled
 def put_word(word: int, count: int, row: U8, at: int) -> None:
-    """The low `count` bytes of a word, lowest first."""
+    """Write the low `count` bytes of a word, lowest first."""
     for i in range(count):
         row[at + i] = word >> 8 * i & 255
 
@@ -186,7 +185,7 @@ def _put_nibbles(s: U8, count: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
-    """A word for 32 values: four times seven signs, and a scale."""
+    """Write a word for 32 values: four times seven signs, and a scale."""
     word = np.int64(found.scales[group]) << 28
     for k in range(4):
         word |= np.int64(found.signs[4 * group + k] & 127) << 7 * k
@@ -195,7 +194,7 @@ def _put_signs_and_scale(found: Found, group: int, row: U8, at: int) -> None:
 
 @compiled
 def _put_points(points: I32, bits: int, row: U8, low: int, high: int) -> None:
-    """Low bytes of point numbers, and the `bits` above them packed."""
+    """Write the low bytes of point numbers, and pack the `bits` above them."""
     each = 8 // bits
     for i in range(len(points) // each):
         above = 0

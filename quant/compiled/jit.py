@@ -20,7 +20,7 @@ from localllm.quant.codecache import check_tree, default_folder, private_folder,
 
 
 class _Cache(FunctionCache):
-    """Numba's cache of one function, in which a full disk is not an error."""
+    """Numba's cache of one function; a full disk is not an error."""
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
@@ -31,7 +31,7 @@ class _Cache(FunctionCache):
 
 @cache
 def cache_folder() -> Path | None:
-    """The folder for compiled code, private to the user; None (after a warning) if there is none."""
+    """Return the folder for compiled code, private to the user; None (after a warning) if there is none."""
     base = default_folder("quant")
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
@@ -41,7 +41,7 @@ def cache_folder() -> Path | None:
 
 
 def compiled(function: Callable[..., Any]) -> Any:
-    """The function compiled by Numba: IEEE arithmetic exactly as written, no interpreter lock, cached on disk."""
+    """Compile a function with Numba: IEEE arithmetic exactly as written, no interpreter lock, cached on disk."""
     made, folder = njit(nogil=True, error_model="numpy")(function), cache_folder()
     if folder is not None:
         before = config.CACHE_DIR
@@ -52,6 +52,6 @@ def compiled(function: Callable[..., Any]) -> Any:
             config.CACHE_DIR = before
         if folder in Path(kept.cache_path).parents:
             made._cache = kept
-        else:  # if Numba cannot write it, it uses other folders, which nobody has checked
+        else:  # if Numba cannot write it, it would use other, unchecked folders
             tell_unwritten(folder, PermissionError(13, "Permission denied"))
     return made

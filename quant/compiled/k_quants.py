@@ -1,4 +1,4 @@
-"""Q2_K ... Q6_K: super-blocks of 256 values whose groups of 16 or 32 have small integer scales of their own.
+"""Q2_K ... Q6_K: super-blocks of 256 values; each group of 16 or 32 has a small integer scale.
 
 Every function quantizes blocks x (n, 256) to out (n, bytes); importance is (blocks in a row, 256), or (0, 256) for
 none. It returns the largest magnitude of a half-precision scale, or NaN if one is NaN: above 65504 the bytes must not
@@ -40,7 +40,7 @@ from localllm.quant.format import F32, U8
 
 @compiled
 def _symmetric_integers(xt: F32, at: int, size: int, d: Lanes, inverse: Lanes, zero: int, q: U8) -> None:
-    """Integers 0 ... 2 * zero - 1 of a group for its stored scale; if the scale is 0, those of the search."""
+    """Compute a group's integers 0 ... 2 * zero - 1 for its stored scale; keep the search's if the scale is 0."""
     low, high, middle = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(zero))
     for i in range(at, at + size):
         value = load(xt, i)
@@ -52,7 +52,7 @@ def _symmetric_integers(xt: F32, at: int, size: int, d: Lanes, inverse: Lanes, z
 def _affine_integers(
     xt: F32, at: int, size: int, d: Lanes, m: Lanes, inverse: Lanes, base: Lanes, top: int, q: U8
 ) -> None:
-    """Integers 0 ... top of a group for its stored scale and minimum; if the scale is 0, those of the search."""
+    """Compute a group's integers 0 ... top for its stored scale and minimum; keep the search's if the scale is 0."""
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     for i in range(at, at + size):
         value = load(xt, i)
@@ -62,7 +62,7 @@ def _affine_integers(
 
 @compiled
 def _affine_weights(xt: F32, wt: F32, size: int, weighted: bool) -> None:
-    """Weights (256, 16): from importance, or from magnitudes alone, as in ggml for groups of 32 and of 16."""
+    """Compute weights (256, 16) from importance, or from magnitudes only, as ggml does for groups of 32 and of 16."""
     if weighted:
         spread = splat(np.float32(1 / 128 if size == 32 else 1 / 256))
         weigh(xt, wt, square_sum(xt, 0, 256) * spread)
@@ -75,7 +75,7 @@ def _affine_weights(xt: F32, wt: F32, size: int, weighted: bool) -> None:
 
 @compiled
 def _levels(values: F32, weights: F32, weighted: bool, top: int, levels: F32, half: F32) -> None:
-    """Numbers >= 0 of groups (groups, 16) as integers `levels` up to top, and the scale they share in `half`."""
+    """Quantize numbers >= 0 of groups (groups, 16) to integers `levels` up to top, with a shared scale in `half`."""
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
     if weighted:
         store(half, 0, positive(values, weights, len(values), top, levels))
@@ -93,7 +93,8 @@ def _levels(values: F32, weights: F32, weighted: bool, top: int, levels: F32, ha
 def _affine_blocks(
     x: F32, importance: F32, first: int, size: int, top: int, scale_top: int, q: U8, s: U8, t: U8, d: F32, m: F32
 ) -> None:
-    """Sixteen super-blocks as integers q (256, 16), scales s and minimums t (groups, 16), block scales d, m (1, 16).
+    """Quantize 16 super-blocks to integers q (256, 16), scales s, minimums t (groups, 16) and block scales d, m (1,
+    16).
 
     d and m are representable as halves, unless they are too large.
     """
@@ -190,7 +191,7 @@ def q2_k(x: F32, importance: F32, out: U8) -> np.float32:
 
 @compiled
 def pack_pairs(q: U8, lane: int, row: U8, at: int) -> None:
-    """The low two bits of q (256, .) in 64 bytes: values 32 apart share one."""
+    """Pack the low two bits of q (256, .) into 64 bytes: values 32 apart share a byte."""
     for i in range(64):
         j = i // 32 * 128 + i % 32
         low, high = (q[j, lane] & 3) | (q[j + 32, lane] & 3) << 2, (q[j + 64, lane] & 3) | (q[j + 96, lane] & 3) << 2
@@ -261,7 +262,7 @@ def _q3_k_plain(xt: F32, found: F32, q: U8, s: U8, d: F32) -> None:
     round_halves(d)
     low, high, middle = splat(np.float32(-32)), splat(np.float32(31)), splat(np.float32(32))
     for group in range(16):
-        level = clamp(rint(back * load(scales, group)), low, high)  # the lowest in an empty block, as for NaN
+        level = clamp(rint(back * load(scales, group)), low, high)  # the lowest in an empty block, as with NaN
         store_bytes(s, group, level + middle)
         scale = load(d, 0) * level
         for i in range(16 * group, 16 * group + 16):

@@ -1,8 +1,8 @@
-"""Groups of values in the IQ2 and IQ3 formats: finds the scale and the codebook points with the least loss.
+"""Groups of values in the IQ2 and IQ3 formats: find the scale and the codebook points with the least loss.
 
-A group is runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search go sixteen at a time:
-the scales tried for a group, and the neighbours compared for a run between points. Sums run in ggml's order, so that
-the same numbers give the same bytes.
+A group consists of runs of 8 or 4 magnitudes; each run becomes a point. The expensive parts of the search handle 16
+items at once: the scales tried for a group, and the neighbours of a run between points. Sums run in ggml's order, so
+that the same numbers give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from localllm.quant.compiled.simd import LANES, fields, load, lowest, numbers, p
 from localllm.quant.compiled.simd import nearest as nearest_each
 from localllm.quant.format import F32
 
-OFF, ANY, ALL = 0, 1, 2  # which runs are looked up again for the final scale: those between points, all if any is, all
+OFF, ANY, ALL = 0, 1, 2  # runs to look up again for the final scale: those between points, all if any is, all
 _HIGHEST = np.float32(3.4028235e38)
 
 
@@ -28,16 +28,16 @@ class Tried(NamedTuple):
 
     inverse: F32  # (1, 16): 1 / scale
     scale: F32  # (1, 16)
-    keys: F32  # (1, 16) for a run
-    packed: I32  # (16,): the points of a run, as in the codebook
+    keys: F32  # (1, 16), of one run
+    packed: I32  # (16,): the points of one run, packed as in the codebook
     points: I32  # (16, runs)
     exact: NDArray[np.bool_]  # (16, runs): whether the rounded run was itself a point
-    sums: F32  # (2, 16): of weight * value * q and weight * q * q
+    sums: F32  # (2, 16): sums of weight * value * q and of weight * q * q
 
 
 @compiled
 def tried() -> Tried:
-    """Scratch for `search_group`."""
+    """Return scratch for `search_group`."""
     lanes = (1, LANES)
     return Tried(
         np.empty(lanes, np.float32),
@@ -52,14 +52,14 @@ def tried() -> Tried:
 
 @compiled
 def nearest(x: np.float32) -> np.int64:
-    """`quant.compiled.simd.nearest`, for one number."""
+    """Compute `quant.compiled.simd.nearest` for one number."""
     bits = np.int64(np.float32(x + np.float32(12582912.0)).view(np.int32))
     return (bits & 0x7FFFFF) - 0x400000
 
 
 @compiled
 def _point(value: F32, root: F32, at: int, place: int, scale: np.float32, book: Codebook) -> int:
-    """The point for the run at `at`: the exact one, or the neighbour with the least loss."""
+    """Return the point for the run at `at`: the exact one, or the neighbour with the least loss."""
     if place >= 0:
         return place
     first, here = -place, numbers()
@@ -78,7 +78,7 @@ def _point(value: F32, root: F32, at: int, place: int, scale: np.float32, book: 
 
 @compiled
 def _look_up(value: F32, root: F32, at: int, scale: np.float32, book: Codebook) -> int:
-    """The point for the run at `at` with this scale."""
+    """Return the point for the run at `at` with this scale."""
     width, inverse, key = book.points.shape[1], np.float32(1) / scale, 0
     bits, top = (2, 2) if width == 8 else (3, 7)
     for i in range(width):
@@ -89,7 +89,7 @@ def _look_up(value: F32, root: F32, at: int, scale: np.float32, book: Codebook) 
 
 @compiled
 def _fit(value: F32, weight: F32, at: int, size: int, chosen: I32, scale: np.float32, points: F32) -> np.float32:
-    """The least-squares scale of a group whose runs are the points `chosen`; `scale` if nothing has weight."""
+    """Return the least-squares scale of a group for the points `chosen`; `scale` if no value has weight."""
     sum_xq = sum_qq = np.float32(0)
     width = points.shape[1]
     for run in range(size // width):
@@ -143,7 +143,7 @@ def search_group(
     tried: Tried,
     chosen: I32,
 ) -> np.float32:
-    """The scale of a group and, in `chosen`, the points of its runs; `top` is the value tried for the highest level."""
+    """Return the scale of a group, and its points in `chosen`; `top` is the value tried for the highest level."""
     width = book.points.shape[1]
     runs, highest, best = size // width, np.float32(5 if width == 8 else 15), np.float32(0)
     exact = np.empty(runs, np.bool_)

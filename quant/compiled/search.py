@@ -1,9 +1,9 @@
-"""Searches for the scale of a group of values with the least weighted squared error; one group per lane.
+"""Search for the scale of a group of values with the least weighted squared error; one group per lane.
 
 They follow ggml's (ggml-quants.c: make_qx_quants, make_qkx2_quants, make_qkx3_quants, make_qp_quants, make_q3_quants)
 operation by operation in float32, so that the same numbers give the same bytes. Groups lie in rows at ... at + size of
 xt and wt (k, 16). The returned values determine the integers: clamp(rint(inverse * (x - offset))). An inverse of NaN
-means a group without any spread, whose integers are all the lowest.
+means a group without spread; all its integers are the lowest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAN = np.float32(np.nan)
 
 @compiled
 def peak(xt: F32, at: int, size: int) -> Lanes:
-    """The value of largest magnitude with its sign, the first of equals; 0 if all are 0, NaN if one is NaN."""
+    """Return the value of largest magnitude, with its sign, the first of equals; 0 if all are 0, NaN if one is NaN."""
     top = splat(np.float32(0))
     for i in range(at, at + size):
         top = larger(load(xt, i), top)
@@ -30,22 +30,22 @@ def peak(xt: F32, at: int, size: int) -> Lanes:
 
 @compiled
 def clamp(q: Lanes, low: Lanes, high: Lanes) -> Lanes:
-    """q within low ... high; low where q is NaN."""
+    """Clamp q to low ... high; NaN becomes low."""
     return least(most(q, low), high)
 
 
 @compiled
 def ratio(a: Lanes, b: Lanes) -> Lanes:
-    """a / b, or 0 if b is 0."""
+    """Return a / b, or 0 if b is 0."""
     zero = splat(np.float32(0))
     return pick(b == zero, zero, a / b)
 
 
 @compiled
 def symmetric(xt: F32, wt: F32, at: int, size: int, zero: int) -> tuple[Lanes, Lanes]:
-    """Scale and inverse for integers -zero ... zero - 1.
+    """Return scale and inverse for integers -zero ... zero - 1.
 
-    Tries 19 scales around the one that maps the largest magnitude to -zero; for the integers of each, the best scale is
+    Try 19 scales around the one that maps the largest magnitude to -zero. For the integers of each, the best scale is
     their weighted least-squares fit.
     """
     top = peak(xt, at, size)
@@ -86,10 +86,10 @@ def affine(
     squared: bool,
     qt: F32,
 ) -> tuple[Lanes, Lanes, Lanes, Lanes]:
-    """Scale and offset <= 0 for integers 0 ... top; then the inverse and the offset that found the integers.
+    """Return scale and offset <= 0 for integers 0 ... top, and the inverse and offset that gave the integers.
 
-    Tries scales from a little coarser to a little finer than the one that spans the group from the best offset so far;
-    for the integers of each, scale and offset are their weighted least-squares fit. The error counts squared, or by its
+    Try scales from slightly coarser to slightly finer than the one that spans the group from the best offset so far.
+    For the integers of each, scale and offset are their weighted least-squares fit. The error counts squared, or by its
     magnitude. qt (size, 16) is scratch.
     """
     nothing, limit = splat(np.float32(0)), splat(np.float32(top))
@@ -137,10 +137,10 @@ def affine(
 
 @compiled
 def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
-    """Scale and, in qt (size, 16), integers up to top for values >= 0: how group scales themselves are stored.
+    """Quantize values >= 0, such as group scales: return the scale, and write integers up to top to qt (size, 16).
 
-    Nine scales are tried, then integers move one by one while that helps. If a value is negative nevertheless, its
-    integer is stored modulo 256, as in ggml, which affects the rest of the search.
+    Try nine scales, then move single integers as long as that helps. If a value is negative all the same, its integer
+    is stored modulo 256, as in ggml, which affects the rest of the search.
     """
     nothing, one, limit = splat(np.float32(0)), splat(np.float32(1)), splat(np.float32(top))
     high = nothing
@@ -194,9 +194,9 @@ def positive(xt: F32, wt: F32, size: int, top: int, qt: F32) -> Lanes:
 
 @compiled
 def descent(xt: F32, at: int, size: int, zero: int, qt: F32) -> Lanes:
-    """Scale and, in rows at ... of qt, integers -zero ... zero - 1: moved one by one from plain rounding.
+    """Return the scale, and write integers -zero ... zero - 1 to rows at ... of qt.
 
-    A value's weight is its square.
+    Start with plain rounding and move integers one by one. The weight of a value is its square.
     """
     top = peak(xt, at, size)
     low, high, nothing = splat(np.float32(-zero)), splat(np.float32(zero - 1)), splat(np.float32(0))

@@ -25,7 +25,7 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic, models, register_model
 
 LANES = 16
-Lanes = Any  # Python-side name of a value of `lanes`, which exists in compiled code only
+Lanes = Any  # name in Python of a value of `lanes`, which exists only in compiled code
 Mask = Any
 _FLOATS = ir.VectorType(ir.FloatType(), LANES)
 _BITS = ir.VectorType(ir.IntType(1), LANES)
@@ -100,7 +100,7 @@ def _splat(builder: Any, scalar: Any, kind: Any = _FLOATS) -> Any:
 
 
 def _row(context: Any, builder: Any, array_type: Any, array: Any, row: Any, vector: Any) -> Any:
-    """Pointer to row `row` of an array (n, 16), as a vector."""
+    """Return a vector pointer to row `row` of an array (n, 16)."""
     data = context.make_array(array_type)(context, builder, array).data
     first = builder.mul(row, ir.Constant(row.type, LANES))
     return builder.bitcast(builder.gep(data, [first]), vector.as_pointer())
@@ -147,7 +147,7 @@ def store_bytes(typing: Any, array: Any, row: Any, value: Any) -> Any:
 
 @intrinsic
 def fields(typing: Any, array: Any, first: Any, which: Any) -> Any:
-    """Bits 4 * which ... 4 * which + 3 of elements first ... first + 15 of a C-contiguous int32 array."""
+    """Return bits 4 * which ... 4 * which + 3 of elements first ... first + 15 of a C-contiguous int32 array."""
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         data = context.make_array(sig.args[0])(context, builder, values[0]).data
@@ -162,25 +162,25 @@ def fields(typing: Any, array: Any, first: Any, which: Any) -> Any:
 
 @intrinsic
 def numbers(typing: Any) -> Any:
-    """0, 1, ... 15."""
+    """Return 0, 1, ... 15."""
     return lanes(), lambda c, b, s, v: ir.Constant(_FLOATS, [float(i) for i in range(LANES)])
 
 
 @intrinsic
 def pick(typing: Any, which: Any, yes: Any, no: Any) -> Any:
-    """`yes` in the lanes where the mask is set, `no` in the others."""
+    """Return `yes` in the lanes where the mask is set, and `no` in the others."""
     return lanes(mask, lanes, lanes), lambda c, b, s, v: b.select(*v)
 
 
 @intrinsic
 def least(typing: Any, a: Any, bound: Any) -> Any:
-    """The smaller of two; `bound` where `a` is NaN."""
+    """Return the smaller of two; `bound` where `a` is NaN."""
     return lanes(lanes, lanes), lambda c, b, s, v: b.select(b.fcmp_ordered("<", *v), *v)
 
 
 @intrinsic
 def most(typing: Any, a: Any, bound: Any) -> Any:
-    """The larger of two; `bound` where `a` is NaN."""
+    """Return the larger of two; `bound` where `a` is NaN."""
     return lanes(lanes, lanes), lambda c, b, s, v: b.select(b.fcmp_ordered(">", *v), *v)
 
 
@@ -196,13 +196,14 @@ def root(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def rint(typing: Any, a: Any) -> Any:
-    """The nearest integers, halves to even."""
+    """Round to the nearest integers, halves to even."""
     return lanes(lanes), lambda c, b, s, v: _call(b, "nearbyint", v[0])
 
 
 @intrinsic
 def nearest(typing: Any, a: Any) -> Any:
-    """As `rint` below 2**22; beyond, the low mantissa bits that ggml's rounding trick leaves, as a signed integer.
+    """Round like `rint` below 2**22; above, return the mantissa bits that ggml's rounding trick leaves, as signed
+    integers.
 
     The searches divide by sums that cancel. The quotient may be anything, and ggml's treatment of it decides the bytes.
     """
@@ -226,7 +227,7 @@ def any_lane(typing: Any, which: Any) -> Any:
 
 @intrinsic
 def lowest(typing: Any, a: Any) -> Any:
-    """The smallest lane; no lane may be NaN."""
+    """Return the smallest lane; no lane may be NaN."""
 
     def emit(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         left = values[0]

@@ -1,4 +1,4 @@
-"""FP8 (E4M3): a sign, 4 bits of exponent (bias 7), 3 of mantissa; largest 448, no infinity. For caches, not GGUF files.
+"""FP8 (E4M3): sign, 4 exponent bits (bias 7), 3 mantissa bits; maximum 448, no infinity. For caches, not GGUF files.
 
 Source: Micikevicius et al., "FP8 formats for deep learning" (2022), the E4M3 encoding; 0x7F and 0xFF are NaN.
 """
@@ -11,7 +11,7 @@ from localllm.quant.format import F32, U8
 
 LARGEST = 448.0
 _BIAS = np.float32(2.0**120)  # from float32's exponent bias to this format's
-_SUBNORMAL = np.float32(2.0**14)  # float32 numbers from here on are multiples of 2^-9, the smallest number
+_SUBNORMAL = np.float32(2.0**14)  # below this, float32 numbers are multiples of 2^-9, the smallest FP8 number
 
 
 def dequantize(blocks: U8) -> F32:
@@ -22,7 +22,7 @@ def dequantize(blocks: U8) -> F32:
 
 
 def quantize(x: F32, importance: F32 | None) -> U8:
-    """Nearest, ties to even; magnitudes above 448 become 448, NaN stays NaN."""
+    """Round to nearest, ties to even; magnitudes above 448 become 448, NaN stays NaN."""
     size = np.minimum(np.abs(x), np.float32(LARGEST))
     bits = size.view(np.uint32)
     normal = ((bits + np.uint32(0x7FFFF) + ((bits >> np.uint32(20)) & np.uint32(1))) >> np.uint32(20)) - np.uint32(960)

@@ -1,10 +1,9 @@
-"""The point sets of the IQ formats, stated as membership bitmaps.
+"""The point sets of the IQ formats, stored as membership bitmaps.
 
-A codebook of these formats is a set of points (8 or 4 coordinates, each one of a few levels) listed in ascending order,
-the last coordinate most significant. So the set says it all: bit number sum(digit[i] * levels**i) of the bitmap is 1
-where the point belongs to the set (bits little-endian in bytes, bytes as base85). The sets were chosen by search for
-llama.cpp and are part of the GGUF format (ggml-common.h: iq1s_grid, iq2xxs_grid, iq2xs_grid, iq2s_grid, iq3xxs_grid,
-iq3s_grid).
+A codebook lists a set of points (8 or 4 coordinates, each one of a few levels) in ascending order, the last coordinate
+most significant. So a bitmap defines it: bit number sum(digit[i] * levels**i) is 1 if the point belongs to the set
+(bits little-endian in bytes, bytes as base85). The sets were found by a search for llama.cpp and are part of the GGUF
+format (ggml-common.h: iq1s_grid, iq2xxs_grid, iq2xs_grid, iq2s_grid, iq3xxs_grid, iq3s_grid).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from localllm.quant.format import F32
 
-# name: levels of a coordinate, coordinates of a point, bitmap
+# name: levels per coordinate, coordinates per point, bitmap
 _SETS: dict[str, tuple[tuple[int, ...], int, str]] = {
     "IQ1S": (
         (-1, 0, 1),
@@ -100,7 +99,7 @@ _SETS: dict[str, tuple[tuple[int, ...], int, str]] = {
 
 @cache
 def levels_of(name: str) -> NDArray[np.uint8]:
-    """Points of a codebook, uint8 (points, 8 or 4): which of its levels every coordinate is, in the formats' order."""
+    """Return the points of a codebook as level numbers, uint8 (points, 8 or 4), in index order."""
     levels, width, bitmap = _SETS[name]
     bits = np.unpackbits(np.frombuffer(base64.b85decode(bitmap), np.uint8), bitorder="little")
     members = np.flatnonzero(bits)[:, None]
@@ -111,7 +110,7 @@ def levels_of(name: str) -> NDArray[np.uint8]:
 
 @cache
 def grid(name: str) -> F32:
-    """Points of a codebook, float32 (points, 8 or 4), in the order that the formats' indices count them."""
+    """Return the points of a codebook, float32 (points, 8 or 4), in the order of the format's indices."""
     points: F32 = np.array(_SETS[name][0], np.float32)[levels_of(name)]
     points.flags.writeable = False
     return points

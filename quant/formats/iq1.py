@@ -6,7 +6,7 @@
                       point number, shift in bit 3; 48-55 four little-endian words: 3-bit scales s, one per 16 values,
                       from bit 0, and in bits 12-15 the four nibbles of half d, lowest first
 
-Value = d * (2 * s + 1) * (coordinate + shift), the shift -1/8 where its bit is set, else +1/8.
+Value = d * (2 * s + 1) * (coordinate + shift); the shift is -1/8 if its bit is set, else +1/8.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@
                         coordinate i; 66-73 upper two bits of the point numbers, bits 2k and 2k + 1 of byte j for run
                         4 * j + k; 74-81 scales as in IQ2_XS
 
-Value = d * (s + 1/2) / 4 * coordinate * sign. A 7-bit sign code is the signs of coordinates 0-6; the eighth makes the
-number of minus signs even.
+Value = d * (s + 1/2) / 4 * coordinate * sign. A 7-bit sign code holds the signs of coordinates 0-6; the eighth sign
+makes the number of minus signs even.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from localllm.quant.pack import bits_of, half, planes
 
 
 def signs(bits: U8) -> F32:
-    """+1, or -1 where the bit is set: uint8 (...) -> float32 (..., 8)."""
+    """Return -1 where a bit is set, else +1: uint8 (...) -> float32 (..., 8)."""
     return np.float32(1) - np.float32(2) * bits_of(bits[..., None]).astype(np.float32)
 
 
 def signs_of_codes(codes: NDArray[np.unsignedinteger]) -> F32:
-    """Signs (..., 8) of 7-bit sign codes (...); the eighth sign makes the number of minus signs even."""
+    """Return the signs (..., 8) of 7-bit sign codes (...); the eighth makes the number of minus signs even."""
     low = codes.astype(np.uint8)
     parity = low ^ (low >> np.uint8(4))
     parity ^= parity >> np.uint8(2)
@@ -38,12 +38,12 @@ def signs_of_codes(codes: NDArray[np.unsignedinteger]) -> F32:
 
 
 def words(blocks: U8, start: int, stop: int, dtype: str) -> NDArray[np.uint32]:
-    """Little-endian unsigned words of `dtype` in bytes start..stop of every block, as uint32 (n, words)."""
+    """Return the little-endian words of `dtype` in bytes start..stop of every block, as uint32 (n, words)."""
     return np.ascontiguousarray(blocks[:, start:stop]).view(dtype).astype(np.uint32)
 
 
 def _values(points: F32, sign: F32, scale: F32) -> F32:
-    """Points and signs (n, 32, 8) under scales (n, groups): float32 (n, 256)."""
+    """Multiply points and signs (n, 32, 8) by scales (n, groups): float32 (n, 256)."""
     n, groups = scale.shape
     out = points * sign
     grouped = out.reshape(n, groups, -1)

@@ -20,7 +20,7 @@ from localllm.quant.pack import bits_of, half, planes
 
 
 def _values(points: F32, sign: F32, scale: F32) -> F32:
-    """Points (n, 64, 4), signs of 256 values and scales (n, 8): float32 (n, 256)."""
+    """Multiply points (n, 64, 4) by the signs of 256 values and scales (n, 8): float32 (n, 256)."""
     out = points.reshape(-1, 8, 32) * sign.reshape(-1, 8, 32)
     out *= scale[:, :, None]
     return out.reshape(-1, 256)

@@ -1,7 +1,7 @@
-"""Numbers stored one by one, little-endian: F32, F16, BF16, F64 and the integers that GGUF files may hold.
+"""Single numbers, little-endian: F32, F16, BF16, F64 and the integers that GGUF files may hold.
 
-Block: one number. BF16 is the upper half of a float32. The integers and F64 are read as the nearest float32 (a
-double above its range as infinity); they are never weights of a matrix product, so nothing writes them.
+A block is one number. BF16 is the upper half of a float32. Integers and F64 are read as the nearest float32 (a double
+above its range as infinity); they are never weights of a matrix product, so nothing writes them.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def quantize_f32(x: F32, importance: F32 | None) -> U8:
 
 
 def quantize_f16(x: F32, importance: F32 | None) -> U8:
-    """Nearest half, ties to even; magnitudes of 65520 and more become infinity."""
+    """Round to the nearest half, ties to even; magnitudes of 65520 and more become infinity."""
     return x.astype("<f2").view(np.uint8)
 
 
 def quantize_bf16(x: F32, importance: F32 | None) -> U8:
-    """Nearest bfloat16, ties to even; a NaN stays a NaN (made quiet, so that truncation cannot turn it to infinity)."""
+    """Round to the nearest bfloat16, ties to even. NaN is made quiet, so that truncation cannot give infinity."""
     bits = x.view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     quiet = (bits >> np.uint32(16)) | np.uint32(64)

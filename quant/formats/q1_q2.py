@@ -1,8 +1,8 @@
 """Q1_0 and Q2_0: one or two bits per value and one scale.
 
-Q1_0 (18 bytes, 128 values): 0-1 half d; 2-17 bits, bit i of byte j is value 8 * j + i: d where set, -d where not.
-Q2_0 (18 bytes, 64 values): 0-1 half d; 2-17 two-bit fields, bits 2i and 2i + 1 of byte j are q[4 * j + i]; value =
-d * (q - 1), so -d, 0, d or 2 * d.
+Q1_0 (18 bytes, 128 values): 0-1 half d; 2-17 bits, bit i of byte j is value 8 * j + i: d if set, else -d. Q2_0 (18
+bytes, 64 values): 0-1 half d; 2-17 two-bit fields, bits 2i and 2i + 1 of byte j are q[4 * j + i]; value = d * (q - 1),
+so -d, 0, d or 2 * d.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def dequantize_q2_0(blocks: U8) -> F32:
 
 
 def quantize_q1_0(x: F32, importance: F32 | None) -> U8:
-    """d is the mean magnitude; a zero counts as positive. ggml ignores importance here, and so do we."""
+    """Quantize with d = the mean magnitude; zero counts as positive. ggml ignores importance here, and so do we."""
     blocks = x.reshape(-1, 128)
     d = sequential_sum(np.abs(blocks)) / np.float32(128)
     bits = np.packbits(blocks >= 0, axis=1, bitorder="little")
@@ -34,7 +34,7 @@ def quantize_q1_0(x: F32, importance: F32 | None) -> U8:
 
 
 def quantize_q2_0(x: F32, importance: F32 | None) -> U8:
-    """d is the largest magnitude, so 2 * d is never written. ggml ignores importance here, and so do we."""
+    """Quantize with d = the largest magnitude, so 2 * d never occurs. ggml ignores importance here, and so do we."""
     blocks = x.reshape(-1, 64)
     d = np.abs(blocks).max(axis=1, keepdims=True)
     q = (round_away(blocks * reciprocal(d)) + np.float32(1)).astype(np.uint8).reshape(-1, 16, 4)

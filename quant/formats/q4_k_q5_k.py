@@ -19,7 +19,7 @@ from localllm.quant.pack import half, planes
 
 
 def scales_and_minimums(b: U8) -> tuple[U8, U8]:
-    """The 6-bit scales and minimums (n, 8) each, from their twelve bytes (n, 12)."""
+    """Return the 6-bit scales and minimums, (n, 8) each, from their twelve bytes (n, 12)."""
     first, second, third = b[:, 0:4], b[:, 4:8], b[:, 8:12]
     s = np.concatenate([first & 63, (third & 15) | (first >> 6 << 4)], axis=1)
     t = np.concatenate([second & 63, (third >> 4) | (second >> 6 << 4)], axis=1)

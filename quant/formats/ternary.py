@@ -35,7 +35,7 @@ def dequantize_tq2_0(blocks: U8) -> F32:
 
 
 def _ternary(x: F32) -> tuple[U8, U8]:
-    """Stored scales (n, 2) and digits 0, 1, 2 (n, 256): d is the largest magnitude. ggml ignores importance here."""
+    """Return stored scales (n, 2) and digits 0 .. 2 (n, 256); d is the largest magnitude. ggml ignores importance."""
     blocks = x.reshape(-1, 256)
     d = np.abs(blocks).max(axis=1, keepdims=True)
     t = round_away(blocks * reciprocal(d)) + np.float32(1)

@@ -75,7 +75,7 @@ def test_context_is_as_trained_but_at_most_4096_or_as_asked_for(path: Path, bare
 def test_what_cannot_be_loaded_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(localllm.LocalLLMError, match="ctx_size is -1: it must be a whole number of at least 0"):
         localllm.load(path, ctx_size=-1)
-    with pytest.raises(BackendError, match="unknown backend 'abacus'; there are: auto, cpu"):
+    with pytest.raises(BackendError, match="unknown backend 'abacus'; supported: auto, cpu"):
         localllm.load(path, backend="abacus")
     with pytest.raises(BackendError, match="cache type"):
         localllm.load(path, cache_type_k="q3")
@@ -137,7 +137,7 @@ def test_logits_of_more_than_a_batch(model: localllm.Model) -> None:
 
 
 def test_logits_of_nothing_and_of_what_is_no_token(model: localllm.Model) -> None:
-    with pytest.raises(localllm.LocalLLMError, match="give at least one id"):
+    with pytest.raises(localllm.LocalLLMError, match="at least one token id, got none"):
         model.logits([])
     for token in (-1, 356):
         with pytest.raises(BackendError, match="tokens must be from 0 to 355"):

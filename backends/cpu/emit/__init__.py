@@ -1,6 +1,6 @@
-"""The operations that the CPU runs: one emitter each, which turns the operation into kernel calls.
+"""The operations that the CPU runs: one emitter each turns the operation into kernel calls.
 
-An emitter takes buffers for what its operation makes, and calls kernels on the buffers of what it reads.
+An emitter allocates buffers for the results of its operation, and calls kernels on the buffers of its inputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from localllm.plan import (
 )
 from localllm.plan.rewrites.fusion import fuse_additions
 
-REWRITES = (fuse_additions,)  # for whose results there are kernels
+REWRITES = (fuse_additions,)  # activations that kernels can compute
 
 EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Activate: rowwise.activate,

@@ -1,4 +1,4 @@
-"""Emitters of what crosses the boundaries of a stage: no calls, only buffers that the executable reads and fills."""
+"""Emitters of the values that cross stage boundaries: no calls, only buffers that the executable reads and fills."""
 
 from __future__ import annotations
 

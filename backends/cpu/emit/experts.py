@@ -1,6 +1,6 @@
 """Emitter of a mixture of experts: route, sort by expert, gate and up, glu, down, combine.
 
-Between the sort and the sum a row is a pair of a row and one of its experts.
+Between sort and combine, each row stands for a pair: a row of the batch and one of its experts.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _multiply(low: Lowering, stack: Stack, x: Buffer, y: Buffer, per_row: int, p
 
 
 def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) -> Buffer | None:
-    """activation(gate) * up into `gate`, and as the activations that the last product reads, if it reads any."""
+    """Write activation(gate) * up to `gate`, and a copy in the activation format of the last product, if it has one."""
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
     count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs

@@ -1,1 +1,1 @@
-"""CPU kernels: each module returns `jit.Kernel`s; the argument block of every kernel is listed beside it, all int64."""
+"""CPU kernels. Each module returns `jit.Kernel`s, and declares the arguments of each kernel as a `Struct` beside it."""

@@ -1,4 +1,4 @@
-"""Append: keys and values of every row to their cache slots, in the format of the cache."""
+"""Append: write keys and values of every row to their cache slots, in the format of the cache."""
 
 from __future__ import annotations
 

@@ -20,21 +20,21 @@ from localllm.backends.cpu.panels import u8x64
 from localllm.backends.cpu.simd import F32, I8, I32, LANES, Function, Value, vector
 from localllm.plan import BLOCK
 
-LOWEST = -3.0e38  # of a position that a row must not look at, and finite: the first maximum
-FLOOR = -1.0e38  # of all others: where every score is as low, those that count weigh all the same
-Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> what counts
-SCALED = 4  # query rows whose weights are multiplied by the scales of values at a time
-PART_BITS = 7  # of the two parts of a weight, so that no instruction set saturates
+LOWEST = -3.0e38  # score of a hidden position, and the first maximum; finite
+FLOOR = -1.0e38  # minimum score of a visible position: if all scores are this low, visible positions still have weight
+Seen = Callable[[Value, Value, int | Value], Value]  # (scores of a panel, its number, query row) -> masked scores
+SCALED = 4  # query rows whose weights are multiplied by the scales of values in one go
+PART_BITS = 7  # bits of each of the two parts of a weight: no instruction set saturates
 WHOLE = float(2 ** (2 * PART_BITS) - 1)
-UNROLLED = 16  # code is unrolled up to this many groups of query rows; more use a loop, whatever a file asks for
+UNROLLED = 16  # code is unrolled up to this many groups of query rows; more use a loop, so no file can blow up the code
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     """Memory to prefetch while working: `bytes` from `start`, spread over the work.
 
-    Into the second cache, because the first has too few outstanding requests (measured, Zen 4, 16384 positions: F16
-    1.15 to 1.2 times as fast, q8_0 1.2 to 1.25).
+    Prefetch into L2, because L1 has too few outstanding requests (Zen 4, 16384 positions: F16 1.15 to 1.2 times as
+    fast, q8_0 1.2 to 1.25).
     """
 
     start: Value
@@ -42,7 +42,7 @@ class Reach:
 
 
 def _lines(reach: Reach | None, step: Value, steps: int) -> list[Value]:
-    """The share of step `step` of `steps`: addresses of the cache lines to prefetch."""
+    """Return the addresses of the cache lines to prefetch in step `step` of `steps`."""
     if reach is None:
         return []
     share = -(-reach.bytes // LINE // steps)
@@ -50,7 +50,7 @@ def _lines(reach: Reach | None, step: Value, steps: int) -> list[Value]:
 
 
 def _ask(f: Function, lines: list[Value], part: int = 0, parts: int = 1) -> None:
-    """Prefetch one part of the lines: a few at a time arrive faster than many at once."""
+    """Prefetch one part of the lines: a few at a time arrive sooner than many at once."""
     for line in lines[part * len(lines) // parts : (part + 1) * len(lines) // parts]:
         f.prefetch(line, locality=2)
 
@@ -60,7 +60,7 @@ def divisor(n: int, limit: int) -> int:
 
 
 def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
-    """0, step, 2 step, ... below `count`: numbers if there are few, otherwise a loop."""
+    """Yield 0, step, 2 step, ... below `count`: unrolled as numbers if there are few, otherwise as a loop."""
     if count <= UNROLLED * step:
         yield from range(0, count, step)
         return
@@ -73,17 +73,17 @@ def each(f: Function, count: int, step: int) -> Iterator[int | Value]:
 
 
 def query_bytes(keys: CacheRow, head_dim: int) -> int:
-    """Bytes of a query head in the form that `scores` reads."""
+    """Return the bytes of a query head in the form that `scores` reads."""
     if isinstance(keys, Floats):
         return 4 * keys.width(head_dim)
     return aligned(groups(head_dim) * X_BLOCK)
 
 
 def prepare(f: Function, keys: CacheRow, x: Value, scale: Value, out: Value, scratch: Value, head_dim: int) -> None:
-    """Convert a query head float32 at x, times `scale`, for `scores`; `scratch` holds a head of whole groups."""
+    """Multiply the float32 query head at x by `scale` and convert it for `scores`; `scratch` holds a padded head."""
     if isinstance(keys, Floats):
         wide = f.splat(scale * keys.factor)
-        with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: other heads' numbers, never read
+        with f.loop(0, keys.width(head_dim), LANES) as d:  # beyond head_dim: numbers of other heads, never read
             f.store(out + d * 4, f.load(x + d * 4, f32x16) * wide)
         return
     parts = head(f, x, head_dim)
@@ -105,9 +105,9 @@ def scores(
     f: Function, row: CacheRow, queries: Value, keys: Value, out: Value, rows: int, head_dim: int, count: Value,
     seen: Seen, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """out[r][j] = what `seen` makes of queries[r] . keys[j], for 64 positions j; LOWEST for panels from `count` on."""
+    """Emit out[r][j] = seen(queries[r] . keys[j]) for 64 positions j; LOWEST for panels from `count` on."""
     together = divisor(rows, f.isa.query_rows)
-    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # chains enough to hide latency
+    side = max(n for n in (1, 2, 4) if n == 1 or n * together <= f.isa.query_rows)  # enough chains to hide latency
     way = _float_scores if isinstance(row, Floats) else _block_scores
     computed = (count + (LANES * side - 1)) // (LANES * side) * side
     with f.loop(0, computed, side) as panel:
@@ -127,7 +127,7 @@ def _float_scores(
     f: Function, row: Floats, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
     reach: Reach | None,
 ) -> list[list[Value]]:  # fmt: skip
-    """One chain over head_dim for every query row and position."""
+    """Emit one chain over head_dim for every query row and position."""
     size, unroll, stride = LANES * row.bytes, divisor(head_dim, 4), query_bytes(row, head_dim)
     steps = head_dim // unroll
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
@@ -147,8 +147,8 @@ def _block_scores(
     f: Function, row: Blocks, queries: Value, keys: Value, panel: Value, side: int, together: int, head_dim: int,
     reach: Reach | None,
 ) -> list[list[Value]]:  # fmt: skip
-    """Exact integer sums of a group, then one chain over the groups: + sum * query's scale * key's scale, and
-    + minimum * (query's sum)."""
+    """Emit exact integer sums per group, then one chain over the groups that adds sum * query scale * key scale and
+    minimum * (sum of the query)."""
     size, stride, count = LANES * row.group_bytes, query_bytes(row, head_dim), groups(head_dim)
     totals = [[f.var(f.zeros(f32x16)) for _ in range(side)] for _ in range(together)]
     with f.loop(0, count) as group:
@@ -177,7 +177,7 @@ def _block_scores(
 
 
 def _start(f: Function, row: Blocks, query: Value) -> Value:
-    """Initial value of an integer sum: -offset * (sum of the query's integers)."""
+    """Return the initial value of an integer sum: -offset * (sum of the query's integers)."""
     if row.integer_bits == 8:
         if not f.isa.biased_needs_offset:
             return f.zeros(vector(I32))
@@ -188,7 +188,7 @@ def _start(f: Function, row: Blocks, query: Value) -> Value:
 
 
 def _word(f: Function, row: Blocks, group: Value, word: int) -> list[tuple[Value, int]]:
-    """(bytes of 16 positions x 4 values, number of the fourth part of the query's group they meet)."""
+    """Yield (bytes of 16 positions x 4 values, index of the matching four values in the query's group)."""
     bytes_ = f.load(group + 64 * word, u8x64)
     if row.integer_bits == 8:
         return [(bytes_, word)]
@@ -209,8 +209,8 @@ def weigh(
     f: Function, row: CacheRow, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
     head_dim: int, count: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j]; weights of 64 positions,
-    of which those from `count` on are 0. `scratch` holds SCALED rows of 64 weights."""
+    """Emit outputs[r] = outputs[r] * shrink[r] + sum over positions j of weights[r][j] * values[j]. The weights of 64
+    positions are given; those from `count` on are 0. `scratch` holds SCALED rows of 64 weights."""
     if isinstance(row, Floats):
         _weigh_floats(f, row, weights, values, outputs, shrink, rows, head_dim, count, reach)
     else:
@@ -223,8 +223,8 @@ def _weigh_floats(
 ) -> None:  # fmt: skip
     width = row.width(head_dim)
     together = divisor(rows, f.isa.query_rows)
-    # With a strip a turn, weights are operands in memory, which is fastest (Zen 4: 14 %; AVX2 would spill besides). Few
-    # rows wait for memory instead: that is best read straight on.
+    # With one strip per turn, weights are memory operands, which is fastest (Zen 4: 14 %); AVX2 would spill otherwise.
+    # With # few rows memory is the limit, and reading it sequentially is best.
     strips = divisor(width // LANES, 4) if rows <= 4 and f.isa.registers == 32 else 1
     parts = width // LANES // strips
     with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
@@ -250,15 +250,16 @@ def _weigh_blocks(
     f: Function, row: Blocks, weights: Value, values: Value, outputs: Value, shrink: Value, scratch: Value, rows: int,
     head_dim: int, positions: Value, reach: Reach | None,
 ) -> None:  # fmt: skip
-    """Of a group, weights times scales count as integers of 14 bits, the largest of the 64 as all ones (so each is
-    rounded by at most 2^-15 of it): sums over positions are exact. Minimums are a sum for itself, added last."""
+    """Quantize the weights times scales of a group to integers of 14 bits, so that sums over positions are exact. The
+    largest of the 64 becomes all ones, so each is rounded by at most 2^-15 of the largest. Minimums are summed
+    separately and added last."""
     width, count = row.width(head_dim), groups(head_dim)
     together = divisor(rows, SCALED if f.isa.registers == 32 else 1)
     with f.loop(0, rows, together) as base, f.loop(0, count) as group:
         at = values + group * (BLOCK * row.group_bytes)
         scales = [f.load_half(at + 2 * LANES * panel) for panel in range(PANELS)]
-        # Above a minimum integers count from the middle: else all values of a head would err by the rounding alike,
-        # and a rotation make one large error of many small ones.
+        # With a minimum, integers count from the middle. Otherwise rounding would shift all values of a head alike, and
+        # the # inverse rotation would turn these small errors into one large one.
         middle = 1 << (row.integer_bits - 1) if row.minimum else 0
         minimums = [f.load_half(at + 2 * (BLOCK + LANES * panel)) for panel in range(PANELS) if row.minimum]
         minimums = [f.fma(s, f.constant(f32x16, middle), m) for s, m in zip(scales, minimums, strict=False)]
@@ -281,7 +282,7 @@ def _weigh_blocks(
                     for part in range(2):
                         weight = dot.broadcast4(f, scratch + (first + (j + (2 * r + part) * BLOCK)))
                         for s in range(2):
-                            # Bytes without a sign come first: weights where values have one, and the other way round.
+                            # The unsigned operand comes first: the weights if the values are signed, else the values.
                             pair = (weight, here[s]) if row.integer_bits == 8 else (here[s], weight)
                             sums[r][part][s].set(dot.small(f, sums[r][part][s].get(), *pair))
         for r in range(together):
@@ -295,9 +296,10 @@ def _weigh_blocks(
 
 
 def _parts(f: Function, rows: list[list[Value]], out: Value, offset: int) -> tuple[list[Value], list[Value]]:
-    """Rows of 64 numbers as integers of 14 bits, and a sign where there is an `offset` (scales of q4_0 and q5_0 have
-    one): of row r the high halves to out[128 r:][:64], the low ones behind them, as bytes that every instruction set
-    multiplies exactly. Returns what 1 means in each row, and `offset` times the sum of the integers; in every lane."""
+    """Quantize rows of 64 numbers to integers of 14 bits, signed if there is an `offset` (q4_0 and q5_0 have signed
+    scales). The high halves of row r go to out[128 r:][:64] and the low halves behind them, as bytes that every
+    instruction set multiplies exactly. Return the step of each row, and `offset` times the sum of its integers, both in
+    every lane."""
     sizes = [[f.abs(x) for x in numbers] if offset else numbers for numbers in rows]
     largest = [f.reduce(reduce(f.fmax, numbers), f.fmax) for numbers in sizes]
     inverses = [f.constant(F32, WHOLE) / most for most in largest]
@@ -314,7 +316,7 @@ def _parts(f: Function, rows: list[list[Value]], out: Value, offset: int) -> tup
 
 
 def _integers(f: Function, row: Blocks, group: Value, position: Value) -> list[Value]:
-    """The integers of the 32 values of four positions in a group: bytes (16 values, 4), twice."""
+    """Load the integers of 32 values at four positions of a group, as two registers of bytes (16 values, 4)."""
     at = group + (position * (4 * row.words) + row.value_integers)
     bytes_ = f.load(at, u8x64)
     if row.integer_bits == 8:

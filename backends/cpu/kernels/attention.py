@@ -7,7 +7,7 @@ exactly 0; blocks that no row of a tile sees are skipped. So a row's result does
 
 A task is a tile of neighbouring rows of one sequence, some key-value heads with all their query heads, and one
 partition ("split") or all of them. Split tasks take as many heads as possible, because the heads of a block are
-neighbours in memory: reading on is two to three times as fast as reading pieces of 8 KiB.
+neighbours in memory: a sequential read is two to three times as fast as reading pieces of 8 KiB.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Work(Struct):
     tiles: Int64  # number of tiles
     tile_rows: Address  # int32 (tiles, 2): first row, number of rows
     split: Int64  # 0: a task covers all partitions
-    heads: Int64  # key-value heads per task
-    partitions: Int64  # of the longest row, from position 0 on
+    heads: Int64  # number of key-value heads per task
+    partitions: Int64  # of the longest row, counted from position 0
 
 
 PARTITION = 4  # cache blocks
@@ -80,7 +80,7 @@ class _Rows:
         self.window = a.window if shape.window else None
         self.start = f.i64(0)  # the first visible block
         if self.window is not None:
-            # The maximum of a block that only other rows of the tile see is the lowest: its weight becomes 0.
+            # A row that sees nothing of a block has the lowest maximum there, so the block's weight becomes 0.
             oldest = self.limits[0] - self.window + 1
             self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
@@ -98,11 +98,11 @@ class _Rows:
         return State(at, self.rows, self.shape.width)
 
     def partial(self, partition: Value, head: Value) -> State:
-        """The result of a split task for a partition and a head."""
+        """Return the result of a split task for a partition and a head."""
         return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
 
     def head_row(self, of: Rows, head: Value, row: Value) -> Value:
-        """Address of a query row of a key-value head in q or y."""
+        """Return the address in q or y of a query row of a key-value head."""
         group = self.shape.group
         base = of.address + (self.first + row // group) * of.stride
         return base + (head * group + row % group) * (4 * self.shape.head_dim)
@@ -130,7 +130,8 @@ class _Rows:
             limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
             return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
-        # One row waits for memory. Scores of quantized keys are done before its values come: prefetch the next head's.
+        # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
+        # next head's.
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
@@ -142,7 +143,7 @@ class _Rows:
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
-        """The physical block for a block of the sequence."""
+        """Return the physical block of a block of the sequence."""
         f = self.f
         sequence = f.load_i32(self.step.sequence, self.first)
         table = self.step.tables + sequence * self.step.table_stride
@@ -182,9 +183,9 @@ class _Rows:
 
 
 def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
-    """y = softmax(scale * q k^T) v for every row, with the extras of `plan.Attention` that the shape names.
+    """Emit y = softmax(scale * q k^T) v for every row, with the options of `plan.Attention` that the shape names.
 
-    If the work is split, write the states of the partitions, from which `merge` makes y."""
+    If the work is split, it writes the states of the partitions, and `merge` computes y from them."""
 
     def body(f: Function, a: AttentionArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)
@@ -235,7 +236,7 @@ def merge(shape: Shape) -> PlanKernel[MergeArguments]:
 
 
 def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Value, work: Work) -> Iterator[_Rows]:
-    """The rows of a tile: all together if it is full, otherwise one by one."""
+    """Yield the rows of a tile: all at once if the tile is full, otherwise one by one."""
     list_ = work.tile_rows
     first, count = f.load_i32(list_, tile * 2), f.load_i32(list_, tile * 2 + 1)
     if shape.tokens > 1:
@@ -247,8 +248,7 @@ def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Val
 
 
 def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
-    """Scores of positions first .. first + 15, the lowest number for those that a row at position `last` must not
-    see."""
+    """Mask the scores of positions first .. first + 15: LOWEST where a row at position `last` must not look."""
 
     def splat(number: Value) -> Value:
         return f.splat(Value(f, f.builder.trunc(number.ir, I32)))

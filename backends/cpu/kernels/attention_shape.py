@@ -1,4 +1,4 @@
-"""What a kernel of attention is compiled for, and the scratch memory that follows from it."""
+"""The parameters of a compiled attention kernel, and the scratch memory that follows from them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """Tokens per tile: a power of two, at most 16 query rows with `group` query heads per key-value head."""
+        """Number of tokens per tile: a power of two, so that a tile has at most 16 query rows per key-value head."""
         tokens = 1
         while tokens * 2 * self.group <= MAX_QUERY_ROWS:
             tokens *= 2
         return tokens
 
     def state_bytes(self, rows: int) -> int:
-        """Outputs, maxima and sums of query rows."""
+        """Return the bytes of the outputs, maxima and sums of some query rows."""
         return state_bytes(rows, self.width)
 
 
@@ -62,7 +62,7 @@ class Scratch:
     """Offsets in a thread's scratch."""
 
     queries: int
-    head: int  # one head of whole groups
+    head: int  # one head, padded to whole groups
     scores: int
     scaled: int
     shrink: int
@@ -89,5 +89,5 @@ def scratch(shape: Shape) -> Scratch:
 
 
 def scratch_bytes(shape: Shape) -> int:
-    """Bytes of one thread's scratch."""
+    """Return the bytes of one thread's scratch."""
     return scratch(shape).size

@@ -1,4 +1,4 @@
-"""Read memory and nothing else: the roof for decoding."""
+"""Read memory and do nothing else: the upper limit for decoding."""
 
 from __future__ import annotations
 

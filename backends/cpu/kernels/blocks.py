@@ -1,6 +1,6 @@
-"""The arithmetic of blocks: panels of quantized weights times activation blocks of 32 values, group by group.
+"""Products of blocks: panels of quantized weights times activation blocks of 32 values, group by group.
 
-Every group's integer sum is exact; one chain of float32 fused multiply-adds in order of k adds the groups up. Packed
+The integer sum of a group is exact. One chain of float32 fused multiply-adds, in order of k, adds up the groups. Packed
 panels (`direct_block`) and unpacked ones (`tile`) run the same chain.
 """
 
@@ -24,18 +24,18 @@ from localllm.backends.cpu.kernels.common import (
 from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, Variable
 
-VALUES = X_VALUES  # of what `tile` multiplies at a time
-X_BYTES = X_BLOCK  # of the activations for `tile`
+VALUES = X_VALUES  # k per call of `tile`
+X_BYTES = X_BLOCK  # bytes of its activations
 DIRECT_ROWS = (3, 2, 1)  # rows per call of `direct_block`
 
 
 def _x_at(k: int) -> int:
-    """Byte of value k in a row of activation blocks."""
+    """Return the byte offset of value k in a row of activation blocks."""
     return k // X_VALUES * X_BLOCK + k % X_VALUES
 
 
 def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Value:
-    """Integer accumulator of the group at k: -offset * (sum of its activations), where the dot product needs it."""
+    """Return the initial integer sum of the group at k: -offset * (sum of its activations), or 0 if not needed."""
     if panel_offset == 0 or (panel_offset == 128 and not f.isa.biased_needs_offset):
         return f.zeros(i32x16)
     slot = X_OFFSET if group == X_VALUES else X_OFFSET_HALF + k % X_VALUES // 4
@@ -47,14 +47,14 @@ def _start(f: Function, panel_offset: int, group: int, x: Value, k: int) -> Valu
 def _weigh(
     f: Function, integers: Value, scale: Value, minimum: Value | None, group: int, x: Value, k: int, total: Variable
 ) -> None:
-    """total += scale * activation scale * integers - minimum * (sum of activations)."""
+    """Emit total += scale * activation scale * integers - minimum * (sum of activations)."""
     block = x + k // X_VALUES * X_BLOCK
     x_scale = f.broadcast(block + X_SCALE, F32)
     value = f.fma(f.to_float(integers), scale * x_scale, total.get())
     if minimum is not None:
         if group == X_VALUES:
             x_sum = f.broadcast(block + X_SUM, F32)
-        else:  # halves only have their integer sum
+        else:  # half groups have only their integer sum
             sum128 = f.broadcast(block + (X_OFFSET_HALF + k % X_VALUES // 4), I32)
             x_sum = f.to_float(sum128) * (x_scale * (-1.0 / 128.0))
         value = f.fma(f.zeros(f32x16) - minimum, x_sum, value)
@@ -64,7 +64,7 @@ def _weigh(
 def direct_block(
     f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
 ) -> None:
-    """One block of a panel times one stretch of every row; groups are added in order of k."""
+    """Multiply one block of a panel by the same range of k of every row; add the groups in order of k."""
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
@@ -87,11 +87,11 @@ def direct_block(
     assert due == panel.groups, f"{panel.name}: group {due} is incomplete"
 
 
-# -- unpacked: per group a scale, a minimum if there is one, and a byte per value ------------------------------------
+# -- unpacked: per group a scale and, if the format has one, a minimum; per value a byte ------------------------------
 
 
 def _tile_offset(isa: Isa, panel: IntegerPanel) -> int:
-    """What unpacked bytes carry: 128 where any byte may be multiplied, else what the format has."""
+    """Return the offset of unpacked bytes: 128 if any byte can be multiplied, else the format's."""
     return 128 if isa.biased_needs_offset else panel.offset
 
 
@@ -104,7 +104,7 @@ def _group_bytes(panel: IntegerPanel) -> int:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Bytes of VALUES unpacked weights for every row of a panel."""
+    """Return the bytes of VALUES unpacked weights for every row of a panel."""
     return VALUES // panel.group * _group_bytes(panel)
 
 
@@ -122,7 +122,7 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
 def tile(
     f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
 ) -> None:
-    """sums[t][i] += VALUES unpacked weights of panel i times the activations of row t."""
+    """Emit sums[t][i] += VALUES unpacked weights of panel i times the activations of row t."""
     for group in range(VALUES // panel.group):
         _tile_group(f, panel, [v + group * _group_bytes(panel) for v in w], x, group * panel.group, sums)
 
@@ -134,7 +134,7 @@ def _tile_group(
     magnitude = dot.BIASED if offset == 128 else panel.magnitude
     starts = [_start(f, offset, panel.group, row, k) for row in x]
     integers = [[dot.Sum(f, start, magnitude) for _ in w] for start in starts]
-    # Otherwise LLVM goes row by row and spills the weights; that is still better with more to keep than int16 sums.
+    # Otherwise LLVM works row by row and spills the weights. That is still faster if more than int16 sums must be kept.
     in_order = f.isa.dot == "maddubs" and dot.shorts(magnitude) >= panel.group // 4 and not panel.minimum
     for word in range(panel.group // 4):
         if in_order:

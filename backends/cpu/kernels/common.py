@@ -1,4 +1,4 @@
-"""What kernels share: the step block, row shares, tasks taken from a counter, quantized activations, exp."""
+"""Parts that kernels share: the step struct, row shares, tasks taken from a counter, quantized activations, exp."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ f32x16 = vector(F32)
 i32x16 = vector(I32)
 
 # Activations are quantized in blocks of 32 values, value = scale * int8, or in super-blocks of 256. A block also holds
-# the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts from
-# it. `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
+# # the sums that formats need. `offset` is -128 * the sum of its integers: a dot product with bytes q + 128 starts
+# there. # `sum` is scale * the sum of the integers: formats with minimums subtract minimum * sum.
 ACTIVATION_BLOCK = np.dtype(
     [("values", "i1", 32), ("scale", "f4"), ("offset", "i4"), ("offset_half", "i4", 2), ("sum", "f4")]
 )
-# A super-block is summed in integers, so its sums are integers: of each 16 and each 32 values, and -32 and -128 times
-# those. It is as long as eight blocks.
+# A super-block is summed in integers, so it holds integer sums: of each 16 and each 32 values, and -32 and -128 times #
+# these. It is as long as eight blocks.
 ACTIVATION_SUPER_BLOCK = np.dtype(
     [
         ("values", "i1", 256), ("scale", "f4"), ("offset", "i4"), ("sums_16", "i2", 16), ("sums_32", "i2", 8),
@@ -88,19 +88,19 @@ def kernel(name: str, arguments: type[Arguments], body: Body[Arguments]) -> Plan
 
 @contextmanager
 def own_rows(f: Function, rows: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over this thread's share of the rows. It depends only on their number, so consecutive row-wise kernels need
-    no barrier."""
+    """Loop over this thread's share of the rows. The share depends only on the number of rows, so consecutive row-wise
+    kernels need no barrier."""
     with f.loop(thread * rows // threads, (thread + 1) * rows // threads) as row:
         yield row
 
 
 @contextmanager
 def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Value) -> Iterator[Value]:
-    """Loop over task numbers: each thread takes its own run from the front, then the rest of the others' runs from the
-    back. So a thread reads memory in order as long as possible, and waits for one task at most. If threads took the
-    next task of all, each would jump in memory: 4 to 9 % of a decode step on Zen 4.
+    """Loop over task numbers: each thread works through its own run from the front, then takes tasks from the back of
+    other threads' runs. So a thread reads memory in order as long as possible, and waits for one task at most. With a
+    single shared counter each thread would jump in memory, which costs 4 to 9 % of a decode step on Zen 4.
 
-    `counters`: a cache line per thread, zeroed: tasks taken from the front of its run, and << 32 from the back.
+    `counters` holds a zeroed cache line per thread: tasks taken from the front of its run, and << 32 from the back.
     """
     victim = f.var(f.i64(0))
     with f.while_(lambda: victim.get() < threads):
@@ -117,18 +117,18 @@ def tasks(f: Function, counters: Value, count: Value, thread: Value, threads: Va
 
 
 def read_ahead(f: Function, lines: Sequence[Value]) -> None:
-    """Prefetch `isa.read_ahead` bytes ahead of these lines, if that helps."""
+    """Prefetch memory `isa.read_ahead` bytes ahead of these lines, if the instruction set asks for it."""
     if f.isa.read_ahead:
         for line in lines:
             f.prefetch(line + f.isa.read_ahead)
 
 
 def _scale_of(f: Function, sizes: Value) -> tuple[Value, Value]:
-    """(127 / maximum, maximum / 127) from the bits of magnitudes. As integers, bits are in the order of the numbers,
-    with NaN above all: then the scale is NaN."""
+    """Return (127 / maximum, maximum / 127) from the bits of magnitudes. Compared as integers, the bits are in the
+    order of the numbers, and NaN is above all: it makes the scale NaN."""
     largest = f.bits(f.reduce(sizes, f.fmax), F32)
     inverse = f.select(largest > 0.0, f.constant(F32, 127.0) / largest, f.constant(F32, 0.0))
-    # A subnormal maximum would give an infinite inverse: such a block is zero.
+    # A subnormal maximum would have an infinite inverse, so such a block becomes zero.
     inverse = f.select(inverse < 3.0e38, inverse, f.constant(F32, 0.0))
     return inverse, largest / f.constant(F32, 127.0)
 
@@ -145,7 +145,7 @@ def _quantized_16(f: Function, x: Value, inverse: Value, out: Value) -> Value:
 
 
 def quantize_block(f: Function, x: Value, out: Value) -> None:
-    """32 floats at x to one activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
+    """Quantize 32 floats to an activation block: scale = max|x| / 127, int8 = round half even(x * 127 / max|x|)."""
     halves = f.load(x, f32x16), f.load(x + 64, f32x16)
     inverse, scale = _scale_of(f, f.fmax(_size(f, halves[0]), _size(f, halves[1])))
     wide = f.splat(inverse)
@@ -170,7 +170,7 @@ def quantize_super_row(f: Function, x: Value, out: Value, blocks: Value) -> None
 
 
 def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
-    """256 floats at x to one activation super-block, by the rule of `quantize_block`."""
+    """Quantize 256 floats at x to an activation super-block, by the rule of `quantize_block`."""
     sizes = f.var(f.zeros(i32x16))
     with f.loop(0, 4 * S_VALUES, 64) as at:
         sizes.set(f.fmax(_size(f, f.load(x + at, f32x16)), sizes.get()))
@@ -193,8 +193,8 @@ def _quantize_super_block(f: Function, x: Value, out: Value) -> None:
 
 
 def round_row(f: Function, x: Value, out: Value, width: Value) -> None:
-    """Round float32 to bfloats: stored in pairs, as weights are, with `isa.bfloat_dot`, else as float32. A zero follows
-    the last, for a pair that needs one."""
+    """Round float32 to bfloats. With `isa.bfloat_dot` they are stored in pairs, as weights are, else as float32. A zero
+    follows the last number, to complete a pair."""
     with f.loop(0, width, 32) as i:
         both = [f.to_bfloat(f.load(x + (i * 4 + at), f32x16)) for at in (0, 64)]
         if f.isa.bfloat_dot:
@@ -215,13 +215,13 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 
 
 def exp(f: Function, x: Value) -> Value:
-    """e^x of a float32 vector; 0 below -87, largest finite scale above 88; exp(0) is exactly 1."""
+    """Return e^x of a float32 vector: 0 below -87, capped at the largest finite scale above 88; exp(0) is exactly 1."""
     type_ = x.type
 
     def c(number: float) -> Value:
         return f.constant(type_, number)
 
-    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # in this order a NaN stays one
+    clamped = f.fmin(c(88.0), f.fmax(c(-87.0), x))  # this operand order keeps a NaN
     n = f.round_even(clamped * _LOG2E)
     r = f.fma(n, c(-_LN2_LOW), f.fma(n, c(-_LN2_HIGH), clamped))
     p = c(_EXP[0])
@@ -238,13 +238,13 @@ def sigmoid(f: Function, x: Value) -> Value:
 
 
 def tanh(f: Function, x: Value) -> Value:
-    """1 - 2 / (e^2x + 1): absolute error below 2e-7, which is enough for soft caps."""
+    """Return 1 - 2 / (e^2x + 1): absolute error below 2e-7, enough for soft caps."""
     one = f.constant(x.type, 1.0)
     return one - f.constant(x.type, 2.0) / (exp(f, x * 2.0) + one)
 
 
 def activate(f: Function, name: str, x: Value) -> Value:
-    """silu, gelu (the tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))) or sigmoid."""
+    """Return silu, gelu (the tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))) or sigmoid of x."""
     if name == "sigmoid":
         return sigmoid(f, x)
     z = x

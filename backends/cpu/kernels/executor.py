@@ -20,8 +20,8 @@ class Entry(Struct):
     kernel: Int64  # address of its code
     arguments: Int64  # address of their struct
     barrier: Int64  # 1: all threads meet after this call
-    ticks: Int64  # cycles of the time-stamp counter that thread 0 spent here, barrier included, summed over steps
-    waited: Int64  # those of them that it spent waiting for other threads
+    ticks: Int64  # time-stamp cycles that thread 0 spent here, barrier included, summed over steps
+    waited: Int64  # cycles of these spent waiting for other threads
 
 
 class Own(Struct):
@@ -32,10 +32,10 @@ class Own(Struct):
 
 
 class Sync(Struct):
-    """Memory that threads share. A word that one thread writes while others spin has a cache line of its own."""
+    """Memory that threads share. A word that one thread writes while others spin has a separate cache line."""
 
-    command: Apart  # number of batches begun so far
-    asked: Int64  # `command`, or one more while a batch is about to begin: then no thread goes to sleep
+    command: Apart  # number of batches started so far
+    asked: Int64  # `command`, or one more while a batch is about to start: then no thread goes to sleep
     quit: Apart
     arrivals: Apart
     plan: Apart  # address of the entries
@@ -45,15 +45,15 @@ class Sync(Struct):
 
 
 def own_slot(thread: int) -> int:
-    """Slot of a thread's `Own`."""
+    """Return the slot of a thread's `Own`."""
     return Sync.threads + Apart.aligned * thread
 
 
-SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than any balanced operation's wait, short beside a time slice
+SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than the wait of a balanced operation, far below a time slice
 
 
 def _spin(f: Function, sync: Sync, blocked: object) -> None:
-    """Wait while blocked(); yield the processor now and then, for machines with fewer cores than threads."""
+    """Wait while blocked(). Yield the processor now and then, in case there are fewer cores than threads."""
     assert callable(blocked)
     spins = f.var(f.i64(0))
     with f.while_(blocked):
@@ -64,7 +64,7 @@ def _spin(f: Function, sync: Sync, blocked: object) -> None:
 
 
 def _own(sync: Sync, thread: Value, slot: int) -> Value:
-    """Pointer to a slot of a thread's `Own`."""
+    """Return a pointer to a slot of a thread's `Own`."""
     return sync.pointer + (thread * Apart.aligned + (Sync.threads + slot)) * SLOT
 
 
@@ -96,7 +96,7 @@ def _replay(f: Function, sync: Sync, thread: Value, threads: Value) -> None:
 
 
 def step() -> Kernel:
-    """`step(sync, threads)`: start the requested batch, and run thread 0's part of it."""
+    """Build `step(sync, threads)`, which starts the requested batch and runs thread 0's part of it."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("step", 2, isa)
@@ -109,7 +109,8 @@ def step() -> Kernel:
 
 
 def worker() -> Kernel:
-    """`worker(sync, thread, threads, spins)`: replay once per command; 1 if told to quit, 0 after `spins` turns."""
+    """Build `worker(sync, thread, threads, spins)`, which replays once per command; it returns 1 when told to quit, and
+    0 after `spins` idle turns."""
 
     def emit(isa: Isa) -> ir.Module:
         f = Function("worker", 4, isa)

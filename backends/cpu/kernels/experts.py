@@ -27,7 +27,7 @@ from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
 
 LOWEST = -3.0e38
-UNROLLED = 32  # chosen experts per row; no known model uses more
+UNROLLED = 32  # maximum of chosen experts per row; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
 
 
@@ -43,7 +43,7 @@ class RouteArguments(Struct):
 
 
 def route(gating: Gating, used: int, normalize: bool) -> PlanKernel[RouteArguments]:
-    """Choose `used` experts per row and weigh them, as `plan.Experts` says."""
+    """Choose `used` experts per row and compute their weights, as `plan.Experts` defines."""
 
     def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
         experts = a.experts
@@ -81,7 +81,7 @@ def _inside(f: Function, count: Value, i: Value) -> Value:
 
 
 def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, experts: Value) -> None:
-    """Every expert's weight: its probability, its sigmoid, or the logit itself."""
+    """Compute the weight of every expert: its probability, its sigmoid, or the logit itself."""
     if gating == "softmax":
         largest = f.var(f.constant(f32x16, LOWEST))
         with f.loop(0, experts, LANES) as i:
@@ -129,7 +129,7 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
 
 
 def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:
-    """The same numbers, bit for bit, in a loop over memory."""
+    """Compute the same numbers, bit for bit, in a loop over memory."""
 
     def weight(n: int | Value) -> Value:
         return f.load(chosen + n * 4, F32)
@@ -160,7 +160,7 @@ class GroupArguments(Struct):
     experts: Int64
     used: Int64
     rows: Address  # of the number of rows
-    starts: Target  # int64 (experts + 1): where an expert's pairs begin in `order`; the last is the number of pairs
+    starts: Target  # int64 (experts + 1): start of each expert's pairs in `order`; the last is the number of pairs
     order: Target  # int64 (pairs,)
 
 
@@ -204,7 +204,7 @@ class ExpertsArguments(Product):
 
 
 def multiply(format_name: str) -> PlanKernel[ExpertsArguments]:
-    """y[pair] = scale[e] * (W[e] x) + bias[e] for every pair, e its expert."""
+    """Emit y[pair] = scale[e] * (W[e] x) + bias[e] for every pair; e is the pair's expert."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: ExpertsArguments, thread: Value, threads: Value) -> None:
@@ -245,7 +245,7 @@ class CombineArguments(Struct):
 
 
 def combine() -> PlanKernel[CombineArguments]:
-    """y[row] = sum over its pairs, in order of choice, of weight * x[pair]."""
+    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice."""
 
     def body(f: Function, a: CombineArguments, thread: Value, threads: Value) -> None:
         used = a.used

@@ -1,10 +1,10 @@
 """y = x W^T from weight panels.
 
-Few rows (decoding) multiply the panel's packed bytes. For more rows (prefill, verification) a thread first unpacks a
-few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in registers. All formats
-share this tile kernel, but some use `wide` on AVX2. A lane is an output row. Every output is one chain of fused
-multiply-adds over its groups in order of k, however many rows the batch has, so its bits never change. A task is a run
-of panels; threads take tasks from a counter.
+With few rows (decoding) a thread multiplies the packed bytes of a panel. With more rows (prefill, verification) it
+first unpacks a few panels to bytes and float scales in its L2 cache, then multiplies tiles of rows by them in
+registers. All formats share this tile kernel, but some use `wide` on AVX2. A lane is an output row. Every output is one
+chain of fused multiply-adds over its groups in order of k, whatever the number of rows in the batch, so its bits never
+change. A task is a run of panels; threads take tasks from a counter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from localllm.backends.cpu.unpack import panel_of
 
 
 class Product(Struct):
-    """Arguments that a product with a matrix and one with the matrices of experts share."""
+    """Arguments shared by a product with one matrix and a product with the matrices of experts."""
 
     weights: Address
     blocks: Int64  # along K: blocks of a quantized format, values of a float format
@@ -47,7 +47,7 @@ class Product(Struct):
 
 
 class LinearArguments(Product):
-    tile_chunk: Int64  # as `chunk`, for tasks that unpack
+    tile_chunk: Int64  # panels per task that unpacks
     residual: RowsOrNone  # added last; may be y itself
     scale: Float32
     rows: Address  # of the number of rows
@@ -55,8 +55,7 @@ class LinearArguments(Product):
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """The operands of a product. `x`, `y` and `residual` map a row number to an address: an expert's rows are
-    scattered."""
+    """Operands of a product. `x`, `y` and `residual` map row numbers to addresses: an expert's rows are scattered."""
 
     weights: Value  # the first panel
     x: Callable[[Value], Value]
@@ -68,8 +67,8 @@ class Operands:
 
 
 def linear(format_name: str) -> PlanKernel[LinearArguments]:
-    """y[t] = scale * (W x[t]) + bias + residual[t]; quantized formats read activation blocks, float formats float32
-    or bfloats."""
+    """Emit y[t] = scale * (W x[t]) + bias + residual[t]. Quantized formats read activation blocks, float formats read
+    float32 or bfloats."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: LinearArguments, thread: Value, threads: Value) -> None:
@@ -92,7 +91,7 @@ Part = Callable[[Operands, Value, Value, Value], None]  # (place, rows, first pa
 def ways(
     f: Function, a: Product, panel: IntegerPanel | FloatPanel, thread: Value, rows: Value
 ) -> list[tuple[Value, bool, Part]]:
-    """(condition, whether it unpacks, code) of each way to multiply; exactly one condition holds."""
+    """Return (condition, whether it unpacks, code) of each way to multiply; exactly one condition holds."""
     if isinstance(panel, FloatPanel):
 
         def floats(place: Operands, count: Value, first: Value, last: Value) -> None:
@@ -249,7 +248,7 @@ def _wide_tiles(
     unpacked: Value,
     parts: Value,
 ) -> None:
-    """As above, for panels that `wide` unpacked; a tile's widened activations follow them in memory."""
+    """Multiply tiles by panels that `wide` unpacked; the widened activations of a tile follow them in memory."""
     panel_bytes = parts * wide.tile_bytes(f.isa, panel)
     widened = unpacked + (last - first) * panel_bytes
     waiting = f.buffer(wide.SUMS_BYTES)

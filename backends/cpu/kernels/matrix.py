@@ -1,4 +1,4 @@
-"""Matrices in panels: file rows become panels, and the embedding turns one row back into floats."""
+"""Matrices in panels: `repack` turns file rows into panels, `embed` turns one row back into floats."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class EmbedArguments(Struct):
 
 
 def embed(format_name: str) -> PlanKernel[EmbedArguments]:
-    """y[t] = row tokens[t] of a matrix in panels, as float32, with the bits of the file's format."""
+    """Emit y[t] = row tokens[t] of a matrix in panels, as float32, bit-equal to the format's definition."""
     panel = panel_of(format_name)
 
     def body(f: Function, a: EmbedArguments, thread: Value, threads: Value) -> None:
@@ -77,7 +77,7 @@ def embed(format_name: str) -> PlanKernel[EmbedArguments]:
                 if isinstance(panel, FloatPanel):
                     f.store(y + block * 4, panel.load(f, panel.at(source, block, lane), 1))
                 else:
-                    # The whole block is unpacked for one of its 16 rows, but only once per token, not per layer.
+                    # This unpacks a whole block for one of its 16 rows, but only once per token, not per layer.
                     here = panel.block(source, block, a.blocks)
                     out = y + block * (4 * panel.block_values)
                     scales = [

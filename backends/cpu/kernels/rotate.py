@@ -1,4 +1,4 @@
-"""Rotary embedding: every head of queries or keys turned to its row's position."""
+"""Rotary embedding: rotate every head of queries or keys by the position of its row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RotateArguments(Struct):
 
 
 def rotate(style: RopeStyle, head_dim: int, n_rot: int) -> PlanKernel[RotateArguments]:
-    """(a, b) -> (a cos - b sin, a sin + b cos) for each pair of the first `n_rot` dimensions of a head."""
+    """Emit (a, b) -> (a cos - b sin, a sin + b cos) for each pair among the first `n_rot` dimensions of a head."""
     half = n_rot // 2
     lanes = next(n for n in (16, 8, 4, 2, 1) if half % n == 0)
 

@@ -43,15 +43,15 @@ def _add(a: Value, b: Value) -> Value:
 
 
 class Quantized(Struct):
-    """Where a kernel puts a copy of its rows as activations; nowhere if the address is 0."""
+    """Where a kernel writes a copy of its rows as activations; address 0 means no copy."""
 
     address: TargetOrZero
     stride: Int64
-    values: Int64  # of a row
+    values: Int64  # per row
 
 
 class Copies(Struct):
-    """Copies as every kind of `panels.Activations`."""
+    """The copies, one field per kind of `panels.Activations`."""
 
     blocks: Quantized
     super_blocks: Quantized
@@ -63,16 +63,16 @@ class NormArguments(Struct):
     y: Output
     weight: Address
     bias: AddressOrZero
-    width: Int64  # of one group
+    width: Int64  # per group
     groups: Int64
     eps: Float32
-    rows: Address  # of the number of rows, as in all structs here
+    rows: Address  # of the number of rows, as in all structs below
     group_stride: Int64  # bytes between the weights of groups; 0 if all groups share them
     copies: Copies  # of y
 
 
 def norm(kind: Literal["rms", "layer"]) -> PlanKernel[NormArguments]:
-    """y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0."""
+    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0."""
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
         width = a.width
@@ -80,7 +80,7 @@ def norm(kind: Literal["rms", "layer"]) -> PlanKernel[NormArguments]:
         count = f.to_float(width)
 
         def load(x: Value, i: Value) -> Value:
-            """16 floats from i, zero beyond the group."""
+            """Load 16 floats from i; zero beyond the group."""
             left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
             return f.select(f.lane_numbers() < left, f.load(x + i * 4, f32x16), zero)
 
@@ -157,7 +157,7 @@ class GluArguments(Struct):
 
 
 def glu(activation: GluActivation, row_gate: bool = False) -> PlanKernel[GluArguments]:
-    """y = activation(gate) * up; with `row_gate` the gate has one value per row."""
+    """Emit y = activation(gate) * up; with `row_gate` the gate has one value per row."""
 
     def unit(f: Function, gate: Value, up: Value) -> Value:
         if activation == "swiglu_oai":
@@ -190,7 +190,7 @@ class AddArguments(Struct):
 
 
 def add() -> PlanKernel[AddArguments]:
-    """y = a + b."""
+    """Emit y = a + b."""
 
     def body(f: Function, a: AddArguments, thread: Value, threads: Value) -> None:
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
@@ -213,7 +213,7 @@ class FactorArguments(MapArguments):
 
 
 def _map(f: Function, a: MapArguments, thread: Value, threads: Value, function: Callable[[Value], Value]) -> None:
-    """y = function(x), 16 values at a time."""
+    """Emit y = function(x), 16 values at a time."""
     with own_rows(f, f.load_int(a.rows), thread, threads) as row:
         x, y = a.x.row(row), a.y.row(row)
         with f.loop(0, a.width, LANES) as i:
@@ -221,7 +221,7 @@ def _map(f: Function, a: MapArguments, thread: Value, threads: Value, function: 
 
 
 def scale() -> PlanKernel[FactorArguments]:
-    """y = x * factor."""
+    """Emit y = x * factor."""
 
     def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
         factor = f.splat(a.factor)
@@ -231,7 +231,7 @@ def scale() -> PlanKernel[FactorArguments]:
 
 
 def apply(name: Activation) -> PlanKernel[MapArguments]:
-    """y = activation(x)."""
+    """Emit y = activation(x)."""
 
     def body(f: Function, a: MapArguments, thread: Value, threads: Value) -> None:
         _map(f, a, thread, threads, lambda x: activate(f, name, x))
@@ -251,7 +251,7 @@ def clamp() -> PlanKernel[FactorArguments]:
 
 
 def softcap() -> PlanKernel[FactorArguments]:
-    """y = factor * tanh(x / factor)."""
+    """Emit y = factor * tanh(x / factor)."""
 
     def body(f: Function, a: FactorArguments, thread: Value, threads: Value) -> None:
         cap = f.splat(a.factor)
@@ -268,7 +268,7 @@ class SelectArguments(Struct):
 
 
 def select() -> PlanKernel[SelectArguments]:
-    """y[l] = x[logit_rows[l]]."""
+    """Emit y[l] = x[logit_rows[l]]."""
 
     def body(f: Function, a: SelectArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)

@@ -14,19 +14,19 @@ from localllm.backends.cpu.memory import aligned
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value, vector
 from localllm.plan import BLOCK
 
-# e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2: the p of least relative error, 3e-9.
+# e^r = 1 + r + r^2 p(r) for |r| <= ln 2 / 2; p has the minimum relative error, 3e-9.
 _LOG2E, _LN2 = 1.44269504088896341, 0.69314718055994531
 _POLYNOMIAL = (1.38145985669e-3, 8.36871688496e-3, 4.16683880474e-2, 1.66665206319e-1, 4.99999934478e-1)
-_ROUND = 1.5 * 2.0**23 + 127.0  # adding it leaves the nearest integer + 127 in the lowest bits
+_ROUND = 1.5 * 2.0**23 + 127.0  # adding this leaves the nearest integer + 127 in the lowest bits
 
 
 def exp_negative(f: Function, x: Value) -> Value:
-    """e^x of float32 x <= 0: relative error below 1.3e-7, exp(0) is exactly 1, and 0 below -87.7."""
+    """Return e^x for float32 x <= 0: relative error below 1.3e-7, exactly 1 at 0, and 0 below -87.7."""
 
     def c(number: float) -> Value:
         return f.constant(x.type, number)
 
-    clamped = f.fmax(c(-88.0), x)  # in this order a NaN stays one
+    clamped = f.fmax(c(-88.0), x)  # this operand order keeps a NaN
     shifted = f.fma(clamped, c(_LOG2E), c(_ROUND))
     n = shifted - _ROUND
     r = f.fma(n, c(-_LN2), clamped)
@@ -39,7 +39,7 @@ def exp_negative(f: Function, x: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Locations of the outputs (rows, width), maxima and sums of some query rows."""
+    """Addresses of the outputs (rows, width), maxima and sums of some query rows."""
 
     outputs: Value
     rows: int
@@ -81,7 +81,7 @@ class State:
 
 
 def row_bytes(rows: int) -> int:
-    """Bytes for one number per row, in whole vectors."""
+    """Return the bytes for one number per row, in whole vectors."""
     return aligned(4 * rows)
 
 
@@ -90,13 +90,13 @@ def state_bytes(rows: int, width: int) -> int:
 
 
 def _vectors(f: Function, rows: int) -> Iterator[int | Value]:
-    """Byte offsets of the vectors in numbers per row. Lanes without a row hold anything."""
+    """Return the byte offsets of the vectors of per-row numbers. Lanes without a row are undefined."""
     return each(f, row_bytes(rows), 4 * LANES)
 
 
 def softmax(f: Function, scores: Value, state: State, shrink: Value) -> None:
-    """Turn scores (rows, 64) into weights exp(score - maximum), update maximum and sum, and return how much earlier
-    sums shrink. Several rows advance together, step by step, because each has long latencies."""
+    """Turn scores (rows, 64) into weights exp(score - maximum), update maximum and sum, and return the factors of
+    earlier sums. Several rows advance together, because each step has a long latency."""
     rows = state.rows
     together = divisor(rows, f.isa.registers // 8)
     with f.loop(0, rows, together) as base:

@@ -1,8 +1,8 @@
-"""The arithmetic of super-blocks: panels whose groups have integer scales, times activation super-blocks of 256 values.
+"""Products of super-blocks: panels whose groups have integer scales, times activation super-blocks of 256 values.
 
-A super-block is summed in integers, scales and minimums of its groups included, and so is exact in whatever order; one
-chain of float32 fused multiply-adds adds the super-blocks up. Packed panels (`direct_block`) and unpacked ones (`tile`)
-reach the same integers in their own ways.
+A super-block is summed in integers, including the scales and minimums of its groups, so the sum is exact in any order.
+One chain of float32 fused multiply-adds adds up the super-blocks. Packed panels (`direct_block`) and unpacked ones
+(`tile`) compute the same integers in different ways.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from localllm.backends.cpu.kernels.common import (
 from localllm.backends.cpu.panels import Block, IntegerPanel, SuperScales, u8x64
 from localllm.backends.cpu.simd import F32, I32, Function, Value, Variable
 
-VALUES = S_VALUES  # of what `tile` multiplies at a time
-X_BYTES = S_BLOCK  # of their activations
-DIRECT_ROWS = (2, 1)  # rows that `direct_block` takes at a time: with 3, LLVM runs out of registers
-TOGETHER = 32  # values of a turn of the loop over a folded super-block
-SOME = 4  # steps from barrier to barrier where each would be too many
+VALUES = S_VALUES  # k per call of `tile`
+X_BYTES = S_BLOCK  # bytes of its activations
+DIRECT_ROWS = (2, 1)  # rows per call of `direct_block`: with 3, LLVM runs out of registers
+TOGETHER = 32  # values per turn of the loop over a folded super-block
+SOME = 4  # steps between barriers, if one per step is too many
 
 
 def _scales(panel: IntegerPanel) -> SuperScales:
@@ -42,12 +42,12 @@ def _scales(panel: IntegerPanel) -> SuperScales:
 
 
 def _offset_by_pairs(isa: Isa, panel: IntegerPanel) -> bool:
-    """Whether the offset is taken off as minimums are: AVX2's sums of int16 have no room for where others start."""
+    """Return whether the offset is subtracted like a minimum: AVX2's int16 sums have no room to start from it."""
     return isa.dot == "maddubs" and panel.offset not in (0, 128)
 
 
 def _start(f: Function, panel: IntegerPanel, x: Value, group: Value | int) -> Value:
-    """Integer accumulator of a group: -offset * (sum of its activations), where the dot product needs it."""
+    """Return the initial integer sum of a group: -offset * (sum of its activations), or 0 if not needed."""
     offset = panel.offset
     if offset == 0 or _offset_by_pairs(f.isa, panel) or (offset == 128 and not f.isa.biased_needs_offset):
         return f.zeros(i32x16)
@@ -60,12 +60,12 @@ def _start(f: Function, panel: IntegerPanel, x: Value, group: Value | int) -> Va
 
 
 def _pair_sums(f: Function, panel: IntegerPanel, x: Value, number: int) -> Value:
-    """Sums of the activations of groups 2 `number` and 2 `number` + 1 as int16 in every lane."""
+    """Load the sums of activations of groups 2 * `number` and 2 * `number` + 1, as a pair of int16 in every lane."""
     return f.broadcast(x + ((S_SUMS_16 if panel.group == 16 else S_SUMS_32) + 4 * number), I32)
 
 
 def _pair_factor(f: Function, panel: IntegerPanel, block: Block, number: int) -> Value:
-    """What those sums are multiplied by: minimums, or scales times the offset."""
+    """Return the factors of these sums: minimums, or scales times the offset."""
     factors = []
     for group in (2 * number, 2 * number + 1):
         scale, minimum = _scales(panel).of_group(f, block, group)
@@ -80,7 +80,7 @@ def _has_pairs(isa: Isa, panel: IntegerPanel) -> bool:
 def _weigh(
     f: Function, integers: Value, pairs: Value | None, scale: Value, minus: Value | None, x: Value, total: Variable
 ) -> None:
-    """total += activation scale * (scale * integers - minimum * pairs), with `minus` the minimum's negative."""
+    """Emit total += activation scale * (scale * integers - minimum * pairs); `minus` is the negated minimum."""
     x_scale = f.broadcast(x + S_SCALE, F32)
     if pairs is not None and minus is None:
         integers = integers - pairs
@@ -94,7 +94,7 @@ def _weigh(
 def direct_block(
     f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
 ) -> None:
-    """One block of a panel times one stretch of every row."""
+    """Multiply one block of a panel by the same range of k of every row."""
     scales = _scales(panel)
     weight = cache(lambda group: dot.weight_form(f, scales.of_group(f, block, group)[0]))
     integers: dict[int, list[dot.Sum]] = {}
@@ -103,9 +103,9 @@ def direct_block(
     pairs: list[Value | None] = [f.zeros(i32x16) if has_pairs else None for _ in x]
     seen = [0] * panel.groups
     full = panel.group // 4
-    # All groups are summed before the first is weighed, where the registers hold their sums.
+    # Sum all groups before the first is multiplied by its scale, if the registers can hold the sums.
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
-    # With fewer registers barriers make more spills than the order is worth, but where panels were put in another.
+    # With fewer registers the spills cost more than reading in order gains, except for panels in the order of reading.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
     lines = panel.lines(block) if ahead else []
     share = -(-len(lines) // (panel.block_values // 4))
@@ -122,7 +122,7 @@ def direct_block(
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
         if in_order or (some_order and number % SOME == 0):
             f.keep_order()
-        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would wait for room
+        read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would have to wait for room
         if group not in integers:
             integers[group] = [
                 dot.Sum(f, _start(f, panel, row, group), panel.magnitude, lambda group=group: weight(group))  # type: ignore[misc]
@@ -147,18 +147,17 @@ def direct_block(
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the parts of an unpacked super-block of a panel stand. The scale of the whole is first, what to multiply
-    the pairs' sum by behind it."""
+    """Offsets in an unpacked super-block. The scale of the whole comes first, then the factor of the pair sums."""
 
-    pairs: int  # a vector for two groups
-    scales: int  # a vector for a group
-    values: int  # a byte each
+    pairs: int  # a vector per two groups
+    scales: int  # a vector per group
+    values: int  # a byte per value
     size: int
 
 
 def _folded(isa: Isa, panel: IntegerPanel) -> bool:
-    """Whether unpacked bytes are already multiplied by the scales of their groups. AVX2 adds up more of the small ones,
-    and multiplies by scales for nothing."""
+    """Return whether unpacked bytes are already multiplied by the scales of their groups. Not on AVX2: it adds up more
+    products of small bytes, and multiplies by scales at no cost."""
     return panel.folds and isa.dot != "maddubs"
 
 
@@ -170,14 +169,14 @@ def _layout(isa: Isa, panel: IntegerPanel) -> _Layout:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Bytes of VALUES unpacked weights of every row of a panel."""
+    """Return the bytes of VALUES unpacked weights of every row of a panel."""
     return _layout(isa, panel).size
 
 
 def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> None:
     layout, folded = _layout(f.isa, panel), _folded(f.isa, panel)
     whole, minimum = _scales(panel).whole(f, source)
-    negative = folded and panel.offset > 0  # q * scale reaches -128 but not 128 only in one sign
+    negative = folded and panel.offset > 0  # q * scale reaches 128 only with one sign, as -128
     f.store(target, f.zeros(f32x16) - whole if negative else whole)
     if minimum is not None:
         f.store(target + 64, f.zeros(f32x16) - minimum)
@@ -199,7 +198,7 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
 def tile(
     f: Function, panel: IntegerPanel, w: Sequence[Value], x: Sequence[Value], sums: Sequence[Sequence[Variable]]
 ) -> None:
-    """sums[t][i] += VALUES unpacked weights of panel i times those of row t."""
+    """Emit sums[t][i] += VALUES unpacked weights of panel i times the activations of row t."""
     layout = _layout(f.isa, panel)
     if _folded(f.isa, panel):
         integers = _folded_integers(f, panel, [v + layout.values for v in w], x)
@@ -242,7 +241,7 @@ def _integers(
     f: Function, panel: IntegerPanel, layout: _Layout, w: Sequence[Value], x: Sequence[Value]
 ) -> list[list[Variable]]:
     integers = [[f.var(f.zeros(i32x16)) for _ in w] for _ in x]
-    with f.loop(0, panel.groups) as group:  # one a turn: of two the compiler mixes the sums, and spills
+    with f.loop(0, panel.groups) as group:  # one per turn: with two the compiler interleaves the sums, and spills
         scales = [f.load(v + (group * 64 + layout.scales), i32x16) for v in w]
         starts = [_start(f, panel, row, group) for row in x]
         here = [[dot.Sum(f, s, panel.magnitude, lambda w=w: w) for w in scales] for s in starts]  # type: ignore[misc]

@@ -1,8 +1,8 @@
-"""The mat-mul in products of 16 bits: weights unpacked to int16, activations widened once for a tile of rows.
+"""The mat-mul with 16-bit products: weights are unpacked to int16, activations are widened once per tile of rows.
 
-AVX2 multiplies bytes only where one side has no sign, and its 16 bits hold the sum of two such products if a weight may
-be any byte. Two products of 16 bits and their sum are one instruction that never overflows. Unpacking takes off the
-offset and multiplies in the integer scale of a super-block's group, so that a group or a super-block is one plain sum.
+AVX2 multiplies unsigned by signed bytes, and int16 holds the sum of only two such products if a weight may be any byte.
+Two 16-bit products and their sum are one instruction that never overflows. Unpacking subtracts the offset and
+multiplies by the integer scale of a super-block's group, so that a group or a super-block is one plain sum.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from localllm.backends.cpu.kernels.common import S_BLOCK, S_SCALE, S_VALUES, X_B
 from localllm.backends.cpu.panels import Block, IntegerPanel, u8x64
 from localllm.backends.cpu.simd import F32, I8, I16, I32, LANES, Function, Value, vector
 
-ROWS = 4  # of a tile, by one panel: 8 registers of sums, 2 of weights, 1 of activations, and products on their way
-SUMS_BYTES = 64 * ROWS  # of a tile's sums in float32, which wait in memory
-LINE = 32  # values of a row that stand together once widened
+ROWS = 4  # rows per tile, with one panel: registers hold 8 sums, 2 weights, 1 activation and products in flight
+SUMS_BYTES = 64 * ROWS  # bytes of the float32 sums of a tile, kept in memory
+LINE = 32  # adjacent values of a row once widened
 
 i16x32 = vector(I16, 32)
 
 
 def used(isa: Isa, panel: IntegerPanel) -> bool:
-    """Whether the mat-mul of a format goes this way: where bytes may be anything (Zen 4, GOP/s in bytes and in pairs:
-    Q8_0 218 and 290, IQ4_XS 255 and 331; but Q6_K 386 and 314, MXFP4 337 and 286)."""
+    """Return whether the mat-mul of a format uses this module: if its weights may be any byte (Zen 4, GOP/s with bytes
+    and with pairs: Q8_0 218 and 290, IQ4_XS 255 and 331; but Q6_K 386 and 314, MXFP4 337 and 286)."""
     return isa.dot == "maddubs" and panel.offset == 128
 
 
 def _activations(panel: IntegerPanel) -> tuple[int, int, int]:
-    """Of an activation block: its values, its bytes, and where its scale stands. Its values are summed in integers."""
+    """Return values, bytes and the scale's offset of an activation block; its values are summed in integers."""
     assert not panel.minimum
     if panel.super_scales is not None:
         return S_VALUES, S_BLOCK, S_SCALE
@@ -39,17 +39,17 @@ def _activations(panel: IntegerPanel) -> tuple[int, int, int]:
 
 
 def tile_bytes(isa: Isa, panel: IntegerPanel) -> int:
-    """Bytes of an activation block's unpacked weights of every row of a panel: a scale and two bytes per value."""
+    """Return the bytes of the unpacked weights of a panel for one activation block: a scale and two bytes per value."""
     return 4 * LANES + 2 * LANES * _activations(panel)[0]
 
 
 def panel_bytes(isa: Isa, panel: IntegerPanel, columns: int) -> int:
-    """Bytes of a whole unpacked panel."""
+    """Return the bytes of a whole unpacked panel."""
     return columns // _activations(panel)[0] * tile_bytes(isa, panel)
 
 
 def widened_bytes(columns: int) -> int:
-    """Bytes of a tile's widened activations."""
+    """Return the bytes of a tile's widened activations."""
     return 2 * ROWS * columns
 
 
@@ -71,14 +71,14 @@ def unpack(f: Function, panel: IntegerPanel, source: Block, target: Value) -> No
     for group, word, weights in panel.steps(f, source):
         k = group * panel.group + 4 * word
         at = k // values * size + 4 * LANES + 2 * LANES * (k % values)
-        for half in range(2):  # two of a row's four bytes, each with a zero behind it
+        for half in range(2):  # two of a row's four bytes, each followed by a zero
             picked = [n for lane in range(LANES) for i in range(2) for n in (4 * lane + 2 * half + i, 64)]
             pairs = f.bits(f.shuffle(weights, zeros, picked), i16x32) - panel.offset
             f.store(target + (at + 64 * half), pairs * factor(group))
 
 
 def widen(f: Function, panel: IntegerPanel, x: Sequence[Value], blocks: Value, target: Value) -> None:
-    """Activations of a tile's rows as int16: LINE values of each row, then the next LINE."""
+    """Widen the activations of a tile to int16: LINE values of each row, then the next LINE values."""
     values, size, _ = _activations(panel)
     with f.loop(0, blocks) as block:
         for at in range(0, values, LINE):
@@ -90,7 +90,7 @@ def widen(f: Function, panel: IntegerPanel, x: Sequence[Value], blocks: Value, t
 def tile(
     f: Function, panel: IntegerPanel, w: Value, x: Sequence[Value], widened: Value, blocks: Value, sums: Value
 ) -> None:
-    """float32 x 16 at sums[t] += the unpacked weights of a panel times those of row t."""
+    """Emit sums[t] (float32 x 16) += the unpacked weights of a panel times the activations of row t."""
     values, size, scale_at = _activations(panel)
     line_bytes = 2 * LINE * len(x)
     with f.loop(0, blocks) as block:

@@ -1,4 +1,4 @@
-"""How the blocks of each weight format unpack in registers: one row per format in `INTEGER_PANELS`, `FLOAT_PANELS`."""
+"""Unpack the blocks of each weight format in registers: one row per format in `INTEGER_PANELS` or `FLOAT_PANELS`."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ FORMATS = (*FLOAT_PANELS, *INTEGER_PANELS)
 
 
 def activations_of(name: str) -> Activations | None:
-    """What products with a format read in place of float32; None for a format without kernels, too."""
+    """Return the activations that products with a format read; None for float32 and for a format without kernels."""
     panel = INTEGER_PANELS.get(name) or FLOAT_PANELS.get(name)
     return panel.activations if panel is not None else None
 
 
 def panel_of(name: str) -> IntegerPanel | FloatPanel:
-    """The row of a format; KeyError for one without kernels."""
+    """Return the row of a format; KeyError for a format without kernels."""
     return INTEGER_PANELS.get(name) or FLOAT_PANELS[name]

@@ -1,10 +1,10 @@
 """Formats whose values are points of a codebook: IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S.
 
-Point numbers are taken 64 at a time: four runs of the 16 rows. Where bytes can be permuted across a register, the
-coordinates come out of tables held in registers, packed to 2 or 4 bits. Elsewhere the numbers of a block are stored as
-16 bits, and each point is loaded by itself from a table in the kernel's own constants. (Zen 4, IQ1_M: numbers taken out
-of vectors a fifth slower; points copied one by one to memory, and loaded 64 later, a third.) Layouts are stated in
-quant.formats.
+Kernels look up 64 point numbers at a time: four runs of the 16 rows. With byte permutation across a register, the
+coordinates come from tables in registers, packed to 2 or 4 bits. Otherwise the numbers of a block are stored as 16
+bits, and each point is loaded separately from a table among the kernel's constants. (Zen 4, IQ1_M: extracting the
+numbers from vectors is a fifth slower; copying points to memory one by one and loading them 64 later is a third
+slower.) `quant.formats` defines the layouts.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from localllm.backends.cpu.simd import I8, I16, I32, I64, LANES, Function, Value
 from localllm.quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
-CENTRE = 64  # what stands for zero: coordinates lie within +-62, so that bytes stay below 128
-EIGHTH = 16  # and where they are eighths: within +-9, so that AVX2 sums more of them
-PERMUTED = 1024  # points; more are loaded faster than looked up in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
-Index = tuple[Value, Value | None]  # bits 0..7 and the bits above of 64 point numbers, u8 x 64 each
+CENTRE = 64  # the byte of zero: coordinates lie within +-62, so bytes stay below 128
+EIGHTH = 16  # the byte of zero for eighths: they lie within +-9, so AVX2 adds up more of them
+PERMUTED = 1024  # maximum points; with more, loads beat lookups in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
+Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point numbers, u8 x 64 each
 
 
 @cache
 def _points(name: str, factor: int) -> tuple[int, ...]:
-    """A number per point: its 4 or 8 coordinates times `factor` plus what stands for zero; one more with a factor."""
+    """Return one number per point whose 4 or 8 bytes are CENTRE + coordinate, or EIGHTH + 1 + factor * coordinate."""
     points = (grid(name) * factor + (EIGHTH + 1 if factor > 1 else CENTRE)).astype(np.uint8)  # (points, 4 or 8)
     return tuple(int(n) for n in points.view(f"<u{points.shape[1]}").reshape(-1))
 
 
 @cache
 def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
-    """Tables of bytes that each hold 8 / `bits` coordinates of every point as numbers of levels, and the levels."""
+    """Return byte tables and the levels; a table holds 8 / `bits` coordinates of every point as level numbers."""
     points = grid(name)
     levels, codes = np.unique(points, return_inverse=True)
     codes = codes.reshape(len(points), -1, 8 // bits)
@@ -57,8 +57,8 @@ def _packed(name: str, bits: int) -> tuple[list[list[int]], list[int]]:
 
 
 def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable[[], Index]]) -> Iterator[list[Value]]:
-    """Per run of 16 rows, four an index: CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, four at a time
-    (u8 x 64)."""
+    """Yield CENTRE + coordinates, or EIGHTH + 1 + factor * coordinates, for each run of 16 rows (four runs per index),
+    four coordinates at a time (u8 x 64)."""
     if f.isa.byte_permute and len(grid(name)) <= PERMUTED:
         for index in indices:
             yield from _permuted(f, name, index())
@@ -71,7 +71,7 @@ def _coordinates(f: Function, name: str, factor: int, indices: Sequence[Callable
         wide = f.widen(low, I16)
         f.store(numbers + 128 * four, wide if high is None else wide | (f.widen(high, I16) << 8))
     for run in range(4 * len(indices)):
-        f.keep_order()  # else the compiler takes numbers out of their vectors, and loads more points than it can keep
+        f.keep_order()  # else the compiler extracts numbers from vectors, and loads more points than registers hold
         points = f.fetch(table, element, [f.load(numbers + 2 * (LANES * run + row), I16) for row in range(LANES)])
         if size == 4:
             yield [f.bits(points, u8x64)]
@@ -84,13 +84,13 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
     four = grid(name).shape[1] == 4
     tables, levels = _packed(name, 4 if four else 2)
     codes = [f.lookup_long(table, *index) for table in tables]
-    shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # from four bytes to their own coordinate
+    shifts = [0, 12, 16, 28] if four else [0, 10, 20, 30]  # moves each of four bytes to its coordinate
     values = [level + CENTRE for level in levels]
     for run in range(4):
         found = []
         for part in range(1 if four else 2):
             pair = (codes[0], codes[1]) if four else (codes[part], codes[part])
-            # Every lane gets its row's byte four times, or where it takes two bytes, each of them twice.
+            # Every lane gets its row's byte four times, or each of its two bytes twice.
             order = [16 * run + n // 4 + (64 if four and n % 4 > 1 else 0) for n in range(64)]
             fields = f.shift_bytes(f.shuffle(*pair, order), shifts) & (15 if four else 3)
             found.append(f.lookup([values[n % len(values)] for n in range(16)], fields))
@@ -98,7 +98,7 @@ def _permuted(f: Function, name: str, index: Index) -> Iterator[list[Value]]:
 
 
 def _four_runs(f: Function, block: Block, offset: int) -> Value:
-    """Four neighbouring bytes of every row, one run after the other: u8 x 64."""
+    """Load four neighbouring bytes of every row, one run after the other: u8 x 64."""
     return f.load(block.at(offset, 1), u8x64)
 
 
@@ -107,27 +107,27 @@ def _bytes(f: Function, block: Block, offset: int) -> Value:
 
 
 def _four_times(f: Function, bytes_: Value, run: int = 0) -> Value:
-    """Every row's byte of a run in the four bytes of its lane: u8 x 64."""
+    """Copy each row's byte of a run to the four bytes of its lane: u8 x 64."""
     return f.shuffle(bytes_, bytes_, [16 * run + n // 4 for n in range(64)])
 
 
 def _byte_of_lane(f: Function, lanes: Value, number: int) -> Value:
-    """Byte `number` of every row's four (u8 x 64), four times."""
+    """Copy byte `number` of each lane to all four bytes of the lane (u8 x 64)."""
     return f.shuffle(lanes, lanes, [n // 4 * 4 + number for n in range(64)])
 
 
 def _signed(f: Function, points: Value, signs: Value, first: int) -> Value:
-    """CENTRE + q as CENTRE - q where bit first + i of the sign byte is set, for byte i of a lane."""
+    """Turn CENTRE + q into CENTRE - q in byte i of a lane if bit first + i of the sign byte is set."""
     mask = f.bits(f.constant(i32x16, sum(1 << (8 * i + first + i) for i in range(4))), u8x64)
     return f.select((signs & mask).differs(0), f.constant(u8x64, 2 * CENTRE) - points, points)
 
 
 def _signs_of_codes(f: Function, codes: Value) -> Value:
-    """Four codes of 7 bits (the low 28 of int32 lanes) to four sign bytes: the eighth bit makes their number even."""
+    """Expand four 7-bit codes (low 28 bits of int32 lanes) to four sign bytes with an even number of bits set."""
     bytes_ = codes & 0x7F
     for n in range(1, 4):
         bytes_ = bytes_ | ((codes << n) & (0x7F << (8 * n)))
-    parity = bytes_ ^ (bytes_ >> 4)  # of a byte's lowest bit alone: what comes in from its neighbour is above
+    parity = bytes_ ^ (bytes_ >> 4)  # only the lowest bit of each byte counts: bits from the next byte arrive above it
     parity = parity ^ (parity >> 2)
     parity = (parity ^ (parity >> 1)) & 0x01010101
     return f.bits(bytes_ | (parity << 7), u8x64)
@@ -138,7 +138,7 @@ def _nibble(f: Function, block: Block, at: int, number: int) -> Value:
 
 
 def _signed_run(f: Function, group: int, n: int, points: list[Value], signs: Value) -> Iterator[Step]:
-    """Steps of run n of 8 values, whose sign bits stand in every byte of `signs`."""
+    """Yield the steps of run n of 8 values; every byte of `signs` holds their sign bits."""
     for part in range(2):
         yield 8 * n // group, (8 * n + 4 * part) % group // 4, _signed(f, points[part], signs, 4 * part)
 
@@ -199,8 +199,8 @@ def _iq3_s_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _moved(f: Function, points: Value, down: Value) -> Value:
-    """Eighths: 8 * coordinate - 1, or + 1 out of the lanes of `down`."""
-    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, none borrows
+    """Return eighths: 8 * coordinate - 1 in the lanes of `down`, and + 1 in the others."""
+    lanes = f.bits(points, i32x16)  # one masked subtraction: no byte is below 2, so none borrows
     return f.bits(f.select(down, lanes - 0x02020202, lanes), u8x64)
 
 
@@ -232,11 +232,11 @@ def _iq1_m_steps(f: Function, block: Block) -> Iterator[Step]:
             yield n // 2, 2 * (n % 2) + part, _moved(f, points[part], down)
 
 
-# Scales of groups count in odd steps: value = d * factor * (2 s + 1) * q, with the factor that a format's step has.
+# Group scales are odd: value = d * factor * (2 s + 1) * q, with a factor that depends on the format.
 
 
 def _iq1_m_d(f: Function, block: Block) -> Value:
-    """Of four words, the upper four bits are a half-precision number's, the lowest first."""
+    """Assemble a half-precision number from the upper four bits of four words, the lowest bits first."""
     bits = short(f, block, 48) >> 12
     for number in range(1, 4):
         bits = bits | ((short(f, block, 48 + 2 * number) >> 12) << (4 * number))
@@ -260,7 +260,7 @@ def _panel(
     name: str, fields: tuple[tuple[int, int], ...], group: int, steps: Callable[[Function, Block], Iterator[Step]],
     scales: SuperScales, zero: int = CENTRE,
 ) -> IntegerPanel:  # fmt: skip
-    # Summed in integers where floats are the larger part of the work (Zen 4, decoding: IQ2_S 1.4 times as fast).
+    # Summed in integers if float operations dominate otherwise (Zen 4, decoding: IQ2_S 1.4 times as fast).
     in_integers = scales if group == 16 or zero == EIGHTH else None
     largest = 127 if zero == CENTRE else EIGHTH + 9
     return IntegerPanel(

@@ -1,4 +1,4 @@
-"""Super-blocks of 256 values: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K. Layouts are stated in quant.formats."""
+"""Super-blocks of 256 values: Q2_K, Q3_K, Q4_K, Q5_K, Q6_K. `quant.formats` defines the layouts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.backends.cpu.simd import Function, Value
 
 
 def _six_bits(f: Function, block: Block, group: int) -> Scales:
-    """Of a group of Q4_K and Q5_K; the 12 bytes start at 4."""
+    """Return the 6-bit scale and minimum of a group of Q4_K or Q5_K; their 12 bytes start at offset 4."""
     at, j = 4, group
     if j < 4:
         return byte(f, block, at + j) & 63, byte(f, block, at + j + 4) & 63
@@ -20,7 +20,7 @@ def _six_bits(f: Function, block: Block, group: int) -> Scales:
 
 
 def _halves(at: int, minimum_at: int | None = None) -> Callable[[Function, Block], Scales]:
-    """Scale and minimum of the block, half-precision numbers at these offsets."""
+    """Return the scale and the minimum of the block, half-precision numbers at these offsets."""
 
     def whole(f: Function, block: Block) -> Scales:
         return half(f, block, at), None if minimum_at is None else half(f, block, minimum_at)
@@ -38,7 +38,7 @@ def _q4_steps(f: Function, block: Block) -> Iterator[Step]:
 
 def _q5_steps(f: Function, block: Block) -> Iterator[Step]:
     pairs = range(4)
-    # All eight groups are summed at once, in the order of reading, where there are registers for them.
+    # All eight groups are summed at once, in reading order, if there are enough registers.
     order = ((word, pair) for word in range(8) for pair in pairs)
     if f.isa.registers < 32:
         order = ((word, pair) for pair in pairs for word in range(8))
@@ -98,7 +98,7 @@ def _q3_scale(f: Function, block: Block, group: int) -> Scales:
 
 
 def _as_read(words: int, *starts: int) -> tuple[int, ...]:
-    """File offsets of fields that are read side by side: one word of each, then the next."""
+    """Return the file offsets of fields that are read in turn: one word of each field, then the next word."""
     return tuple(start + 4 * word for word in range(words) for start in starts)
 
 

@@ -1,4 +1,4 @@
-"""Formats of 32 values with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. Layouts are stated in quant.formats."""
+"""Formats of 32 values with one scale: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0. `quant.formats` defines the layouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _nibbles(at: int) -> Steps:
 
 
 def _nibbles_and_bit(bits: int, at: int) -> Steps:
-    """Nibbles at `at`, the fifth bits in the int32 at `bits`, rearranged by `_spread_bits`."""
+    """Yield values of 5 bits: nibbles at `at`, fifth bits in the int32 at `bits`, rearranged by `_spread_bits`."""
 
     def steps(f: Function, block: Block) -> Iterator[Step]:
         fifth = word32(f, block, bits)
@@ -35,8 +35,8 @@ def _nibbles_and_bit(bits: int, at: int) -> Steps:
 
 
 def _spread_bits(f: Function, bits: Value) -> Value:
-    """int32 with bit k of value k -> bit 8 i + g of value 4 g + i: a shift then puts the bits of a word's four values
-    into their bytes."""
+    """Move bit k, which belongs to value k = 4 g + i, to bit 8 i + g. One shift then brings the bits of a word's four
+    values into their bytes."""
     out = f.constant(I32, 0)
     for group in range(8):
         four = (bits >> (4 * group)) & 15

@@ -1,4 +1,4 @@
-"""Nibbles that index a table of 16 levels: IQ4_NL, IQ4_XS, MXFP4. Layouts are stated in quant.formats."""
+"""Nibbles that index a table of 16 levels: IQ4_NL, IQ4_XS, MXFP4. `quant.formats` defines the layouts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from localllm.backends.cpu.panels import Block, IntegerPanel, Scales, Step, Supe
 from localllm.backends.cpu.simd import F32, Function, vector
 from localllm.quant.formats import fp4, iq4
 
-# Levels plus what stands for zero: a small number where it can be, since AVX2 adds up more products of small bytes.
+# Levels plus an offset, as small as possible, because AVX2 adds up more products of small bytes.
 IQ4_LEVELS = tuple(128 + int(level) for level in iq4.LEVELS)
 FP4_CENTRE = 16
 FP4_LEVELS = tuple(FP4_CENTRE + int(level) for level in fp4.LEVELS)
@@ -51,7 +51,7 @@ def _fp4_steps(f: Function, block: Block) -> Iterator[Step]:
 
 
 def _fp4_scale(f: Function, block: Block, group: int) -> Scales:
-    """2^(e - 128): half of the power of two that E8M0 names, because the levels are doubled."""
+    """Return 2^(e - 128): half the power of two that E8M0 encodes, because the levels are doubled."""
     e = byte(f, block, 0)
     one = f.constant(e.type, 1)
     small = f.bits(f.select(e < one, f.constant(e.type, 0x00200000), f.constant(e.type, 0x00400000)), vector(F32))

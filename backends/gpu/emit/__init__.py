@@ -1,4 +1,4 @@
-"""The operations that a graphics device runs: one emitter each, which turns the operation into launches.
+"""The operations that a GPU runs: one emitter each turns the operation into launches.
 
 An emitter takes buffers for what its operation makes, and launches kernels on the buffers of what it reads.
 """

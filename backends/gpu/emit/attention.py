@@ -24,7 +24,7 @@ def append(low: Lowering, op: Append) -> None:
 
 
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
-    """Queries and keys are normed and rotated on the way."""
+    """Append keys and values; norm and rotate queries and keys in the same kernel."""
     query, key, number = op.query, op.key, op.append.layer
     layer, v = low.layers[number], low.floats(op.append.v)
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope

@@ -1,4 +1,4 @@
-"""The mixture of experts: three products of pairs, a row and an expert of its choice, and what stands around them."""
+"""The mixture of experts: three products of pairs (a row and one of its chosen experts), and the steps around them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GATINGS = ("softmax", "sigmoid", "softmax_of_chosen")  # in the order of the ker
 
 @dataclass(frozen=True, slots=True)
 class _Mixture:
-    """What the products of one mixture have in common."""
+    """The parameters that the products of a mixture share."""
 
     rows: Rows
     used: int
@@ -80,7 +80,7 @@ def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
 
 
 def _multiply(low: Lowering, stack: Stack, own: _Mixture, x: tuple[Input, Input], y: Buffer, per_row: int) -> None:
-    """The product of every pair with its expert's matrix; `per_row` pairs read the same input."""
+    """Emit the product of every pair with its expert's matrix; `per_row` pairs read the same input."""
     weight, rows, used = stack.weight, own.rows, own.used
     count, n, k = weight.shape
     most, (narrow, wide) = low.rows[rows], x

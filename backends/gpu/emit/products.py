@@ -25,7 +25,7 @@ class Input:
 
 
 def inputs(low: Lowering, forms: Forms, weight: Weight, rows: Rows, times: int = 1) -> tuple[Input, Input]:
-    """What the mat-vec and the tiles of a product with `weight` read; `times` rows per row of the batch.
+    """Return the inputs of the mat-vec and the tiles of a product with `weight`; `times` rows per row of the batch.
 
     Floats are read as they are; activation blocks and split rows are made once.
     """
@@ -90,7 +90,7 @@ def _grid(rows: Rows, n: int, each: int, columns: int) -> Grid:
 def _tiles(
     low: Lowering, op: Linear, x: Input, y: Buffer, residual: Reference = Fixed.NOTHING
 ) -> tuple[Launch, Launch]:
-    """The product with some rows, and with many."""
+    """Return the product with some rows, and the one with many."""
     most, product = low.rows[op.x.rows], _product(op, x, residual != Fixed.NOTHING)
     buffers = _buffers(low, op, x, y, residual)
 

@@ -1,4 +1,4 @@
-"""Operations that go row by row, and the boundaries of stages."""
+"""Operations that work row by row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def elements(
     rows: Rows, operation: str, a: Buffer, b: Buffer, width: int, to: Delivery, times: int = 1,
     factor: float | None = None, gate_stride: int | None = None,
 ) -> Launch:  # fmt: skip
-    """OPERATION(a, b) number by number, for `times` rows of `width` numbers per row of the batch."""
+    """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch."""
     kernel = rowwise.Elements(
         OPERATION=operation, WIDTH=width, STRIDE=width, delivered=to.delivered, FACTOR=factor, GATE_STRIDE=gate_stride
     )

@@ -26,21 +26,21 @@ from localllm.backends.gpu.references import Fixed
 from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, CacheLayer
 
-PARTITION = 256  # positions of one work-group of attention
-GROUPED = 8  # query heads of it
-TILE_ROWS = 32  # rows of a tile of prefill's attention
+PARTITION = 256  # positions per work-group of attention
+GROUPED = 8  # query heads per work-group
+TILE_ROWS = 32  # rows per tile of prefill attention
 # Maximum of values of a head -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
 # local memory, and the step in dimensions of its work-items.
 TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}
 
 
 def partitions(limits: Limits) -> int:
-    """The maximum number of partitions of a row."""
+    """Return the maximum number of partitions of a row."""
     return -(-limits.positions // PARTITION)
 
 
 def grouped(group: int) -> int:
-    """Query heads of a work-group, a power of two, if `group` share a key-value head."""
+    """Return the query heads per work-group, a power of two, if `group` query heads share a key-value head."""
     return min(1 << (group - 1).bit_length(), GROUPED)
 
 
@@ -63,7 +63,7 @@ class CacheShape(Macros):
 
     @property
     def largest(self) -> int:
-        """Values of a head, of keys or of values."""
+        """The larger number of values per head, of keys and values."""
         return max(self.KEY_SIZE, self.VALUE_SIZE)
 
     @property
@@ -100,7 +100,7 @@ class AppendHeadsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendHeads(Kernel[AppendHeadsBuffers]):
-    """Keys and values to the cache. SLOTS_AT: where the step has the slots."""
+    """Write keys and values to the cache. SLOTS_AT: offset of the slots in the step."""
 
     name, parts, flag = "append", "blocks cache", "APPEND"
     MAX_ROWS: Shape
@@ -131,7 +131,7 @@ class AppendRotatedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendRotated(Kernel[AppendRotatedBuffers]):
-    """Like `AppendHeads`; keys and queries are rotated on the way, and normed before if NORMED."""
+    """Write keys and values to the cache; rotate keys and queries, after norming them if NORMED."""
 
     name, parts, flag = "append", "rotate blocks cache", "APPEND"
     MAX_ROWS: Shape
@@ -158,7 +158,7 @@ class PrepareQueriesBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareQueries(Kernel[PrepareQueriesBuffers]):
-    """Queries as they meet keys in blocks: rotated if the keys are, and rounded to bytes."""
+    """Prepare queries for keys in blocks: rotate them if the keys are rotated, and round them to bytes."""
 
     name, parts, flag = "prepare_queries", "blocks cache", "PREPARE"
     HEAD: Shape
@@ -178,7 +178,7 @@ class PrepareQueries(Kernel[PrepareQueriesBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape(Macros):
-    """What the kernels of one attention have in common. TABLE_STRIDE_AT: where the step has the width of the table."""
+    """Parameters that the kernels of an attention share. TABLE_STRIDE_AT: offset of the table's width in the step."""
 
     MAX_ROWS: Shape
     PARTITION: int = PARTITION
@@ -207,7 +207,7 @@ class AttendPartitionBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendPartition(Kernel[AttendPartitionBuffers]):
-    """A row's attention to a partition of its positions."""
+    """Compute the attention of a row to a partition of its positions."""
 
     name, parts, flag = "attend_partition", "blocks cache attention", "STAGE_attend_partition"
     shape: AttentionShape
@@ -228,7 +228,7 @@ class AttendCombineBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendCombine(Kernel[AttendCombineBuffers]):
-    """A row's partitions together."""
+    """Combine the partitions of a row."""
 
     name, parts, flag = "attend_combine", "blocks cache attention", "STAGE_attend_combine"
     shape: AttentionShape
@@ -252,7 +252,7 @@ class AttendTileBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttendTile(Kernel[AttendTileBuffers]):
-    """Prefill's attention: TILE_ROWS rows of a sequence, OWN_ROWS of them per work-group."""
+    """Compute prefill attention: TILE_ROWS rows of a sequence, OWN_ROWS of them per work-group."""
 
     name, parts, flag = "attend_tile", "blocks cache attention", "STAGE_attend_tile"
     shape: AttentionShape

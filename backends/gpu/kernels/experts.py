@@ -18,7 +18,7 @@ class RouteBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route(Kernel[RouteBuffers]):
-    """The USED experts that each row chooses, and their weights. GATING: the place in `plan.Gating`."""
+    """Choose USED experts per row, and compute their weights. GATING: the index in `plan.Gating`."""
 
     name, parts, flag = "route", "experts", "ROUTE"
     EXPERTS: Shape
@@ -43,7 +43,7 @@ class GroupBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPairs(Kernel[GroupBuffers]):
-    """Pairs of a row and an expert by expert, in tiles of TILE pairs."""
+    """Group the pairs of a row and an expert by expert, in tiles of TILE pairs."""
 
     name, parts, flag = "group_pairs", "experts", "GROUP_PAIRS"
     EXPERTS: Shape
@@ -66,7 +66,7 @@ class CombineExpertsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CombineExperts(Kernel[CombineExpertsBuffers]):
-    """The weighted sum of a row's USED experts."""
+    """Compute the weighted sum of a row's USED experts."""
 
     name, parts, flag = "combine", "experts", "COMBINE"
     WIDTH: Shape

@@ -1,4 +1,4 @@
-"""What a kernel is: a frozen value, from which its source, its work-groups and its launches follow.
+"""A kernel as a frozen value that determines its source, its work-groups and its launches.
 
 A declaration is two dataclasses. The fields of a `Kernel` in capitals are macros of its source, in this order; a field
 in small letters that holds `Macros` stands for its fields. `Shape` and `Factor` are the macros that differ from model
@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.references import Reference
 
-FEW_ROWS = 16  # rows up to which sums have an order that depends on nothing else in the batch
+FEW_ROWS = 16  # maximum rows for which sums have an order independent of the batch
 HEADER = 8  # ints before the rows in the step buffer
 
 Count = str  # "batch", "logits", "tiles", "partitions", "keys 0" and so on
-# (count, of a group, times) or also (..., more): ceil(count / of a group) * times + more
+# (count, per group, times) or (..., more): ceil(count / per group) * times + more
 Dimension = int | tuple[Count, int, int] | tuple[Count, int, int, int]
 Grid = tuple[Dimension, Dimension, Dimension]  # work-groups
 
@@ -74,7 +74,7 @@ class Declared:
 
 
 def _hints(declared: Any) -> dict[str, tuple[tuple[type[Any], ...], Any]]:
-    """Of each field: its types, and the `Macro` or `Access` of its annotation, if any."""
+    """Return the types of each field, and the `Macro` or `Access` of its annotation, if any."""
     return _cached_hints(declared)
 
 
@@ -105,7 +105,7 @@ class Constant(NamedTuple):
 
 
 class Macros(Declared):
-    """Macros of a kernel, in the order of the fields; a field that is None is left out."""
+    """The macros of a kernel, in the order of the fields; a field that is None is omitted."""
 
     __slots__ = ()
 
@@ -120,7 +120,7 @@ class Macros(Declared):
 
 
 class Buffers(Declared):
-    """The buffers of a launch, in the order of the kernel's parameters; a group of them that is None is left out."""
+    """The buffers of a launch, in the order of the kernel's parameters; a group that is None is omitted."""
 
     __slots__ = ()
 
@@ -150,7 +150,7 @@ B = TypeVar("B", bound=Buffers)
 
 
 class Kernel(Macros, Generic[B]):
-    """One kernel with all that its compilation depends on."""
+    """A kernel with everything that its compilation depends on."""
 
     __slots__ = ()
 
@@ -160,12 +160,12 @@ class Kernel(Macros, Generic[B]):
 
     @property
     def size(self) -> int:
-        """Work-items of a group."""
+        """Number of work-items per group."""
         return 128
 
     @property
     def local_floats(self) -> int:
-        """Local memory of a group, in numbers of 4 bytes."""
+        """Local memory per group, in numbers of 4 bytes."""
         return 0
 
     @property
@@ -185,29 +185,29 @@ class Kernel(Macros, Generic[B]):
         return found
 
     def launch(self, grid: Grid, buffers: B) -> Launch:
-        """A launch of `grid` work-groups on these buffers."""
+        """Return a launch of `grid` work-groups on these buffers."""
         if type(buffers) is not self.buffers() or not self.takes(buffers):
             raise TypeError(f"{self.name}: the buffers do not match the kernel: {buffers}")
         return Launch(self, grid, buffers)
 
     def takes(self, buffers: B) -> bool:
-        """Whether the buffers have the groups that the macros ask for."""
+        """Return whether the buffers have the groups that the macros require."""
         return True
 
     def constants(self) -> list[Constant]:
-        """All macros, those of the weight format first."""
+        """Return all macros, those of the weight format first."""
         of_format = formats.defines(self.weight_format) if self.weight_format else {}
         flag = {self.flag: 1} if self.flag else {}
         return [*(Constant(name, value) for name, value in (of_format | flag).items()), *self.macros()]
 
     def numbers(self) -> NDArray[np.int32]:
-        """The values that a generic kernel gets at run time, 4 bytes each."""
+        """Return the values that a generic kernel receives at run time, 4 bytes each."""
         values = [constant.value for constant in self.constants() if constant.run_time]
         bits = [int(np.float32(v).view(np.int32)) if isinstance(v, float) else int(v) for v in values]
         return np.array(bits or [0], np.int32)
 
     def source(self, generic: bool) -> str:
-        """The whole source, macros first."""
+        """Return the whole source, macros first."""
         lines, place = ["#define GENERIC 1\n"] * generic, 0
         for name, value, run_time in self.constants():
             text = _literal(value)

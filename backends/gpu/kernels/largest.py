@@ -1,4 +1,4 @@
-"""The search for the largest logits on the device: sampling mostly looks at about 40 of 128,000."""
+"""The search for the largest logits on the device: sampling usually needs only about 40 of 128,000."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class LargestBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LargestLogits(Kernel[LargestBuffers]):
-    """One pass: every work-group sorts SORTED logits, or keys of the pass before."""
+    """One pass: every work-group sorts SORTED logits, or keys of the previous pass."""
 
     name, parts = "largest", "largest"
     PASS: Shape
@@ -44,7 +44,7 @@ class LargestLogits(Kernel[LargestBuffers]):
 
 
 def passes(vocabulary: int, keep: int) -> list[int]:
-    """How many keys of a row each pass reads."""
+    """Return how many keys of a row each pass reads."""
     found = [vocabulary]
     while found[-1] > SORTED:
         found.append(-(-found[-1] // SORTED) * keep)
@@ -58,7 +58,7 @@ def numbers(vocabulary: int, keep: int) -> NDArray[np.int32]:
 
 
 def decoded(keys: NDArray[np.uint32]) -> Largest:
-    """The ids and logits of keys (L, keep, 2); a negative zero has become zero."""
+    """Return the ids and logits of keys (L, keep, 2); negative zero becomes zero."""
     order = keys[:, :, 0]
     bits = np.where(order >> 31, order, ~order & np.uint32(0x7FFFFFFF))
     logits = np.where(order == 0, np.float32(np.nan), bits.view(np.float32))

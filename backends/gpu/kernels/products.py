@@ -1,4 +1,4 @@
-"""Kernels of products, and which one multiplies a matrix with rows of activations: a table of formats, a rule of rows.
+"""Kernels of products, and the choice between them: a table by format, and a rule by the number of activation rows.
 
     1 row              matvec, a segment of 32 work-items per row of the matrix
     to FEW_ROWS        matvec over COLUMNS rows of activations at a time
@@ -36,7 +36,7 @@ FULL = 128  # work-groups that fill a card: an RTX 4090 has 128 multiprocessors,
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows of activations and of the matrix that a work-group multiplies."""
+    """The rows of activations and of the matrix that a work-group multiplies."""
 
     x: int
     w: int
@@ -52,13 +52,13 @@ TENSOR = {**dict.fromkeys(QUANTIZED, (75, 0)), "F16": (75, 1), "BF16": (80, 2)}
 
 
 def block_words(width: int) -> int:
-    """Words of a row of activation blocks: a byte per number, a scale per block of 32, a sum per half block."""
+    """Return the words of a row of activation blocks: bytes, a scale per block of 32, a sum per half block."""
     return width * 11 // 32
 
 
 def terms(format: str, width: int, compute: str) -> int | None:
-    """What tensor cores of a compute type ("sm_90") want of activations: 0 for int8 blocks, or a count of 16-bit
-    numbers. None if they do not multiply matrices of this format and width."""
+    """Return the activations that tensor cores of a compute type ("sm_90") need: 0 for int8 blocks, or a count of
+    16-bit numbers. None if they do not multiply matrices of this format and width."""
     least, found = TENSOR.get(format, (None, 0))
     if least is None or not compute.startswith("sm_") or int(compute[3:]) < least or width % 16:
         return None
@@ -66,7 +66,7 @@ def terms(format: str, width: int, compute: str) -> int | None:
 
 
 def tiles_of(format: str) -> tuple[Tile, ...]:
-    """The tiles of tensor cores, largest first.
+    """Return the tiles of tensor cores, largest first.
 
     If halves of a chunk have scales of their own, 128 x 128 would leave no registers for a second work-group.
     """
@@ -75,13 +75,13 @@ def tiles_of(format: str) -> tuple[Tile, ...]:
 
 
 def tile_of(format: str, n: int, rows: int) -> Tile:
-    """The largest tile that fills a card with a product of `n` matrix rows and `rows` activation rows."""
+    """Return the largest tile that fills a GPU with a product of `n` matrix rows and `rows` activation rows."""
     tiles = tiles_of(format)
     return next((tile for tile in tiles if -(-n // tile.w) * -(-rows // tile.x) >= FULL), tiles[-1])
 
 
 def grouped(rows: int, used: int, experts: int) -> bool:
-    """Whether rows are gathered by expert into tiles: from one row per expert on."""
+    """Return whether rows are gathered into tiles by expert: with at least one row per expert."""
     return rows * used >= experts
 
 
@@ -90,7 +90,7 @@ def grouped(rows: int, used: int, experts: int) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product(Macros):
-    """The shape of y = (x @ w.T) * FACTOR + bias + residual. COUNT_AT: where the step says how many rows there are."""
+    """The shape of y = (x @ w.T) * FACTOR + bias + residual. COUNT_AT: offset of the number of rows in the step."""
 
     K: Shape
     N: Shape
@@ -105,7 +105,7 @@ class Product(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertProduct(Macros):
-    """The shape of the products of pairs, a row and an expert of its choice; PER_ROW pairs read the same input."""
+    """The shape of the products of pairs (a row and one of its chosen experts); PER_ROW pairs read the same input."""
 
     K: Shape
     N: Shape
@@ -124,7 +124,7 @@ class ExpertProduct(Macros):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertBuffers(Buffers):
-    """Which experts the pairs go to: chosen row by row, or grouped by expert."""
+    """The experts of the pairs: chosen row by row, or grouped by expert."""
 
     choices: IntIn
     scales: FloatIn
@@ -143,7 +143,7 @@ class ProductBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matvec(Kernel[ProductBuffers]):
-    """Rows of a matrix with COLUMNS rows of activations."""
+    """Multiply rows of a matrix by COLUMNS rows of activations."""
 
     name, parts, flag = "matvec", "linear", "MATVEC"
     format: str
@@ -161,7 +161,7 @@ class Matvec(Kernel[ProductBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Matmul(Kernel[ProductBuffers]):
-    """A PLAIN_TILE by dp4a or float32."""
+    """Multiply a PLAIN_TILE with dp4a or float32."""
 
     name, parts, flag = "matmul", "linear", "MATMUL"
     format: str
@@ -178,7 +178,7 @@ class Matmul(Kernel[ProductBuffers]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor(Kernel[ProductBuffers]):
-    """A tile on NVIDIA's tensor cores. COPY: bytes that are copied at once; TERMS: see `terms`."""
+    """Multiply a tile on NVIDIA's tensor cores. COPY: bytes that are copied at once; TERMS: see `terms`."""
 
     name, parts = "tensor", "instructions linear tensor"
     format: str
@@ -195,7 +195,7 @@ class Tensor(Kernel[ProductBuffers]):
 
     @property
     def local_floats(self) -> int:
-        numbers = 2 * 16 * (self.TILE_W + self.TERMS * self.TILE_X)  # two steps of 64 bytes of a row
+        numbers = 2 * 16 * (self.TILE_W + self.TERMS * self.TILE_X)  # two steps of 64 bytes per row
         if packing := QUANTIZED.get(self.format):
             scales, sums = packing.halves * (1 + packing.minimum), 1 + packing.halves * packing.minimum
             numbers += 2 * 2 * (scales * self.TILE_W + sums * self.TILE_X)
@@ -219,7 +219,7 @@ def tensor(format: str, tile: Tile, terms: int, product: Product | ExpertProduct
 
 
 def tile_kernel(format: str, rows: int, product: Product | ExpertProduct, compute: str) -> tuple[Matmul | Tensor, Tile]:
-    """The kernel for a product with at most `rows` rows of activations, and its tile."""
+    """Return the kernel for a product with at most `rows` rows of activations, and its tile."""
     found = terms(format, product.K, compute)
     if found is None:
         return Matmul(format=format, product=product), PLAIN_TILE
@@ -247,7 +247,7 @@ class TogetherBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together(Kernel[TogetherBuffers]):
-    """The mat-vecs of two or three matrices; N, N1 and N2 are their rows."""
+    """Compute the mat-vecs of two or three matrices; N, N1 and N2 are their rows."""
 
     name, parts, flag = "matvec_together", "linear together", "TOGETHER"
     format: str
@@ -284,7 +284,7 @@ class GatedBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gated(Kernel[GatedBuffers]):
-    """The mat-vecs of two matrices, and OPERATION(a, b) of their results."""
+    """Compute the mat-vecs of two matrices, and OPERATION(a, b) of their results."""
 
     name, parts, flag = "matvec_gated", "blocks linear together", "GATED"
     format: str
@@ -312,7 +312,7 @@ class Gated(Kernel[GatedBuffers]):
 
 
 def gated_size(columns: int) -> int:
-    """Work-items of a group of `Gated`, which makes 32 results.
+    """Return the work-items per group of `Gated`; a group makes 32 results.
 
     As many as leave room for a second group beside it: sums of several columns take registers.
     """

@@ -1,4 +1,4 @@
-"""Kernels that go row by row: embeddings, norms, rotations, numbers by themselves, and how rows are handed on."""
+"""Kernels that work row by row: embeddings, norms, rotations, elementwise operations, and forms of their results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from localllm.backends.gpu.kernels.kernel import (
 )
 from localllm.backends.gpu.references import Fixed
 
-WIDE = 1024  # numbers of a group of a row from which on more work-items norm it
+WIDE = 1024  # minimum numbers per group to use more work-items
 
 
 @dataclass(frozen=True, slots=True)
 class Delivered(Macros):
-    """What a kernel makes of its rows: floats, activation blocks for products of int8, or both."""
+    """The forms that a kernel writes its rows in: floats, activation blocks for int8 products, or both."""
 
     HAS_FLOATS: int
     HAS_BLOCKS: int
@@ -67,7 +67,7 @@ class NormRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NormRows(Kernel[NormRowsBuffers]):
-    """A work-group norms a group of K numbers of a row."""
+    """Norm rows; a work-group norms a group of K numbers of a row."""
 
     name, parts, flag = "norm_rows", "blocks rows", "NORM"
     SIZE: int
@@ -90,7 +90,7 @@ class NormRows(Kernel[NormRowsBuffers]):
 
 
 def norm_size(width: int) -> int:
-    """Work-items of a group of `NormRows`, so that one of a wide row still ends soon."""
+    """Return the work-items per group of `NormRows`: more for wide groups, so that they do not take long."""
     return 128 if width < WIDE else 512
 
 
@@ -102,7 +102,7 @@ class SplitRowsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitRows(Kernel[SplitRowsBuffers]):
-    """Rows of activations as TERMS 16-bit numbers each, for tensor cores; `format` is the matrix's."""
+    """Split activations into TERMS 16-bit numbers each, for tensor cores; `format` is that of the matrix."""
 
     name, parts, flag = "split_rows", "rows", "SPLIT"
     format: str
@@ -126,7 +126,7 @@ class ElementsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements(Kernel[ElementsBuffers]):
-    """OPERATION(a, b), number by number. GATE_STRIDE is 1 if `a` has one number per row."""
+    """Compute OPERATION(a, b) elementwise. GATE_STRIDE is 1 if `a` has one number per row."""
 
     name, parts, flag = "elements", "blocks elements", "PAIRED"
     OPERATION: Expression

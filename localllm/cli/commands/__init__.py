@@ -1,1 +1,1 @@
-"""The commands: one module does the work of each, imported when the command is asked for."""
+"""The commands: one module each, imported when the command runs."""

@@ -1,4 +1,4 @@
-"""`localllm bench`: tokens per second by llama-bench's tests, names and columns, and how close they come to the roof.
+"""`localllm bench`: tokens per second with llama-bench's tests, names and columns, and the share of the bandwidth used.
 
 Decoding compares bytes read with the bandwidth measured around each test. Prompts count operations per second. With a
 drafter, it also measures the gain of speculation on three texts.
@@ -54,7 +54,7 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """Result of one test; llama-bench's field names where it has them."""
+    """Result of one test, with llama-bench's field names where it has the field."""
 
     build_commit: str
     cpu_info: str
@@ -80,12 +80,12 @@ class BenchResult:
     gb_per_s: float
     roof_gb_per_s: float
     roof_share: float
-    gop_per_s: float  # of prompts
+    gop_per_s: float  # prompts only
     samples_ns: tuple[int, ...]
     speculation: str = ""  # the drafter, if the test has one
     plain_ts: float = 0.0  # tokens per second of the same answers without speculation
     n_drafted: int = 0  # drafted tokens
-    n_accepted: int = 0  # of them
+    n_accepted: int = 0  # of these
 
 
 def bench(own: Bench, name: str) -> None:
@@ -159,7 +159,7 @@ def _summary(model: Model) -> Summary:
 
 
 def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> BenchResult:
-    """The fields that all tests share."""
+    """Return the fields that all tests share."""
     rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
     return BenchResult(
         build_commit=f"localllm {__version__}",
@@ -192,9 +192,9 @@ def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) ->
 
 
 def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> int:
-    """Nanoseconds of one run over `tokens` past the depth."""
+    """Return the nanoseconds of one run over `tokens` after the depth."""
     rest = tokens[test.depth :]
-    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # those that windows gave up
+    _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # tokens that windows have dropped
     start = perf_counter_ns()
     if test.prompt:
         _evaluate(model, session, rest)
@@ -210,7 +210,7 @@ def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
 
 
 def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -> int:
-    """Operations of a prompt: each matrix for every token, the output once per batch, and attention."""
+    """Return the operations of a prompt: each matrix for every token, the output once per batch, and attention."""
     positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
     every = summary.flops_per_token - 2 * output_weights
     return (
@@ -221,7 +221,7 @@ def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -
 
 
 def _model_type(model: Model, summary: Summary) -> str:
-    """Architecture, size and main format, as "llama 1.24 B Q4_0"."""
+    """Return architecture, size and main format, such as "llama 1.24 B Q4_0"."""
     held: dict[str, int] = {}
     for tensor in model.file.tensors.values():
         held[tensor.format] = held.get(tensor.format, 0) + tensor.nbytes
@@ -243,7 +243,7 @@ def _guessing(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
     return lambda r: text(r) if r.speculation else ""
 
 
-# Columns of the Markdown table: width, whether numeric, and the cell. All but the last ones are llama-bench's.
+# Columns of the Markdown table: width, whether numeric, and the cell. All but the last few match llama-bench.
 _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "model": (26, False, lambda r: r.model_type),
     "size": (10, True, lambda r: size(r.model_size)),
@@ -267,7 +267,7 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 
 def _columns(own: Bench) -> tuple[str, ...]:
-    """The cache columns if the types are not the default, as in llama-bench, and the speculation columns if used."""
+    """Return the cache columns if the types are not the default, as in llama-bench, and speculation columns if used."""
     cache = (own.load.cache_type_k, own.load.cache_type_v) != ("f16", "f16")
     absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     return tuple(name for name in _COLUMNS if name not in absent)

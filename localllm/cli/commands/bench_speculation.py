@@ -73,7 +73,7 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
             drafted = accepted = rounds = 0
         for number in range(repetitions):
             answers = {}
-            for guessing in (False, True) if number % 2 else (True, False):  # fair turns
+            for guessing in (False, True) if number % 2 else (True, False):  # alternate, for a fair comparison
                 answers[guessing], taken = answer(guessing)
                 times[guessing].append(taken)
             if answers[False] != answers[True]:

@@ -39,7 +39,7 @@ def chat(
 ) -> None:
     """Chat until the user leaves."""
     with renderer() as confined:
-        confined.start()  # it starts while the model loads
+        confined.start()  # starts while the model loads
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
@@ -109,7 +109,7 @@ class _Talk:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
                 return False
-            except LocalLLMError as error:  # of this turn, such as a template that refuses it
+            except LocalLLMError as error:  # an error of this turn, such as a template that rejects it
                 say(f"error: {typed(error)}", RED)
                 return True
             if statistics.reason == "context":
@@ -142,7 +142,7 @@ class _Talk:
         self.answer(self.conversation.again)
 
     def shift(self, _: str) -> None:
-        """Drop the oldest turns, then continue what the full context stopped."""
+        """Drop the oldest turns, then continue the answer that the full context stopped."""
         refused, cut = self.refused, self.cut
         dropped = self.conversation.shift()
         if not dropped:
@@ -212,7 +212,7 @@ _LEAVE = ("/bye", "/exit", "/quit")
 
 
 def _turns() -> Iterator[str]:
-    """Lines that the user types, until the end of input. Raises KeyboardInterrupt at Ctrl-C."""
+    """Yield lines that the user types, until the end of input. Raises KeyboardInterrupt on Ctrl-C."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -35,7 +35,7 @@ def devices(own: Devices) -> None:
 
 
 def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Facts of every device, and for every backend without a device the reason."""
+    """Return the facts of every device, and the reason for every backend without a device."""
     from localllm.backends.base import BackendError
 
     found: list[dict[str, Any]] = [_processor()]
@@ -49,7 +49,7 @@ def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
 
 
 def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[str, Any]:
-    """What a device reports, and its copy speed or why it could not be measured."""
+    """Return what a device reports, and its copy speed or why it could not be measured."""
     from localllm.backends.base import BackendError
     from localllm.backends.gpu.budget import copy_bandwidth
 
@@ -73,7 +73,7 @@ def _facts(backend: str, number: int, open_device: Callable[[], Any]) -> dict[st
 
 
 def _cuda() -> list[Callable[[], Any]]:
-    """Functions that open each device."""
+    """Return functions that open each device."""
     from localllm.backends.cuda.backend import CudaDevice, devices
 
     return [partial(CudaDevice, device) for device in devices()]

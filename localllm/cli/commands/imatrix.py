@@ -1,4 +1,4 @@
-"""`localllm imatrix`: measures which columns of every matrix matter on a text, for quantize and llama-quantize."""
+"""`localllm imatrix`: measure which columns of every matrix matter on a text, for quantize and llama-quantize."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from localllm.printable import printable
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
-    """Evaluate the text, write the file, print what it holds."""
+    """Evaluate the text, write the file, and print a summary."""
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
     with LoadProgress() as progress:

@@ -1,4 +1,4 @@
-"""`localllm perplexity`: how well a model predicts a text, by llama.cpp's definition, and how far it is from a base."""
+"""`localllm perplexity`: measure how well a model predicts a text, as llama.cpp does, and how far it is from a base."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
 
 
 def read_text(file: str) -> str:
-    """The text to measure on, from a file or from stdin."""
+    """Return the text to measure on, from a file or from stdin."""
     if file:
         return Path(file).read_text(encoding="utf-8", errors="replace")
     text = "" if sys.stdin.isatty() else sys.stdin.read()
@@ -77,7 +77,7 @@ def read_text(file: str) -> str:
 
 
 def model_files(name: str) -> tuple[Path, ...]:
-    """The files of a model, all its parts; or the base-logits file of this name."""
+    """Return the files of a model (all its parts), or the base-logits file of this name."""
     path = resolve(name)
     if not path.is_file() or is_logits_file(path):
         return (path,) if name else ()
@@ -93,7 +93,7 @@ def _load(name: str, opening: Measuring, ctx_size: int, progress: Progress) -> M
 
 @contextmanager
 def _logits_file(name: str) -> Iterator[LogitsFile | None]:
-    """The base if it is a file of log-probabilities; None if it is a model or not given."""
+    """Open the base if it is a file of log-probabilities; None if it is a model or not given."""
     path = resolve(name) if name else None
     if path is None or not path.is_file() or not is_logits_file(path):
         yield None
@@ -106,7 +106,7 @@ def _logits_file(name: str) -> Iterator[LogitsFile | None]:
 
 
 def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | None) -> Windows:
-    """The windows to evaluate. A base file provides its own; a text given as well must match them."""
+    """Return the windows to evaluate. A base file contains them; a text given as well must match."""
     limit = own.chunks or None
     if stored is None:
         return cut(model, read_text(own.file), ctx_size, limit)
@@ -136,7 +136,7 @@ def _as_json(
 def _lines(
     name: str, device: str, windows: Windows, result: Result, divergence: Divergence | None
 ) -> list[tuple[str, str]]:
-    """(label, number) pairs with as many digits as llama.cpp prints."""
+    """Return (label, number) pairs with as many digits as llama.cpp prints."""
     lines = [
         ("model", f"{name} ({device})"),
         ("text", f"{len(windows.tokens)} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),

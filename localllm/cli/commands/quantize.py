@@ -1,4 +1,4 @@
-"""`localllm quantize`: turns the command line into jobs, one per tensor, and the jobs into a file."""
+"""`localllm quantize`: turn the command line into jobs, one per tensor, and the jobs into a file."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ def quantize(own: Quantize) -> None:
 
 
 def _needs_model(own: Quantize) -> bool:
-    """Whether the model itself must run, which requires a file."""
+    """Return whether the model itself must run, which requires a file."""
     return bool(_measuring(own) or (own.report and own.test + own.file))
 
 
 def _measuring(own: Quantize) -> str:
-    """The option that requires a text to measure on, if any."""
+    """Return the option that requires a text to measure on, if any."""
     asked = {
         "--imatrix auto": own.imatrix == AUTO,
         f"--method {own.method}": own.method,
@@ -108,7 +108,7 @@ def _measuring(own: Quantize) -> str:
 
 
 def _texts(own: Quantize) -> tuple[str, str]:
-    """The texts to measure and to report on. Read first, because the work in between may be long."""
+    """Read the texts to measure and to report on. Read them first, because the work in between may take long."""
     option = _measuring(own)
     if option and not own.file:
         raise UsageError(f"{option} needs a text to measure on; give one with -f FILE")
@@ -122,7 +122,7 @@ def _known(imatrix: Imatrix | None) -> Collection[str]:
 
 @contextmanager
 def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
-    """Convert a folder to a temporary file beside the target, for as long as the block runs. Errors name the folder."""
+    """Convert a folder to a temporary file beside the target while the block runs. Errors name the folder."""
     with scratch(target) as path:
         try:
             with conversion(copy_jobs(source), source.tensors, Settings(_threads(own))) as tensors:
@@ -191,13 +191,13 @@ def _format(option: str, name: str) -> str:
 
 
 def _read_files(source: Source, own: Quantize) -> list[str | Path]:
-    """The files that are read: all parts of the model, and the files that options name."""
+    """Return the files that are read: all parts of the model, and the files that options name."""
     parts = source.paths if isinstance(source, GGUFFile) else source.path.iterdir()
     return [*parts, *(name for name in (own.imatrix, own.file, own.test) if name)]
 
 
 def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
-    """The jobs of a type; empty if a goal replaces the type."""
+    """Return the jobs of a type; empty if a goal replaces the type."""
     if asked.kind == MIXED:
         return []
     return copy_jobs(source) if asked.mix is None else plan_jobs(source, asked.mix, options)
@@ -224,7 +224,7 @@ def _method(
 
 
 def _write(source: Source, target: Path, asked: _Asked, jobs: list[Job], how: Settings, own: Quantize) -> str:
-    """Write the file; returns its SHA-256."""
+    """Write the file, and return its SHA-256."""
     digest = hashlib.sha256()
     file_type = asked.mix.file_type if asked.mix else file_type_of(jobs) if asked.kind == MIXED else None
     name = own.imatrix if own.imatrix != AUTO else f"measured on {own.file}"

@@ -1,4 +1,4 @@
-"""What `localllm quantize` prints: the job of every tensor, its error, and the effect on a text."""
+"""The output of `localllm quantize`: the job of every tensor, its error, and the effect on a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localllm.quantize.target import CONTEXT
 
 
 def show(source: Source, jobs: Sequence[Job], imatrix: Imatrix | None, own: Quantize) -> None:
-    """Print the jobs, the file size, and what would prevent it."""
+    """Print the jobs, the file size, and reasons why it would fail."""
     print(job_table(jobs))
     print(f"{summary(jobs)}; a file of {size(size_of(source, jobs))}")
     for note in _notes(jobs, imatrix, own):

@@ -1,4 +1,4 @@
-"""`localllm run`: one prompt; stdout gets the answer and nothing else."""
+"""`localllm run`: answer one prompt; stdout gets only the answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
-    """The prompt: command line, file and stdin, those that are given, in this order, separated by newlines."""
+    """Return the prompt: command line, file and stdin, if given, in this order, separated by newlines."""
     parts = [text for text in given if text]
     if file:
         parts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
@@ -57,7 +57,7 @@ def run(
 
     with renderer() as confined:
         if not own.raw:
-            confined.start()  # it starts while the model loads
+            confined.start()  # starts while the model loads
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
@@ -84,7 +84,7 @@ def _answer(
             raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
         else:
             session = model.session()
-            ids = model.prompt_ids(prompt, parse_special=True)  # whether control tokens in it are read as such
+            ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
             options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
         cache.take_up(session)
@@ -105,7 +105,7 @@ def _answer(
 def _conversation(
     model: Model, confined: Confined, answering: AnswerOptions, sampling: Mapping[str, Any]
 ) -> Conversation | None:
-    """The conversation that the prompt belongs to; None if it is continued as plain text."""
+    """Return the conversation of the prompt; None if the prompt is continued as plain text."""
     from localllm.conversation import is_plain, template_of
 
     template, note = template_of(model, confined)

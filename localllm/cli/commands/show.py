@@ -1,4 +1,4 @@
-"""`localllm show`: what a model file holds, and the memory it needs for a context. It reads no weights.
+"""`localllm show`: print what a model file holds, and the memory it needs for a context. It reads no weights.
 
 A model that cannot run (unsupported architecture or format) is shown with the reason.
 """
@@ -38,7 +38,7 @@ def show(own: Show, name: str) -> None:
     from localllm.template import renderer
 
     with renderer() as confined, open_gguf(resolve(name)) as file:
-        confined.start()  # it is ready when it is asked
+        confined.start()  # ready when its answer is needed
         facts = describe(file, own.ctx_size, own.tensors, CacheTypes(own.cache_type_k, own.cache_type_v), confined)
     if own.json:
         print(json.dumps(facts, indent=2))
@@ -53,9 +53,9 @@ def describe(
     cache: CacheTypes = F16_CACHE,
     confined: Confined | None = None,
 ) -> dict[str, Any]:
-    """The facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}.
+    """Return the facts of a model file, ready for JSON. A part that cannot be determined is {"problem": why}.
 
-    `confined` is the child that looks at the chat template (default: one of its own).
+    `confined` is the child that checks the chat template (default: a new one).
     """
     facts: dict[str, Any] = {
         "file": str(file.path),
@@ -142,13 +142,13 @@ def _template(file: GGUFFile, confined: Confined | None) -> dict[str, Any]:
 
 
 def _sampling(file: GGUFFile) -> dict[str, Any]:
-    """The file's own sampling defaults, which the command line overrides."""
+    """Return the file's sampling defaults, which the command line overrides."""
     found = file_defaults(file.metadata)
     return {"defaults": dict(found.values), "notes": list(found.notes)}
 
 
 def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
-    """Memory plan in bytes, for a context on the CPU with all processors."""
+    """Return the memory in bytes for a context on the CPU with all processors."""
     if not file.tensors:
         return {"problem": "nothing to run"}
     from localllm.backends.cpu.backend import default_threads
@@ -178,7 +178,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
 
 
 def _harm(types: CacheTypes, plan: Plan) -> str:
-    """What `chat` and `run` would refuse, and why."""
+    """Return why `chat` and `run` would refuse the cache types, or ""."""
     found = {f"{name}: {reason}" for name in (types.keys, types.values) if (reason := harm(name, plan))}
     return "; ".join(sorted(found))
 
@@ -193,7 +193,7 @@ def _by_format(file: GGUFFile) -> dict[str, dict[str, int]]:
 
 
 def _abbreviated(value: Any) -> Any:
-    """A metadata value for JSON; long arrays and texts are cut, arrays with their total."""
+    """Return a metadata value for JSON; long arrays and texts are truncated, arrays with their total."""
     if isinstance(value, np.ndarray | StringArray):
         items = [_abbreviated(item) for item in value[:_SHOWN_ITEMS]]
         return items if len(value) <= _SHOWN_ITEMS else [*items, f"... {len(value)} total"]
@@ -260,7 +260,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
 
 
 def cache_text(memory: dict[str, Any]) -> str:
-    """Cache size per token."""
+    """Return the cache size per token as text."""
     text = f"{size(memory['cache_per_token'])} a token"
     if not memory["window"]:
         return text

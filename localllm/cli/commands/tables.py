@@ -8,7 +8,7 @@ INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights ne
 
 
 def formats() -> str:
-    """Weight formats: how many bits a weight takes, and what can be done with each."""
+    """Return the table of weight formats: bits per weight, and whether each can be read, written and run."""
     from localllm import quant
     from localllm.backends.cpu.unpack import FORMATS as kernels
 
@@ -29,7 +29,7 @@ def formats() -> str:
 
 
 def architectures() -> str:
-    """Architectures by the name in `general.architecture`, and what each is but for its file's own numbers."""
+    """Return the table of architectures, with the properties that a model file does not hold."""
     from localllm.models import ARCHITECTURES
 
     rows = []

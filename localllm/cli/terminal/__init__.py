@@ -1,1 +1,1 @@
-"""What the commands share at the terminal: guarded output, answers that stream, kept conversations, signals."""
+"""Terminal functions that commands share: guarded output, streamed answers, saved conversations, signals."""

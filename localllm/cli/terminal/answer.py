@@ -1,4 +1,4 @@
-"""What `chat` and `run` share: they stream an answer to stdout, let Ctrl-C stop it, and print statistics."""
+"""Functions that `chat` and `run` share: stream an answer to stdout, let Ctrl-C stop it, and print statistics."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEASURE_SECONDS = 0.03
 
 @contextmanager
 def interruptible() -> Iterator[threading.Event]:
-    """An event that Ctrl-C sets. It raises no exception, so that no model step stops halfway."""
+    """Yield an event that Ctrl-C sets. It raises no exception, so that no model step stops halfway."""
     cancel = threading.Event()
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -40,7 +40,7 @@ def interruptible() -> Iterator[threading.Event]:
 
 
 def write(pieces: Iterable[Piece]) -> Statistics:
-    """Print an answer as it arrives, then end its line. Piped output is the text as the model wrote it."""
+    """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
     out = raw(sys.stdout)
     out = cast(TextIO, Guard(out)) if out.isatty() else out
     last = "\n"
@@ -66,7 +66,7 @@ def tell(model: Model) -> None:
 
 
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplingOptions:
-    """The user's sampler options over the file's defaults. Prints a note for each default that cannot be used."""
+    """Combine the user's sampler options with the file's defaults. Prints a note for each unusable default."""
     for note in model.sampling_defaults.notes:
         say(f"note: {note}", YELLOW)
     return model.sampling_defaults.options(asked)
@@ -100,9 +100,9 @@ def explain_end(model: Model) -> str:
 
 
 def read_bandwidth(model: Model) -> float:
-    """Bytes per second at which this machine reads the weights: the best of several reads within a few milliseconds."""
+    """Measure the bytes per second at which this machine reads the weights: the best of several short reads."""
     start, best = perf_counter(), 0.0
-    while True:  # once is enough for large weights; small ones need several reads
+    while True:  # one read is enough for large weights; small ones need several
         best = max(best, model.executable.read_bandwidth())
         if perf_counter() - start > MEASURE_SECONDS:
             return best
@@ -116,14 +116,14 @@ class Roof:
         self._measured: float | None = None
 
     def measure(self) -> float:
-        """Bytes per second; 0 if the weights are too small to measure."""
+        """Return bytes per second; 0 if the weights are too small to measure."""
         if self._measured is None:
             self._measured = read_bandwidth(self._model)
         return self._measured
 
 
 def statistics_line(s: Statistics, roof: float) -> str:
-    """One line of statistics; `roof` in bytes per second, 0 if unknown."""
+    """Return one line of statistics; `roof` is in bytes per second, 0 if unknown."""
     reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
     parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
     if s.answer_tokens:
@@ -138,7 +138,7 @@ def statistics_line(s: Statistics, roof: float) -> str:
 
 
 def speculation_part(s: Statistics) -> str:
-    """What speculation did: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
+    """Return the result of speculation: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
     done = s.speculation
     if done is None or not done.rounds:
         return "nothing guessed ahead"

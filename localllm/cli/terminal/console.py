@@ -1,7 +1,7 @@
-"""Everything that is printed: output through a guard, and notes, errors and progress on stderr.
+"""All printing: output through a guard, and notes, errors and progress on stderr.
 
-Neither a file nor a model may steer a terminal. While a command runs, stdout and stderr are `Guard`s, which escape
-control characters of every writer. The program's own control sequences go to the stream below, `raw`.
+Neither a file nor a model may control the terminal. While a command runs, stdout and stderr are `Guard`s, which escape
+the control characters of every writer. The program's own control sequences go to the underlying stream, `raw`.
 """
 
 from __future__ import annotations
@@ -58,31 +58,31 @@ def _guard() -> None:
 
 
 def raw(stream: TextIO) -> TextIO:
-    """The stream below the guards."""
+    """Return the stream below the guards."""
     while isinstance(stream, Guard):
         stream = stream.stream
     return stream
 
 
 def styled(text: str, style: str, stream: TextIO) -> str:
-    """`text` in an ANSI style if `stream` is a terminal that wants colours (https://no-color.org)."""
+    """Return `text` in an ANSI style if `stream` is a terminal that accepts colours (https://no-color.org)."""
     wanted = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     return f"\x1b[{style}m{text}\x1b[0m" if wanted else text
 
 
 def say(text: str, style: str = DIM) -> None:
-    """Print one line on stderr, after what stdout already has."""
+    """Print one line on stderr, after flushing stdout."""
     sys.stdout.flush()
     print(styled(printable(typed(text), None), style, sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def fail(text: str) -> None:
-    """Print the line that ends a command in error."""
+    """Print the error line that ends a command."""
     say("error: " + " ".join(text.split()), RED)
 
 
 class LoadProgress:
-    """Context manager: the `progress` of `localllm.load` as a bar, on a terminal and for long steps only."""
+    """Context manager: the `progress` of `localllm.load` as a bar, only on a terminal and for long steps."""
 
     def __init__(self) -> None:
         self._wanted = sys.stderr.isatty()
@@ -105,7 +105,7 @@ class LoadProgress:
             from rich.console import Console
             from rich.progress import Progress
 
-            # Lines written meanwhile go above the bars. A stream that is redirected to a file stays as it is.
+            # Lines written meanwhile go above the bars. A stream redirected to a file is not replaced.
             redirect, console = sys.stdout.isatty(), Console(file=raw(sys.stderr))
             self._bars = Progress(*self._columns(), console=console, transient=True, redirect_stdout=redirect)
             self._bars.start()

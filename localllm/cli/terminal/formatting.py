@@ -8,7 +8,7 @@ from localllm.printable import printable
 
 
 def size(count: float) -> str:
-    """A number of bytes in binary units: "1.10 MiB"."""
+    """Format a number of bytes in binary units: "1.10 MiB"."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} B" if unit == "B" else f"{count:.2f} {unit}"
@@ -17,12 +17,12 @@ def size(count: float) -> str:
 
 
 def parameters(count: int) -> str:
-    """A parameter count as llama-bench writes it: "0.29 M", "1.24 B"."""
+    """Format a parameter count as llama-bench does: "0.29 M", "1.24 B"."""
     return f"{count / 1e9:.2f} B" if count >= 1e9 else f"{count / 1e6:.2f} M"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
-    """A Markdown table with aligned columns; those named in `right` align right."""
+    """Return a Markdown table with aligned columns; those named in `right` align right."""
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     rule = [("-" * (w - 1) + ":") if name in right else "-" * w for name, w in zip(header, widths, strict=True)]
@@ -38,12 +38,12 @@ def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    """Cells on one line each, whatever the file put into them."""
+    """Return cells that each fit one line, whatever the file put into them."""
     return [printable(cell, None) for cell in row]
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
-    """Rows in aligned columns; the last column is ragged."""
+    """Align rows in columns; the last column is ragged."""
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
     lines = []

@@ -28,11 +28,11 @@ class PromptCache:
         self._write = not keeping.prompt_cache_ro
         self._model, self._force = model, force
         self._found = False  # whether the file existed at the start: only then is it replaced
-        self._tokens: list[int] = []  # as found
+        self._tokens: list[int] = []  # state when it was read
         self._messages: list[dict[str, str]] = []
 
     def take_up(self, session: Session) -> None:
-        """Load the cache alone, for a prompt that is given."""
+        """Load only the cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
             kept = read(self._path, self._model)
             restore(kept, self._model, session)

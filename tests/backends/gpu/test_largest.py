@@ -67,7 +67,7 @@ def test_a_nan_comes_first(gpu: Backend) -> None:
 
 
 def test_more_than_there_is_room_for_is_refused(gpu: Backend) -> None:
-    with pytest.raises(BackendError, match="the 257 largest logits were asked for; from 1 to 256"):
+    with pytest.raises(BackendError, match="the 257 largest logits were requested; supported: 1 to 256"):
         handed_over(gpu, rows_of(300), 257, np.array([0]))
 
 

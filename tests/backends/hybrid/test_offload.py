@@ -133,7 +133,7 @@ def test_where_nothing_fits_that_is_said(card: Small) -> None:
     plans = planner(card, plan("Q8_0", MODEL), 64)
     card.free = 1000
     assert plans.place(Offload()) == Placement(0)
-    with pytest.raises(DoesNotFit, match='nothing of it fits: use backend="cpu"'):
+    with pytest.raises(DoesNotFit, match='no layer fits: use backend="cpu"'):
         plans.place(Offload(1))
 
 

@@ -23,7 +23,7 @@ def test_rows_are_the_bytes_of_the_file(tmp_path: Path) -> None:
     assert x.read(0, 6).tobytes() == X.tobytes()
     np.testing.assert_array_equal(x.read(2, 4).view(np.float32), X.reshape(6, 4)[2:4])
     assert x.read(3, 3).shape == (0, 16)
-    with pytest.raises(ConvertError, match="rows 5 to 7 asked for; it has 6"):
+    with pytest.raises(ConvertError, match="rows 5 to 7 requested; it has 6"):
         x.read(5, 7)
     shard.close()
     with pytest.raises(ConvertError, match="the file was closed"):

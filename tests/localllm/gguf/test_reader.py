@@ -119,7 +119,7 @@ def test_rows_outside_the_tensor_and_wrong_targets_are_refused(small: Path) -> N
     with open_gguf(small) as file:
         tensor = file.tensors["w"]
         for start, stop in [(-1, 2), (0, 7), (3, 2), (2**62, 2**63)]:
-            with pytest.raises(GGUFError, match=r"small.gguf: tensor 'w': rows .* asked for; it has 6"):
+            with pytest.raises(GGUFError, match=r"small.gguf: tensor 'w': rows .* requested; it has 6"):
                 tensor.read(start, stop)
         for out in [np.zeros(35, np.uint8), np.zeros(9, np.float32), np.zeros((36, 2), np.uint8)[:, 0]]:
             with pytest.raises(GGUFError, match="needs a writable, contiguous uint8 array of 36 bytes"):
