@@ -1,7 +1,7 @@
 """Tiny models of every architecture on the CPU against llama.cpp's logits, prefilled in one batch and decoded.
 
-The logits were made with a float32 cache. With the f16 cache they agree to 1.2e-4 (gpt-oss of 8 experts), 5e-5 (llama of
-8 experts) and 3e-5 (all others).
+The logits were made with a float32 cache. With an f16 cache they agree to 1.2e-4 (gpt-oss of 8 experts), 5e-5 (llama
+of 8 experts) and 3e-5 (all others).
 """
 
 from __future__ import annotations
