@@ -16,8 +16,10 @@ from tests.localllm.convert.support import logits_of
 from tests.models.support import nmse
 
 
-def test_every_architecture_that_runs_can_be_converted() -> None:
-    assert list(RECIPES) == list(ARCHITECTURES)
+def test_every_recipe_is_of_an_architecture_that_runs() -> None:
+    """The other way round holds for 19 of them; the rest run from GGUF files alone."""
+    assert set(RECIPES) <= set(ARCHITECTURES)
+    assert len(RECIPES) == 19
 
 
 def test_every_recipe_has_a_model_here() -> None:
