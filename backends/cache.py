@@ -14,13 +14,14 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.quant import CACHE_FORMATS, FORMATS, Format
+from localllm.quant import CACHE_FORMATS, Format
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
 T = TypeVar("T", np.float32, np.float64)
 
-HALF_LARGEST, BFLOAT_LARGEST, FP8_LARGEST = 65504.0, float.fromhex("0x1.fep127"), 448.0
+F32_LARGEST, BFLOAT_LARGEST = float.fromhex("0x1.fffffep127"), float.fromhex("0x1.fep127")
+HALF_LARGEST, FP8_LARGEST = 65504.0, 448.0
 QUERY_BLOCK = 32
 
 
@@ -47,14 +48,12 @@ class CacheType:
         return self.padded(head_dim) // self.format.block_values * self.format.block_bytes
 
 
-_LARGEST = {"bf16": BFLOAT_LARGEST, "fp8": FP8_LARGEST}
+_LARGEST = {"f32": F32_LARGEST, "bf16": BFLOAT_LARGEST, "fp8": FP8_LARGEST}
 _ROTATED = ("q5_1", "q5_0", "q4_1", "q4_0")
 CACHE_TYPES: dict[str, CacheType] = {
     name: CacheType(name, format, _LARGEST.get(name, HALF_LARGEST), name in _ROTATED)
     for name, format in CACHE_FORMATS.items()
 }
-# For tests only: a cache without rounding, so that only other errors remain.
-EXACT = CacheType("f32", FORMATS["F32"], float(np.finfo(np.float32).max))
 
 
 def rotation(head_dim: int) -> int:

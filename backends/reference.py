@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
-from localllm.backends.cache import CACHE_TYPES, EXACT, load
+from localllm.backends.cache import CACHE_TYPES, load
 from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS, State
 from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
 from localllm.plan import BLOCK, F32, Batch, Plan, Tensor, Value, flattened
-
-HELD = CACHE_TYPES | {EXACT.name: EXACT}
 
 
 class ReferenceBackend:
@@ -61,7 +59,7 @@ class ReferenceExecutable(Shell):
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, progress: Progress) -> None:
         super().__init__(plan, limits)
-        check_cache(cache, HELD)
+        check_cache(cache, CACHE_TYPES)
         self._weights = _dequantize(plan, progress)
         self._set_cache(_Cache(plan, limits, cache))
         self.memory = self._memory()
@@ -128,7 +126,7 @@ class _Cache:
     """Stored keys and values of every layer: uint8 (slots, kv_heads, bytes of a head)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
-        self.types = HELD[cache.keys], HELD[cache.values]
+        self.types = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
         self._layers = plan.layers
         self.keys, self.values = (
             [

@@ -66,6 +66,7 @@ BY_TYPE_ID: dict[int, Format] = {row.type_id: row for row in _ROWS}
 # Formats for a key-value cache, by llama.cpp's names. FP8 is not a GGUF type and has no number.
 FP8 = Format("FP8", -1, 1, 1, fp8.dequantize, fp8.quantize)
 CACHE_FORMATS: dict[str, Format] = {
+    "f32": FORMATS["F32"],
     "f16": FORMATS["F16"],
     "bf16": FORMATS["BF16"],
     "q8_0": FORMATS["Q8_0"],

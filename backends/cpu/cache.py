@@ -90,7 +90,7 @@ class Floats:
 
     def finite_keys(self, content: U8) -> bool:
         """Return whether the contents uint8 (n, bytes) of blocks are all finite. FP8 always is: a NaN reads as 480."""
-        bits = np.ascontiguousarray(content).view(np.uint16)
+        bits = np.ascontiguousarray(content).view(f"u{self.bytes}")
         return not self.infinite or not bool(((bits & self.infinite) == self.infinite).any())
 
     finite_values = finite_keys
@@ -226,6 +226,7 @@ CacheRow = Floats | Blocks
 CACHE: dict[str, CacheRow] = {
     row.type.name: row
     for row in (
+        Floats(CACHE_TYPES["f32"], 4, lambda f, p: f.load(p, f32x16), lambda f, x: f.bits(x, i32x16), 0x7F800000),
         Floats(CACHE_TYPES["f16"], 2, lambda f, p: f.load_half(p), lambda f, x: f.to_half(x), 0x7C00),
         Floats(CACHE_TYPES["bf16"], 2, lambda f, p: f.load_bfloat(p), lambda f, x: _to_bfloat(f, x), 0x7F80),
         Floats(CACHE_TYPES["fp8"], 1, lambda f, p: _load_fp8(f, p), lambda f, x: _to_fp8(f, x), 0, 256.0),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes
 from localllm.backends.cache import CACHE_TYPES, CacheType
@@ -30,7 +31,7 @@ class CacheRow:
     type: CacheType
     number: int
     values: int  # values per unit; kernels read a unit at once
-    infinite: int = 0  # bits that are all set only in halves that are not finite; 0: all are finite
+    infinite: int = 0  # bits that are all set only in halves (f32: words) that are not finite; 0: all are finite
 
     @property
     def scaled(self) -> bool:
@@ -57,7 +58,8 @@ class CacheRow:
 
     def finite(self, content: np.ndarray, head_dim: int, keys: bool) -> bool:
         """Return whether the content uint8 (n, bytes) of blocks is finite. FP8 always is: a NaN reads as 480."""
-        halves = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim)).view(np.uint16)
+        rows = np.ascontiguousarray(content).reshape(-1, self.bytes(head_dim))
+        halves: NDArray[np.unsignedinteger] = rows.view(np.uint32 if self.values == 1 else np.uint16)
         words = 2 * BLOCK * self.words(head_dim)  # halves of them
         if self.scaled:
             halves = halves[:, words:]
@@ -70,14 +72,15 @@ class CacheRow:
 CACHE: dict[str, CacheRow] = {
     row.type.name: row
     for row in (
-        CacheRow(CACHE_TYPES["f16"], 0, 2, 0x7C00),
-        CacheRow(CACHE_TYPES["bf16"], 1, 2, 0x7F80),
-        CacheRow(CACHE_TYPES["fp8"], 2, 4),
-        CacheRow(CACHE_TYPES["q8_0"], 3, 4, 0x7C00),
-        CacheRow(CACHE_TYPES["q5_1"], 4, 8, 0x7C00),
-        CacheRow(CACHE_TYPES["q5_0"], 5, 8, 0x7C00),
-        CacheRow(CACHE_TYPES["q4_1"], 6, 8, 0x7C00),
-        CacheRow(CACHE_TYPES["q4_0"], 7, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["f32"], 0, 1, 0x7F800000),
+        CacheRow(CACHE_TYPES["f16"], 1, 2, 0x7C00),
+        CacheRow(CACHE_TYPES["bf16"], 2, 2, 0x7F80),
+        CacheRow(CACHE_TYPES["fp8"], 3, 4),
+        CacheRow(CACHE_TYPES["q8_0"], 4, 4, 0x7C00),
+        CacheRow(CACHE_TYPES["q5_1"], 5, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q5_0"], 6, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q4_1"], 7, 8, 0x7C00),
+        CacheRow(CACHE_TYPES["q4_0"], 8, 8, 0x7C00),
     )
 }
 

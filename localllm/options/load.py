@@ -39,7 +39,7 @@ class LoadOptions(Options):
     )  # fmt: skip
     cache_type_k: str = option(
         "f16", "-ctk", "--cache-type-k", metavar="TYPE", offers="cache_types",
-        help="format of the keys in the cache: f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto",
+        help="format of the keys in the cache: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, q4_0, fp8, or auto",
     )  # fmt: skip
     cache_type_v: str = option(
         "f16", "-ctv", "--cache-type-v", metavar="TYPE", offers="cache_types",

@@ -1,6 +1,6 @@
 """Tiny models of every architecture against llama.cpp's logits, which are stored in `kit_models`.
 
-They were made with a float32 cache: 32 tokens in one batch, then one by one.
+They were made with a float32 cache, and GELU read from a table of halves: 32 tokens in one batch, then one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def test_every_position(name: str) -> None:
     driver = Driver(bind_reference(plan_of(*model.loaded())))
     parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
     ours = np.concatenate([driver.step([(0, part)]) for part in parts])
-    assert nmse(ours, model.stored["logits"]).max() < 1e-4
+    assert nmse(ours, model.stored["logits"]).max() < 1e-6  # GELU; all others 1e-9
 
 
 def test_every_architecture_has_a_model() -> None:

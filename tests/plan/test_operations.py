@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.cache import EXACT
+from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.reference import _dequantize
 from localllm.backends.reference_operations import OPERATIONS, State
 from localllm.plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
@@ -15,6 +15,7 @@ from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, tiny_plan
 
 ROWS = 3
+EXACT = CACHE_TYPES["f32"]  # its rounding is float32's
 
 
 class Touched(dict[Any, Any]):

@@ -2,21 +2,22 @@
 // values that are read together, and the Hadamard rotation. Constants: HEAD, KV_HEADS, BLOCK_TOKENS, ROTATION, and of keys
 // and of values the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the BYTES of a head's block.
 
-#define F16_CACHE 0
-#define BF16_CACHE 1
-#define FP8_CACHE 2
-#define Q8_0_CACHE 3
-#define Q5_1_CACHE 4
-#define Q5_0_CACHE 5
-#define Q4_1_CACHE 6
-#define Q4_0_CACHE 7
+#define F32_CACHE 0
+#define F16_CACHE 1
+#define BF16_CACHE 2
+#define FP8_CACHE 3
+#define Q8_0_CACHE 4
+#define Q5_1_CACHE 5
+#define Q5_0_CACHE 6
+#define Q4_1_CACHE 7
+#define Q4_0_CACHE 8
 #define IN_BLOCKS(type) ((type) >= Q8_0_CACHE)
 #define IS_ROTATED(type) ((type) >= Q5_1_CACHE)
 #define HAS_MINIMUM(type) ((type) == Q5_1_CACHE || (type) == Q4_1_CACHE)
 #define HAS_FIFTH(type) ((type) == Q5_1_CACHE || (type) == Q5_0_CACHE)
 #define ZERO_OF(type) ((type) == Q5_0_CACHE ? 16 : (type) == Q4_0_CACHE ? 8 : 0)
 #define GROUP_WORDS(type) ((type) == Q8_0_CACHE ? 8 : 4 + HAS_MINIMUM(type) + HAS_FIFTH(type))
-#define UNIT_VALUES(type) ((type) <= BF16_CACHE ? 2 : (type) <= Q8_0_CACHE ? 4 : 8)
+#define UNIT_VALUES(type) ((type) == F32_CACHE ? 1 : (type) <= BF16_CACHE ? 2 : (type) <= Q8_0_CACHE ? 4 : 8)
 
 // The 32 integers of a group of a position as 8 words of four signed bytes; its words are `stride` apart.
 DEVICE void group_integers(int type, GLOBAL const uint *of, int stride, int *q) {
@@ -44,7 +45,9 @@ DEVICE float group_scale(int type, GLOBAL const uint *of, GLOBAL const ushort *s
 
 // The numbers of a word of floats.
 DEVICE void word_values(int type, uint w, float *v) {
-  if (type == F16_CACHE) {
+  if (type == F32_CACHE) {
+    v[0] = AS_FLOAT((int)w);
+  } else if (type == F16_CACHE) {
     v[0] = half_bits(w & 0xFFFFu);
     v[1] = half_bits(w >> 16);
   } else if (type == BF16_CACHE) {
@@ -211,7 +214,7 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   GLOBAL uchar *to = second ? values + head * VALUE_BYTES : keys + head * KEY_BYTES;
   GLOBAL uint *out = (GLOBAL uint *)to + (second ? position * words : position);
   GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (second ? position * groups : position);
-  float largest = type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
+  float largest = type == F32_CACHE ? 3.40282347e38f : type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
   for (int i = ITEM; i < size; i += 128) {
     float number = i < HEAD ? in[i] : 0.0f;
 #if ROTATED
@@ -231,7 +234,9 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
         continue;
       }
       uint word = 0;
-      if (type == FP8_CACHE)
+      if (type == F32_CACHE)
+        word = (uint)AS_INT(x[w]);
+      else if (type == FP8_CACHE)
         for (int n = 0; n < 4; n++) word |= fp8_of(x[4 * w + n]) << (8 * n);
       else
         for (int n = 0; n < 2; n++) {

@@ -146,6 +146,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(3, 3, 7, window=9, softcap=2.0, sinks=True)),
         attended(Heads(2, 2, 20), "bf16", "fp8"),
         attended(Heads(2, 2, 12), "fp8", "bf16"),
+        attended(Heads(2, 1, 5), "f32", "f32"),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)

@@ -78,7 +78,10 @@ def test_blocks_move_and_what_is_no_number_does_not(gpu: Backend, name: str) -> 
                 second.executable.write_blocks(0, numbers, spoilt)
 
 
-@pytest.mark.parametrize("cache", [CacheTypes("q8_0", "q4_0"), CacheTypes("q5_1", "fp8")], ids=str)
+IN_COMPANY = CacheTypes("q8_0", "q4_0"), CacheTypes("q5_1", "fp8"), CacheTypes("f32", "f32")
+
+
+@pytest.mark.parametrize("cache", IN_COMPANY, ids=str)
 def test_decoding_a_quantized_cache_gives_the_same_bits_in_any_company(gpu: Backend, cache: CacheTypes) -> None:
     """Past a partition, with a window and without."""
     for h in (Heads(6, 2, 32), Heads(4, 2, 32, window=90)):

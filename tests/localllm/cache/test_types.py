@@ -74,7 +74,8 @@ def test_bytes_per_token_are_what_is_allocated(cpu_backend: CpuBackend, name: st
     plan, types = plan_of(64), CacheTypes(name, "f16")
     bound = cpu_backend.bind(plan, limits_of(2), types)
     assert bound.memory.cache == cache_bytes(plan, limits_of(2), types)
-    bits = {"f16": 16, "bf16": 16, "fp8": 8, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}[name]
+    floats = {"f32": 32, "f16": 16, "bf16": 16, "fp8": 8}
+    bits = {**floats, "q8_0": 8.5, "q5_1": 6, "q5_0": 5.5, "q4_1": 5, "q4_0": 4.5}[name]
     assert bound.memory.cache_per_token == 2 * 64 * (bits + 16) / 8
     bound.close()
 
