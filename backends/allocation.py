@@ -39,7 +39,7 @@ Form = TypeVar("Form", bound=Hashable)  # how a backend may hold a value: as flo
 
 
 class Allocator(Generic[Form]):
-    """The buffers of a plan, and which of them hold the values that live now."""
+    """Allocates the buffers of a plan, and tracks which of them hold live values."""
 
     def __init__(self) -> None:
         self.buffers: list[Buffer] = []  # all, by number

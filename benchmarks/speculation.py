@@ -54,7 +54,7 @@ class Row:
     rates: dict[str, list[float]] = field(default_factory=dict)
     guessed: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # drafted, accepted, rounds
     estimated: dict[str, float] = field(default_factory=dict)  # speedup over plain, as estimated by the statistics
-    same_text: bool = True  # in all modes, if greedy
+    same_text: bool = True  # whether all modes gave the same text; checked if greedy
 
     def ratio(self, mode: str, to: str = "plain") -> float:
         return median(a / b for a, b in zip(self.rates[mode], self.rates[to], strict=True))

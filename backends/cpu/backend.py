@@ -166,7 +166,7 @@ class CpuExecutable(Shell):
         self._stages, self._work = [], []
 
     def read_bandwidth(self) -> float:
-        """Bytes per second, best of three passes over the weights (at most 512 MiB of them)."""
+        """Measure the bytes per second of reading the weights (at most 512 MiB): the best of three passes."""
         self._must_be_open()
         size = min(self._storage.weights.size, READ_AT_MOST)
         if size < bandwidth.LEAST:

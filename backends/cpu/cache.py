@@ -115,7 +115,7 @@ def _vectors(f: Function, head_dim: int, write: Callable[[Value, int], None]) ->
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A type that stores integers, with a scale and sometimes a minimum per 32 of them."""
+    """A type that stores integers. Each 32 of them share a scale, and in some types a minimum."""
 
     type: CacheType
     integer_bits: int

@@ -51,7 +51,7 @@ class Windows:
 
 
 class LogitsSource(Protocol):
-    """Provides log-probabilities: a model, or a file of them."""
+    """Provides log-probabilities, from a model or from a file."""
 
     vocabulary: int
 

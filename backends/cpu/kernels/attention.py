@@ -219,7 +219,7 @@ def attention(shape: Shape) -> PlanKernel[AttentionArguments]:
 
 
 def merge(shape: Shape) -> PlanKernel[MergeArguments]:
-    """Write y of split rows; a task is one head of a tile. Without a split there are no tasks."""
+    """Write y for split rows. A task is one head of a tile; unsplit rows need none."""
 
     def body(f: Function, a: MergeArguments, thread: Value, threads: Value) -> None:
         work = Work.at(a.work)

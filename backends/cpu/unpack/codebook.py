@@ -33,7 +33,7 @@ from localllm.quant.formats.grids import grid
 
 u8x16, u16x16 = vector(I8), vector(I16)
 CENTRE = 64  # the byte of zero: coordinates lie within +-62, so bytes stay below 128
-EIGHTH = 16  # the byte of zero for eighths: they lie within +-9, so AVX2 adds up more of them
+EIGHTH = 16  # stored byte of a zero in eighths. They lie within +-9, so AVX2 can add more before it widens
 PERMUTED = 1024  # maximum points; with more, loads beat lookups in registers (IQ1_S on Zen 4: 38 to 30 G weights/s)
 Index = tuple[Value, Value | None]  # bits 0..7 and the higher bits of 64 point numbers, u8 x 64 each
 
