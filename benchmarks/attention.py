@@ -63,8 +63,8 @@ def bind(backend: CpuBackend, heads: Heads, layers: int, depth: int, type_name: 
     q, k, v = (
         recorder.embed(Table(name, n * heads.dim)) for name, n in (("q", heads.query), ("k", heads.kv), ("v", heads.kv))
     )
-    for layer in range(layers):
-        recorder.append(layer, k, v, heads.kv)
+    for _ in range(layers):
+        layer = recorder.append(k, v, heads.kv)
         q = recorder.attention(q, layer, heads.query, heads.dim**-0.5)
     blocks = -(-depth // BLOCK)
     types = CacheTypes(type_name, type_name)

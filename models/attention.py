@@ -39,10 +39,10 @@ class Attention:
         q, k = self.head_norm(name + "attn_q_norm", q, heads), self.head_norm(name + "attn_k_norm", k, kv_heads)
         if ropes is not None and not late:
             q, k = self.rotated(q, k, ropes)
-        recorder.append(layer, k, v, kv_heads)
+        stored = recorder.append(k, v, kv_heads)
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
         mixed = recorder.attention(
-            q, layer, heads, config.attention_scale, window, config.attention_softcap, sinks
+            q, stored, heads, config.attention_scale, window, config.attention_softcap, sinks
         )  # (T, heads * head_dim)
         if not builder.row.gated:
             return mixed

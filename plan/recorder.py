@@ -40,7 +40,7 @@ class Recorder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._values: list[Value] = []
-        self._layers: dict[int, CacheLayer] = {}
+        self._layers: list[CacheLayer] = []
         self._starts: list[int] = []
 
     def begin_layer(self) -> None:
@@ -77,9 +77,12 @@ class Recorder:
         self._operations.append(Rotate(out, x, head_dim, rope))
         return out
 
-    def append(self, layer: int, k: Value, v: Value, kv_heads: int) -> None:
-        self._layers[layer] = CacheLayer(kv_heads, k.width // kv_heads)
+    def append(self, k: Value, v: Value, kv_heads: int) -> int:
+        """Return the number of the new cache layer. A layer of the model that has none reads another's."""
+        layer = len(self._layers)
+        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads))
         self._operations.append(Append(layer, k, v))
+        return layer
 
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
@@ -137,8 +140,7 @@ class Recorder:
 
     def finish(self, logits: Value, tensors: Collection[str] = ()) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file."""
-        layers = tuple(self._layers[i] for i in range(len(self._layers)))
-        operations = tuple(self._operations)
+        operations, layers = tuple(self._operations), tuple(self._layers)
         return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors))
 
 

@@ -274,7 +274,7 @@ def attend(h: Heads) -> Build:
 
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = (r.linear(x, pick) for pick in picks)
-        r.append(0, k, v, h.kv_heads)
+        r.append(k, v, h.kv_heads)
         return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
 
     return build

@@ -144,7 +144,7 @@ def test_rope_temperature_grows_with_the_logarithm_of_whole_lengths() -> None:
 def attend(r: Recorder, x: Value, window: int = 0, softcap: float = 0.0, sinks: MemoryWeight | None = None) -> Value:
     """Four heads of 2 over two key-value heads; keys are the first half of the row, values the second."""
     half = np.eye(8)
-    r.append(0, r.linear(x, weight(half[:4], "k")), r.linear(x, weight(half[4:], "v")), kv_heads=2)
+    r.append(r.linear(x, weight(half[:4], "k")), r.linear(x, weight(half[4:], "v")), kv_heads=2)
     return r.attention(x, 0, heads=4, scale=0.7, window=window, softcap=softcap, sinks=sinks)
 
 

@@ -114,7 +114,7 @@ def test_attention_counts_more_for_every_position_it_sees() -> None:
     for window, more in ((0, 4 * 64), (8, 0)):
         r = Recorder()
         x = r.embed(weight(100, 64))
-        r.append(0, x, x, 4)
+        r.append(x, x, 4)
         attention = r.finish(r.attention(x, 0, 4, 1.0, window)).operations[-1]
         assert attention.flops_per_position == more
         assert attention.flops == 0

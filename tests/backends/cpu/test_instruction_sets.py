@@ -103,7 +103,7 @@ def test_bfloats_have_the_same_bits(cpu: CpuBackend, name: str, columns: int) ->
 def attention_with_everything(r: Recorder, x: Value) -> Value:
     sinks = MemoryWeight.of("sinks", np.array([0.5, -1.0, 2.0, 0.0]))
     q = r.linear(x, stored("q", "F16", (64, 48)))
-    r.append(0, r.linear(x, stored("k", "F16", (32, 48))), r.linear(x, stored("v", "F16", (32, 48))), 2)
+    r.append(r.linear(x, stored("k", "F16", (32, 48))), r.linear(x, stored("v", "F16", (32, 48))), 2)
     mixed = r.attention(q, 0, 4, 0.25, window=11, softcap=3.0, sinks=sinks)
     return r.softcap(r.glu(mixed, r.activate(mixed, "gelu"), "swiglu_oai"), 4.0)
 

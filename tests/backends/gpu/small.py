@@ -66,7 +66,7 @@ def layer(r: Recorder, x: Value) -> Value:
     normed = r.rms_norm(x, weight, 1e-5)
     q, k, v = product("queries", normed, 64), product("keys", normed, 32), product("value", normed, 32)
     q, k = (r.rotate(r.rms_norm(y, weight, 1e-5, heads), 32, rope) for y, heads in ((q, 2), (k, 1)))
-    r.append(0, k, v, 1)
+    r.append(k, v, 1)
     x = r.add(x, product("output", r.attention(q, 0, 2, 32**-0.5), 32))
     normed = r.rms_norm(x, weight, 1e-5)
     hidden = r.glu(product("gate", normed, 64), product("up", normed, 64), "silu")
@@ -96,7 +96,7 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
         k, v = r.scale(x, -0.75), r.activate(x, "gelu")
         if h.kv_heads < h.heads:
             k, v = (r.linear(x, MemoryWeight.of(f"pick{number}", pick)) for number, pick in enumerate(picks))
-        r.append(0, k, v, h.kv_heads)
+        r.append(k, v, h.kv_heads)
         return r.attention(x, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
 
     return Small(build, table(width), CacheTypes(keys, values), 2e-3)

@@ -17,7 +17,7 @@ from tests.models.support import MemoryWeight
 def plan_of(head_dim: int, window: int = 0) -> Plan:
     r = Recorder()
     x = r.embed(MemoryWeight.of("table", np.ones((4, 2 * head_dim))))
-    r.append(0, x, x, 2)
+    r.append(x, x, 2)
     return r.finish(r.attention(x, 0, 2, 1.0, window))
 
 
