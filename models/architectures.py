@@ -34,6 +34,7 @@ class Sliding:
     first: bool = False  # layers 0, period, 2 period, ... see everything instead
     window: int = 0  # where the file does not say it; 0: no layer slides
     stretched: bool = True  # rope scaling holds in sliding layers too
+    factors: bool = True  # and so do the factors of frequencies
     rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
     only_rope: bool = False  # layers that see everything are not rotated
     depth: int = 0  # only models of so many layers slide; 0: all

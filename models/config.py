@@ -71,7 +71,7 @@ class Config:
     width: int  # of the residual stream
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
-    head_dim: int
+    head_dim: tuple[int, ...]
     ffn_width: tuple[int, ...]
     vocabulary: int
     context_length: int
@@ -80,7 +80,7 @@ class Config:
     window_rope: RopeConfig  # of the layers with a window
     rotated: tuple[bool, ...]
     windows: tuple[int, ...]  # number of positions that a row sees; 0: all
-    attention_scale: float
+    attention_scale: tuple[float, ...]
     attention_softcap: float  # 0: none
     clamp: float  # bound of queries, keys and values; 0: none
     logit_softcap: float  # 0: none
@@ -110,10 +110,11 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
                 f"{architecture}.attention.head_count_kv: {many} heads are not a multiple of {few} key-value heads "
                 f"(layer {layer})"
             )
-    head_dim = _head_dim(keys, width, heads)
     windows = _windows(keys, row, blocks)[:layers]
     _check_layouts(keys, heads, kv_heads, windows)
-    rope = _rope(keys, head_dim, context_length)
+    of_full, of_sliding = _head_dims(keys, width, heads, row)
+    head_dim = tuple([of_sliding if window else of_full for window in windows])
+    rope = _rope(keys, of_full, context_length)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
     eps_key, least = f"attention.layer_norm{'_rms' if row.norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
     return Config(
@@ -128,10 +129,10 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         context_length=context_length,
         eps=keys.real(eps_key, least, 1.0) or row.eps,
         rope=rope,
-        window_rope=_window_rope(keys, row, rope),
+        window_rope=_window_rope(keys, row, rope, of_sliding),
         rotated=_rotated(keys, row, windows),
         windows=windows,
-        attention_scale=_attention_scale(keys, row, layers, head_dim, width // heads[0]),
+        attention_scale=tuple([_attention_scale(keys, row, layers, size, width // heads[0]) for size in head_dim]),
         clamp=keys.real("attention.clamp_kqv", 0.0, _MAX_FACTOR, default=0.0) if row.clamp else 0.0,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
@@ -176,9 +177,10 @@ def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
     return tuple(window if slide else 0 for slide in slides)
 
 
-def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig) -> RopeConfig:
+def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: int) -> RopeConfig:
     if row.sliding is None:
         return rope
+    rope = replace(rope, n_rot=_n_rot(keys, "rope.dimension_count_swa", head_dim, rope.n_rot))
     base = keys.real("rope.freq_base_swa", 1.001, 1e30, default=row.sliding.rope_base or rope.base)
     if row.sliding.stretched:
         return replace(rope, base=base)
@@ -230,13 +232,18 @@ def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
     return ExpertConfig(count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales)
 
 
-def _head_dim(keys: Keys, width: int, heads: tuple[int, ...]) -> int:
-    default = width // heads[0] if width % heads[0] == 0 else None
-    head_dim = keys.integer("attention.key_length", 1, _MAX_HEAD_DIM, default=default, reason=_REASON)
-    value_dim = keys.integer("attention.value_length", 1, _MAX_HEAD_DIM, default=head_dim)
+def _head_dims(keys: Keys, width: int, heads: tuple[int, ...], row: Architecture) -> tuple[int, int]:
+    """Width of the heads of layers that see everything, and of sliding ones."""
+    of_full = _head_dim(keys, "", width // heads[0] if width % heads[0] == 0 else None)
+    return of_full, _head_dim(keys, "_swa", of_full) if row.sliding else of_full
+
+
+def _head_dim(keys: Keys, suffix: str, default: int | None) -> int:
+    head_dim = keys.integer(f"attention.key_length{suffix}", 1, _MAX_HEAD_DIM, default=default, reason=_REASON)
+    value_dim = keys.integer(f"attention.value_length{suffix}", 1, _MAX_HEAD_DIM, default=head_dim)
     if value_dim != head_dim:
         raise ModelError(
-            f"{keys.prefix}attention.value_length: {value_dim}, but keys are {head_dim} wide; "
+            f"{keys.prefix}attention.value_length{suffix}: {value_dim}, but keys are {head_dim} wide; "
             "value heads of another width than key heads are not supported"
         )
     return head_dim
@@ -253,9 +260,6 @@ def _vocabulary(keys: Keys) -> int:
 
 
 def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
-    n_rot = keys.integer("rope.dimension_count", 2, head_dim, default=head_dim)
-    if n_rot % 2:
-        raise ModelError(f"{keys.prefix}rope.dimension_count: expected an even number, found {n_rot}")
     scaling = keys.metadata.get(keys.prefix + "rope.scaling.type", "linear")
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
@@ -265,7 +269,7 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -_MAX_FACTOR, _MAX_FACTOR, default=-1.0)
     original = keys.integer("rope.scaling.original_context_length", 0, _MAX_CONTEXT, default=0)
     return RopeConfig(
-        n_rot=n_rot,
+        n_rot=_n_rot(keys, "rope.dimension_count", head_dim, head_dim),
         base=keys.real("rope.freq_base", 1.001, 1e30, default=10000.0),
         scaling=cast(RopeScaling, scaling),
         factor=1.0 if factor == 0.0 or scaling == "none" else factor,
@@ -278,6 +282,13 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
         temperature=keys.real("attention.temperature_scale", 0.0, _MAX_FACTOR, default=0.0),
         sections=_sections(keys),
     )
+
+
+def _n_rot(keys: Keys, key: str, head_dim: int, default: int) -> int:
+    n_rot = keys.integer(key, 2, head_dim, default=default)
+    if n_rot % 2:
+        raise ModelError(f"{keys.prefix}{key}: expected an even number, found {n_rot}")
+    return n_rot
 
 
 def _sections(keys: Keys) -> bool:

@@ -39,7 +39,8 @@ def record(
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
     factors = _factors(config, checked, context or config.context_length)
     full = _ropes(config, architecture, config.rope, factors)
-    sliding = _ropes(config, architecture, config.window_rope, factors)
+    of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
+    sliding = _ropes(config, architecture, config.window_rope, of_sliding)
     layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder))
     for layer in range(config.layers):
         recorder.begin_layer()
@@ -72,10 +73,10 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
 
 def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
     """Return the rotations of queries and of keys; they differ at most by a temperature of the queries."""
-    if rope.temperature and rope.n_rot != config.head_dim:
+    if rope.temperature and {rope.n_rot} != set(config.head_dim):
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
-            f"{config.head_dim}, found {rope.n_rot}"
+            f"{config.head_dim[0]}, found {rope.n_rot}"
         )
     style = "neox" if rope.sections and architecture.sections else architecture.rope_style
     keys = Rope(style, rope.n_rot, inverse_frequencies(rope, factors), magnitude(rope))

@@ -31,7 +31,7 @@ def config(**changes: Any) -> Any:
 
 def test_defaults_of_a_minimal_file() -> None:
     c = config()
-    assert (c.layers, c.width, c.heads, c.kv_heads, c.head_dim) == (3, 64, (8, 8, 8), (8, 8, 8), 8)
+    assert (c.layers, c.width, c.heads, c.kv_heads, c.head_dim) == (3, 64, (8, 8, 8), (8, 8, 8), (8, 8, 8))
     assert (c.ffn_width, c.vocabulary, c.context_length, c.eps) == ((172, 172, 172), 512, 2048, 1e-5)
     assert (c.rope.n_rot, c.rope.base, c.rope.scaling, c.rope.factor) == (8, 10000.0, "linear", 1.0)
     assert (c.rope.original_context, c.rope.beta_fast, c.rope.beta_slow) == (2048, 32.0, 1.0)
@@ -121,7 +121,7 @@ def test_a_wrong_key_is_named_with_what_was_found(key: str, value: Any) -> None:
 def test_an_odd_head_width_must_be_said() -> None:
     with pytest.raises(ModelError, match=r"llama\.attention\.key_length: the file does not hold this key"):
         config(attention__head_count=7)
-    assert config(attention__head_count=7, attention__key_length=10).head_dim == 10
+    assert config(attention__head_count=7, attention__key_length=10).head_dim == (10, 10, 10)
 
 
 def test_an_unknown_architecture_is_named_with_the_nearest_supported_one() -> None:
@@ -221,6 +221,19 @@ def test_windows_as_the_families_have_them() -> None:
     assert sliding("llama", attention__sliding_window=4096).windows == (0,) * 7  # Mistral 7B v0.1: not in llama.cpp
 
 
+def test_sliding_layers_may_have_heads_of_another_width() -> None:
+    widths = {"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 12}
+    own = {"attention__key_length_swa": 8, "attention__value_length_swa": 8, "rope__dimension_count_swa": 6}
+    c = sliding("gemma3", 3, attention__sliding_window=512, attention__sliding_window_pattern=2, **widths, **own)
+    assert (c.windows, c.head_dim) == ((512, 0, 512), (8, 16, 8))
+    assert c.attention_scale == pytest.approx((8**-0.5, 16**-0.5, 8**-0.5))
+    assert (c.rope.n_rot, c.window_rope.n_rot) == (12, 6)
+    assert sliding("gemma3", attention__sliding_window=512, **widths).head_dim == (16,) * 7
+    for key, message in (("attention__value_length_swa", "9, but keys are 8 wide"), ("rope__dimension_count_swa", "9")):
+        with pytest.raises(ModelError, match=rf"^gemma3\.{key.replace('__', '.')}: .*{message}"):
+            sliding("gemma3", 3, attention__sliding_window=512, **widths, **(own | {key: 9}))
+
+
 def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:
     stretch = {"rope__freq_base": 1e6, "rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
     for architecture, base in (("gemma3", 1e4), ("olmo2", 1e6)):
@@ -232,8 +245,8 @@ def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:
 
 def test_the_largest_gemmas_divide_scores_by_another_width() -> None:
     shape = {"embedding_length": 4608, "attention__head_count": 32, "attention__key_length": 128}
-    assert sliding("gemma2", 46, **shape).attention_scale == pytest.approx(144**-0.5)
-    assert sliding("gemma2", 42, **shape).attention_scale == pytest.approx(128**-0.5)
+    assert sliding("gemma2", 46, **shape).attention_scale[0] == pytest.approx(144**-0.5)
+    assert sliding("gemma2", 42, **shape).attention_scale[0] == pytest.approx(128**-0.5)
 
 
 def test_layers_that_guess_further_tokens_are_left_out() -> None:

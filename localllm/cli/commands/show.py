@@ -101,7 +101,7 @@ def _model(file: GGUFFile) -> dict[str, Any]:
         "width": config.width,
         "heads": _per_layer(config.heads),
         "kv_heads": _per_layer(config.kv_heads),
-        "head_dim": config.head_dim,
+        "head_dim": _per_layer(config.head_dim),
         "ffn_width": _per_layer(config.ffn_width),
         "vocabulary": config.vocabulary,
         "trained_context": config.context_length,
