@@ -84,6 +84,9 @@ class Architecture:
     embedding_norm: bool = False  # embeddings are normed, without weights
     post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
     norms_rotated: bool = False  # q/k norms come after the rotation
+    value_norm: bool = False  # the values of each head are normed, without weights
+    keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
+    kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     halves: bool = False  # `feed_forward_length` counts gate and up together
     sliding: Sliding | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from localllm.models.builder import Builder
 from localllm.plan import Rope, Value
@@ -12,8 +12,11 @@ from localllm.plan import Rope, Value
 class Ropes:
     """The rotations of queries and of keys."""
 
-    query: Rope
-    key: Rope
+    query: Rope | None
+    key: Rope | None
+
+
+NOT_ROTATED = Ropes(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +26,25 @@ class Attention:
     builder: Builder
     full: Ropes
     sliding: Ropes  # of the layers with a window
+    stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
 
     def mixed(self, x: Value, layer: int) -> Value:
-        """What the heads see."""
+        """What the heads see, (T, heads * head_dim)."""
         builder = self.builder
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
-        head_dim = config.head_dim[layer]
-        q, k, v = self.projections(x, layer)
-        if config.clamp:
-            q, k, v = (recorder.clamp(value, config.clamp) for value in (q, k, v))
-        ropes = (self.sliding if window else self.full) if config.rotated[layer] else None
-        late = builder.row.norms_rotated
-        if ropes is not None and late:
-            q, k = self.rotated(q, k, head_dim, ropes)
-        q, k = self.head_norm(name + "attn_q_norm", q, heads), self.head_norm(name + "attn_k_norm", k, kv_heads)
-        if ropes is not None and not late:
-            q, k = self.rotated(q, k, head_dim, ropes)
-        stored = recorder.append(k, v, kv_heads)
+        q, *own = self.projections(x, layer)
+        ropes = (self.sliding if window else self.full) if config.rotated[layer] else NOT_ROTATED
+        q = self.placed(name + "attn_q_norm", q, heads, ropes.query)
+        if own:
+            k, v = own[0], own[-1]
+            if builder.row.value_norm:
+                v = recorder.rms_norm(v, builder.tensors.ones(v.width // kv_heads), config.eps, kv_heads)
+            k = self.placed(name + "attn_k_norm", k, kv_heads, ropes.key)
+            self.stored[layer] = recorder.append(k, v, kv_heads)
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
-        mixed = recorder.attention(
-            q, stored, heads, config.attention_scale[layer], window, config.attention_softcap, sinks
-        )  # (T, heads * head_dim)
+        stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
+        mixed = recorder.attention(q, stored, heads, scale, window, config.attention_softcap, sinks)
         if not builder.row.gated:
             return mixed
         return recorder.glu(builder.linear(name + "attn_gate", x, mixed.width, config.width), mixed, "sigmoid")
@@ -55,27 +55,34 @@ class Attention:
         mixed = self.builder.optional_norm(name + "attn_sub_norm", mixed)
         return self.builder.linear(name + "attn_output", mixed, self.builder.config.width, mixed.width)
 
-    def projections(self, x: Value, layer: int) -> tuple[Value, Value, Value]:
-        """Queries, keys and values: from three matrices, or from one that holds the rows of all three."""
-        builder, config, name = self.builder, self.builder.config, f"blk.{layer}."
-        q = config.heads[layer] * config.head_dim[layer]
-        kv = config.kv_heads[layer] * config.head_dim[layer]
-        if name + "attn_qkv.weight" not in builder.tensors:
-            return (
-                builder.linear(name + "attn_q", x, q, config.width),
-                builder.linear(name + "attn_k", x, kv, config.width),
-                builder.linear(name + "attn_v", x, kv, config.width),
-            )
-        name, of, scale = name + "attn_qkv", q + 2 * kv, builder.scale(name + "attn_qkv")
-        return (
-            builder.rows(name, x, 0, q, of, scale),
-            builder.rows(name, x, q, q + kv, of, scale),
-            builder.rows(name, x, q + kv, of, of, scale),
-        )
+    def projections(self, x: Value, layer: int) -> list[Value]:
+        """Queries, then keys and values unless those of another layer are read: keys alone if they are the values too.
 
-    def rotated(self, q: Value, k: Value, head_dim: int, ropes: Ropes) -> tuple[Value, Value]:
-        recorder = self.builder.recorder
-        return recorder.rotate(q, head_dim, ropes.query), recorder.rotate(k, head_dim, ropes.key)
+        They come from a matrix each, or from one that holds the rows of all three.
+        """
+        builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
+        q, kv = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
+        sizes = {"q": q, "k": kv, "v": kv} if config.kv_layer[layer] == layer else {"q": q}
+        if name + "qkv.weight" in builder.tensors:
+            of, scale, starts = q + 2 * kv, builder.scale(name + "qkv"), {"q": 0, "k": q, "v": q + kv}
+            found = [
+                builder.rows(name + "qkv", x, starts[part], starts[part] + size, of, scale)
+                for part, size in sizes.items()
+            ]
+        else:
+            if builder.row.keys_as_values and name + "v.weight" not in builder.tensors:
+                sizes.pop("v", None)
+            found = [builder.linear(name + part, x, size, config.width) for part, size in sizes.items()]
+        return [builder.recorder.clamp(value, config.clamp) for value in found] if config.clamp else found
+
+    def placed(self, name: str, x: Value, heads: int, rope: Rope | None) -> Value:
+        """Queries or keys, normed and rotated to their positions, in the architecture's order."""
+        recorder, late = self.builder.recorder, self.builder.row.norms_rotated
+        head_dim = x.width // heads
+        if rope is not None and late:
+            x = recorder.rotate(x, head_dim, rope)
+        x = self.head_norm(name, x, heads)
+        return recorder.rotate(x, head_dim, rope) if rope is not None and not late else x
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
         """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""

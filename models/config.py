@@ -72,6 +72,7 @@ class Config:
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
     head_dim: tuple[int, ...]
+    kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
     ffn_width: tuple[int, ...]
     vocabulary: int
     context_length: int
@@ -124,6 +125,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         heads=heads[:layers],
         kv_heads=kv_heads[:layers],
         head_dim=head_dim,
+        kv_layer=_kv_layers(keys, row, kv_heads[:layers], windows),
         ffn_width=_ffn_width(keys, row, blocks)[:layers],
         vocabulary=_vocabulary(keys),
         context_length=context_length,
@@ -175,6 +177,28 @@ def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
     window = keys.integer("attention.sliding_window", 0, _MAX_CONTEXT, default=row.sliding.window)
     slides = keys.periodic("attention.sliding_window_pattern", layers, row.sliding.period, row.sliding.first)
     return tuple(window if slide else 0 for slide in slides)
+
+
+def _kv_layers(keys: Keys, row: Architecture, kv_heads: tuple[int, ...], windows: tuple[int, ...]) -> tuple[int, ...]:
+    """Whose keys and values a layer reads: the last ones share those of the last layer of their kind before them.
+
+    The kinds are layers with a window, and layers that see everything.
+    """
+    layers = len(windows)
+    if row.kv_layers is None:
+        return tuple(range(layers))
+    key = "attention.shared_kv_layers"
+    own = layers - keys.integer(key, 0, layers - 1, default=max(layers - row.kv_layers, 0) if row.kv_layers else 0)
+    last = {windows[layer]: layer for layer in range(own)}
+    for layer in range(own, layers):
+        read = last.get(windows[layer])
+        if read is None or kv_heads[read] != kv_heads[layer]:
+            problem = "none of its kind" if read is None else f"{kv_heads[read]} key-value heads"
+            raise ModelError(
+                f"{keys.prefix}{key}: layer {layer} has {kv_heads[layer]} key-value heads and shares those of an "
+                f"earlier layer, found {problem} in the first {own} layers"
+            )
+    return (*range(own), *(last[window] for window in windows[own:]))
 
 
 def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: int) -> RopeConfig:

@@ -34,10 +34,15 @@ def sides(plan: Plan, placement: Placement) -> list[Side]:
     on_card = min(placement.layers, len(starts))
     first = (0 if on_card == len(starts) else starts[-on_card]) if on_card else count
     host_experts = starts[min(placement.host_experts, len(starts) - 1)]
-    return [
-        "card" if number >= first and not (isinstance(op, Experts) and number < host_experts) else "host"
-        for number, op in enumerate(plan.operations)
-    ]
+    caches: dict[int, Side] = {}  # a layer that reads the cache of an earlier one attends where that one is
+    found: list[Side] = []
+    for number, op in enumerate(plan.operations):
+        stays = isinstance(op, Experts) and number < host_experts
+        side: Side = "card" if number >= first and not stays else "host"
+        for layer in op.state:
+            side = caches.setdefault(layer, side)
+        found.append(side)
+    return found
 
 
 def cut(plan: Plan, placement: Placement) -> Split[Side]:

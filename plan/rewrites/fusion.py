@@ -89,7 +89,10 @@ def fuse_heads(plan: Plan, keep: Collection[Value] = ()) -> Plan:
     """
     uses = _uses(plan, keep)
     changed: dict[int, list[Operation]] = {}
-    queries = {op.layer: (number, op.q) for number, op in enumerate(plan.operations) if isinstance(op, Attention)}
+    queries: dict[int, tuple[int, Value]] = {}  # of the layer that writes the cache, not of others that read it later
+    for number, op in enumerate(plan.operations):
+        if isinstance(op, Attention):
+            queries.setdefault(op.layer, (number, op.q))
     norms: dict[int, tuple[int, Norm]] = {}  # by the value that they make
     rotated: dict[int, tuple[tuple[int, ...], Heads]] = {}
     for number, op in enumerate(plan.operations):

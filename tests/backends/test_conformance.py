@@ -280,6 +280,18 @@ def attend(h: Heads) -> Build:
     return build
 
 
+def attend_twice(h: Heads) -> Build:
+    """Two attentions, of different queries, over the keys and values that only the first one's layer writes."""
+    once = attend(h)
+
+    def build(r: Recorder, x: Value) -> Value:
+        first = once(r, x)
+        q = r.linear(first, MemoryWeight.of("own queries", np.eye(first.width)[::-1].copy()))
+        return r.add(first, r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window))
+
+    return build
+
+
 def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = False) -> float:
     """A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by that of tanh; every weight
     moves by twice that and by exp's own error; then come sums of at most `seen` terms. For values in blocks weights are
@@ -326,6 +338,17 @@ def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
         driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
         driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
     step([(1, 30), (0, 2)], 300)
+
+
+@pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 2, 16, window=9)], ids=str)
+def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> None:
+    """An error of the first attention moves the second one's queries: allow ten times the bound of one."""
+    values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend_twice(h))
+    assert len(plan.layers) == 1
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 100)
+    ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (cpu, ReferenceBackend()))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
 
 
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)

@@ -22,6 +22,7 @@ from tests.backends.test_conformance import (
     VOCABULARY,
     Heads,
     attend,
+    attend_twice,
     attention_slack,
     table,
 )  # fmt: skip
@@ -91,6 +92,15 @@ def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
         driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
         driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
     step([(1, 30), (0, 2)], 300)
+
+
+def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
+    h = Heads(4, 2, 16, window=9)
+    values = np.random.RandomState(6).standard_normal((VOCABULARY, 128)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend_twice(h))
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 100)
+    ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (gpu, ReferenceBackend()))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
 
 
 def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:

@@ -22,6 +22,7 @@ from localllm.plan import (
     LinearGroup,
     Plan,
     Recorder,
+    Rope,
     Rotate,
     Value,
     flattened,
@@ -181,6 +182,20 @@ def test_heads_are_prepared_with_the_append_unless_rotated_keys_are_kept() -> No
             assert op.outputs == (op.query.rotation.out,)
             assert op.inputs == (op.query.x, op.key.x, op.append.v)
             assert op.state == (op.append.layer,)
+
+
+def test_queries_of_a_later_layer_stay_out_of_the_append_that_they_read() -> None:
+    """Only the first attention over a cache layer comes with its append."""
+
+    def shared(r: Recorder, x: Value) -> Value:
+        rope = Rope("neox", 8, (1.0, 0.5, 0.25, 0.125))
+        q, k, later = (r.rotate(r.scale(x, factor), 8, rope) for factor in (2.0, 3.0, 4.0))
+        r.append(k, x, 4)
+        first = r.attention(q, 0, 4, 1.0)
+        return r.add(first, r.attention(later, 0, 4, 1.0))
+
+    found = kinds(shared)
+    assert found == ["Scale", "Scale", "Scale", "Rotate", "HeadsAppend", "Attention", "Attention", "Add"]
 
 
 def test_each_pass_finds_its_operations_in_every_layer() -> None:
