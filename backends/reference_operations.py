@@ -39,6 +39,7 @@ from localllm.plan import (
     Stack,
     Value,
     Weight,
+    Xielu,
     rope_table,
 )
 
@@ -83,7 +84,9 @@ class State:
 
 
 def _embed(state: State, op: Embed) -> None:
-    state.write(op.out, state.weights[op.table.name][state.batch.tokens])
+    table = state.weights[op.table.name]
+    rows = np.minimum(state.batch.positions, len(table) - 1) if op.positions else state.batch.tokens
+    state.write(op.out, table[rows])
 
 
 def _norm(state: State, op: Norm) -> None:
@@ -135,6 +138,7 @@ def _attention(state: State, op: Attention) -> None:
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
     out = np.empty((len(q), op.out.width))
     sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
+    slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
     for row in range(len(q)):
         own = batch.positions[row]
         seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,), up to the row's position
@@ -144,6 +148,8 @@ def _attention(state: State, op: Attention) -> None:
         scores = q[row] @ keys.transpose(1, 2, 0) * op.scale
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
+        if slopes is not None:
+            scores = scores - slopes * (own - seen)
         highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
         weights = np.exp(scores - highest)
         mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
@@ -171,21 +177,50 @@ def _swiglu_oai(gate: F64, up: F64) -> F64:
     return gate * _sigmoid(1.702 * gate) * (up + 1.0)
 
 
-_ACTIVATIONS: dict[str, Callable[[F64], F64]] = {"silu": _silu, "gelu": _gelu, "sigmoid": _sigmoid}
-_GLU: dict[str, Callable[[F64, F64], F64]] = {
-    "silu": lambda gate, up: _silu(gate) * up,
-    "gelu": lambda gate, up: _gelu(gate) * up,
-    "sigmoid": lambda gate, up: _sigmoid(gate) * up,
-    "swiglu_oai": _swiglu_oai,
+def _relu(x: F64) -> F64:
+    return np.maximum(x, 0.0)
+
+
+def _softplus(x: F64) -> F64:
+    return np.logaddexp(0.0, x)
+
+
+_ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
+    "silu": _silu,
+    "gelu": _gelu,
+    "sigmoid": _sigmoid,
+    "relu": _relu,
+    "relu2": lambda x: _relu(x) ** 2,
+}
+_GLU: dict[str, Callable[[F64, F64, float], F64]] = {
+    "silu": lambda gate, up, limit: _silu(gate) * up,
+    "gelu": lambda gate, up, limit: _gelu(gate) * up,
+    "sigmoid": lambda gate, up, limit: _sigmoid(gate) * up,
+    "relu": lambda gate, up, limit: _relu(gate) * up,
+    "softplus": lambda gate, up, limit: _softplus(gate) * up,
+    "identity": lambda gate, up, limit: gate * up,
+    "swiglu_oai": lambda gate, up, limit: _swiglu_oai(gate, up),
+    "swiglu_clamp": lambda gate, up, limit: _silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit),
+    "silu_clamp": lambda gate, up, limit: np.minimum(_silu(gate), limit) * np.clip(up, -limit, limit),
 }
 
 
 def _glu(state: State, op: Glu) -> None:
-    state.write(op.out, _GLU[op.activation](state.read(op.gate), state.read(op.up)))
+    gate, up = state.read(op.gate), state.read(op.up)
+    slices = up.reshape(len(up), gate.shape[1], -1)
+    y = _GLU[op.activation](gate[:, :, None], slices, op.limit)
+    state.write(op.out, y.reshape(up.shape))
 
 
 def _activate(state: State, op: Activate) -> None:
     state.write(op.out, _ACTIVATIONS[op.activation](state.read(op.x)))
+
+
+def _xielu(state: State, op: Xielu) -> None:
+    x = state.read(op.x)
+    above = op.positive * x * x
+    below = op.negative * (np.expm1(np.minimum(x, op.eps)) - x)
+    state.write(op.out, np.where(x > 0.0, above, below) + op.beta * x)
 
 
 def _clamp(state: State, op: Clamp) -> None:
@@ -205,7 +240,9 @@ def _experts(state: State, op: Experts) -> None:
         choices[row], weights = _choose(state, op, router[row])
         for i, (expert, weight) in enumerate(zip(choices[row], weights, strict=True)):
             gate, up = _expert(state, op.gate, expert, x[row]), _expert(state, op.up, expert, x[row])
-            inner = _GLU[op.activation](gate, up)
+            if op.weighted_input:
+                gate, up, weight = weight * gate, weight * up, 1.0
+            inner = _GLU[op.activation](gate, up, op.limit)
             hidden[row, i] = inner
             out[row] += weight * _expert(state, op.down, expert, inner)
     state.routings[op.out.index] = Routing(choices, hidden)
@@ -224,6 +261,8 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
     weights = scores[chosen]
     if op.gating == "softmax_of_chosen":
         weights = _softmax(weights)
+    elif op.gating == "sigmoid_of_chosen":
+        weights = _sigmoid(weights)
     if op.normalize:
         weights = weights / max(weights.sum(), 2.0**-14)
     return chosen, weights * op.scale
@@ -275,6 +314,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,
+    Xielu: _xielu,
     Clamp: _clamp,
     Softcap: _softcap,
     Add: _add,

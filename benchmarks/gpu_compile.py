@@ -28,8 +28,8 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded
 LIMITS = Limits(512, 512, 65, 65 * 64)
 ROWS = LIMITS.rows
-GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)")
-ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", *GATES, "(a) + (b)")
+GATES = ("silu(a) * (b)", "gelu(a) * (b)", "sigmoid(a) * (b)", "swiglu_oai(a, b)", "swiglu_clamp(a, b, 7.0f)")
+ELEMENTS = ("a", "silu(a)", "gelu(a)", "sigmoid(a)", "relu2(a)", *GATES, "softplus(a) * (b)", "(a) + (b)")
 BLOCKS = products.block_words(2048)
 # The form of a row that a kernel makes: floats, activation blocks, or both.
 DELIVERIES = {
@@ -116,7 +116,7 @@ def _attention(
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
         cache=attention.cache_shape(cache, CacheLayer(8, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
-        FACTOR=head**-0.5, WINDOW=window, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks, TABLE_STRIDE_AT=2,
+        FACTOR=head**-0.5, WINDOW=window, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
     label = f"{head} x {group} {cache.keys}"
     return [
@@ -151,9 +151,14 @@ def _rowwise() -> list[Labelled]:
     capped = rowwise.Elements(
         OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
     )
-    gate = rowwise.Elements(OPERATION="sigmoid(a) * (b)", delivered=floats, GATE_STRIDE=1, **row)
+    gate = rowwise.Elements(OPERATION="sigmoid(a) * (b)", delivered=floats, SLICE=2048, **row)
+    xielu = rowwise.Elements(
+        OPERATION="xielu(a, FACTOR, FACTOR1, FACTOR2, FACTOR3)", delivered=floats, FACTOR=0.8, FACTOR1=0.8,
+        FACTOR2=0.5, FACTOR3=-1e-6, **row,
+    )  # fmt: skip
+    positions = rowwise.EmbedRows(format="F16", MAX_ROWS=ROWS, K=2048, N=1024, Y_STRIDE=2048, BY_POSITION=True)
     found: list[Labelled] = [
-        ("elements cap", capped), ("elements gate", gate),
+        ("elements xielu", xielu), ("embed positions", positions), ("elements cap", capped), ("elements gate", gate),
         *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
@@ -176,7 +181,7 @@ def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
 def _experts() -> list[Labelled]:
     routes = [
         experts.Route(EXPERTS=128, USED=8, STRIDE=128, GATING=n, NORMALIZE=True, FACTOR=1.0, HAS_BIAS=True)
-        for n in range(3)
+        for n in range(4)
     ]
     return [
         ("combine", experts.CombineExperts(WIDTH=2048, STRIDE=2048, USED=4)),

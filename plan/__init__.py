@@ -34,6 +34,7 @@ from localllm.plan.operations import (
     Send,
     Softcap,
     Stack,
+    Xielu,
 )
 from localllm.plan.plan import CacheLayer, Plan
 from localllm.plan.recorder import Recorder
@@ -84,6 +85,7 @@ __all__ = [
     "Tensor",
     "Value",
     "Weight",
+    "Xielu",
     "flattened",
     "rope_table",
     "summarize",

@@ -10,17 +10,20 @@ from localllm.plan.operation import Operation, Producer, Read, Unary
 from localllm.plan.values import Rope, Value
 from localllm.plan.weights import Weight
 
-Activation = Literal["silu", "gelu", "sigmoid"]  # gelu: the tanh form
-GluActivation = Literal["silu", "gelu", "sigmoid", "swiglu_oai"]
-Gating = Literal["softmax", "sigmoid", "softmax_of_chosen"]
+Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2"]  # gelu: the tanh form; relu2: relu squared
+GluActivation = Literal[
+    "silu", "gelu", "sigmoid", "relu", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp"
+]
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"]
 NormKind = Literal["rms", "layer"]
 
 
 @dataclass(frozen=True, slots=True)
 class Embed(Producer):
-    """out[t] = table[tokens[t]], dequantized to float32."""
+    """out[t] = table[tokens[t]], dequantized to float32; or of the position of row t, or the table's last."""
 
     table: Weight
+    positions: bool = False
 
     @property
     def matrices(self) -> tuple[Weight, ...]:
@@ -107,7 +110,8 @@ class Attention(Producer):
     Head h of q reads key-value head h // (heads / kv_heads). With a `window`, a row at position p sees only positions
     above p - window, itself included. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
-    sum.
+    sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
+    (ALiBi, arXiv:2108.12409).
     """
 
     q: Value
@@ -117,6 +121,7 @@ class Attention(Producer):
     window: int = 0  # 0: all positions
     softcap: float = 0.0  # 0: none
     sinks: Weight | None = None  # (heads,)
+    slopes: Weight | None = None  # (heads,)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -124,7 +129,7 @@ class Attention(Producer):
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return _given(self.sinks)
+        return _given(self.sinks, self.slopes)
 
     @property
     def state(self) -> tuple[int, ...]:
@@ -138,14 +143,16 @@ class Attention(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Glu(Producer):
-    """out = activation(gate) * up; a gate of width 1 gates the whole row.
+    """out = activation(gate) * up; each number of a narrower gate gates one of as many equal slices of the row.
 
     "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
+    With u = up within +-limit, "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u.
     """
 
     gate: Value
     up: Value
     activation: GluActivation
+    limit: float = 0.0
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -169,8 +176,10 @@ class Experts(Unary):
     - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
     - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
     - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
+    - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
     `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
     With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
+    With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
     """
 
     router: Value
@@ -183,6 +192,8 @@ class Experts(Unary):
     scale: float
     activation: GluActivation
     choice_bias: Weight | None = None  # (experts,)
+    limit: float = 0.0  # as in `Glu`
+    weighted_input: bool = False
 
     @property
     def stacks(self) -> tuple[Stack, Stack, Stack]:
@@ -222,6 +233,19 @@ class Activate(Unary):
     """out = activation(x)."""
 
     activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu(Unary):
+    """out = positive * x^2 + beta * x above 0, else negative * (exp(min(x, eps)) - 1 - x) + beta * x.
+
+    The activation xIELU (arXiv:2411.13010), with numbers that a model has learned.
+    """
+
+    positive: float
+    negative: float
+    beta: float
+    eps: float  # below 0: where the rounding of exp begins
 
 
 @dataclass(frozen=True, slots=True)

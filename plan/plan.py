@@ -76,4 +76,6 @@ class Plan:
     @property
     def input_vocabulary(self) -> int:
         """Number of tokens that the plan can embed; 2^31 if it embeds none."""
-        return min((op.table.shape[0] for op in self.operations if isinstance(op, Embed)), default=1 << 31)
+        return min(
+            (op.table.shape[0] for op in self.operations if isinstance(op, Embed) and not op.positions), default=1 << 31
+        )

@@ -25,6 +25,7 @@ from localllm.plan.operations import (
     SelectRows,
     Softcap,
     Stack,
+    Xielu,
 )  # fmt: skip
 from localllm.plan.plan import CacheLayer, Plan
 from localllm.plan.values import Rope, Rows, Value
@@ -52,9 +53,9 @@ class Recorder:
         self._values.append(value)
         return value
 
-    def embed(self, table: Tensor) -> Value:
-        out = self._value(table.shape[1], "batch", "embedding")
-        self._operations.append(Embed(out, Weight.of(table)))
+    def embed(self, table: Tensor, positions: bool = False) -> Value:
+        out = self._value(table.shape[1], "batch", "positions" if positions else "embedding")
+        self._operations.append(Embed(out, Weight.of(table), positions))
         return out
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float, groups: int = 1) -> Value:
@@ -86,31 +87,40 @@ class Recorder:
 
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
-        sinks: Tensor | None = None,
+        sinks: Tensor | None = None, slopes: Tensor | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
         self._layers[layer] = replace(self._layers[layer], window=window)
-        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, _given(sinks)))
+        operation = Attention(out, q, layer, heads, scale, window, softcap, _given(sinks), _given(slopes))
+        self._operations.append(operation)
         return out
 
-    def glu(self, gate: Value, up: Value, activation: GluActivation) -> Value:
+    def glu(self, gate: Value, up: Value, activation: GluActivation, limit: float = 0.0) -> Value:
         out = self._value(up.width, up.rows, gate.name + ".glu")
-        self._operations.append(Glu(out, gate, up, activation))
+        self._operations.append(Glu(out, gate, up, activation, limit))
         return out
 
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
-        scale: float, activation: GluActivation, choice_bias: Tensor | None = None,
+        scale: float, activation: GluActivation, choice_bias: Tensor | None = None, limit: float = 0.0,
+        weighted_input: bool = False,
     ) -> Value:  # fmt: skip
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
-        bias = _given(choice_bias)
-        operation = Experts(out, x, router, gate, up, down, used, gating, normalize, scale, activation, bias)
+        operation = Experts(
+            out, x, router, gate, up, down, used, gating, normalize, scale, activation, _given(choice_bias), limit,
+            weighted_input,
+        )  # fmt: skip
         self._operations.append(operation)
         return out
 
     def activate(self, x: Value, activation: Activation) -> Value:
         out = self._value(x.width, x.rows, f"{x.name}.{activation}")
         self._operations.append(Activate(out, x, activation))
+        return out
+
+    def xielu(self, x: Value, positive: float, negative: float, beta: float, eps: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".xielu")
+        self._operations.append(Xielu(out, x, positive, negative, beta, eps))
         return out
 
     def clamp(self, x: Value, bound: float) -> Value:

@@ -25,7 +25,7 @@ from localllm.plan import (
     Weight,
 )
 
-LINEAR_IN_UP = ("silu", "gelu", "sigmoid")  # gated units that are proportional to `up`
+LINEAR_IN_UP = ("silu", "gelu", "sigmoid", "relu", "softplus", "identity")  # gated units that are proportional to `up`
 
 
 @dataclass(frozen=True, slots=True)

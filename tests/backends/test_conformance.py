@@ -52,6 +52,21 @@ def exact(x: np.ndarray, truth: np.ndarray) -> float:
     return 0.0
 
 
+def few(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Two or three roundings of results that do not cancel."""
+    return 4 * UNIT * np.abs(truth)
+
+
+def soft(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp errs by 2e-7 of itself, the logarithm by 1e-7 of itself; below e^-87 exp is 0."""
+    return (5e-7 + 8 * UNIT) * np.abs(truth) + np.abs(x).max(axis=1, keepdims=True) * np.exp(-87.0)
+
+
+def xielu(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp and a difference round as their terms do: near 0 that is the rounding of x."""
+    return (4e-7 + 8 * UNIT) * (np.abs(truth) + np.abs(x) + x * x * (x > 0))
+
+
 def rms(width: int) -> Slack:
     """16 lanes sum squares, then 4 additions, division, root, reciprocal and two products."""
     return lambda x, truth: (width / 16 + 10) * UNIT * np.abs(truth)
@@ -132,11 +147,25 @@ CASES: dict[str, Case] = {
     "gelu": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu"), lambda x, t: 4 * tanh_form(x / 4, t)),
     "sigmoid gate": Case(20, lambda r, x: r.glu(x, x, "sigmoid"), sigmoid),
     "swiglu of gpt-oss": Case(47, lambda r, x: r.glu(x, r.scale(x, -2.0), "swiglu_oai"), oai),
+    "relu gate": Case(23, lambda r, x: r.glu(x, r.scale(x, 0.5), "relu"), few),
+    "softplus gate": Case(37, lambda r, x: r.glu(x, r.scale(x, 0.5), "softplus"), soft),
+    "product": Case(37, lambda r, x: r.glu(x, x, "identity"), exact),
+    "swiglu within limits": Case(40, lambda r, x: r.glu(x, r.scale(x, 3.0), "swiglu_clamp", 2.5), sigmoid),
+    "silu within limits": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "silu_clamp", 1.5), sigmoid),
+    "gates of slices": Case(
+        60, lambda r, x: r.glu(r.linear(x, MemoryWeight.of("three", np.eye(3, 60))), x, "sigmoid"), sigmoid
+    ),
+    "gates of slices, softplus": Case(
+        128, lambda r, x: r.glu(r.linear(x, MemoryWeight.of("eight", np.eye(8, 128))), x, "softplus"), soft
+    ),
     "gate of a row": Case(50, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "sigmoid"), sigmoid),
     "gate of a row, narrow": Case(24, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "silu"), sigmoid),
     "activate silu": Case(30, lambda r, x: r.activate(x, "silu"), sigmoid),
     "activate gelu": Case(31, lambda r, x: r.activate(r.scale(x, 0.25), "gelu"), lambda x, t: tanh_form(x / 4, t)),
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
+    "activate relu": Case(33, lambda r, x: r.activate(x, "relu"), exact),
+    "activate relu2": Case(34, lambda r, x: r.activate(x, "relu2"), few),
+    "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
 }
@@ -232,6 +261,16 @@ def test_select_rows(cpu: CpuBackend) -> None:
         np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
 
 
+def test_positions_have_rows_of_a_table(cpu: CpuBackend) -> None:
+    """Of the position, whatever the token is; positions past the table's end have the last row."""
+    embedding, positions = table(40), MemoryWeight.of("positions", random.standard_normal((50, 40)))
+    plan = record(embedding, lambda r, x: r.add(x, r.embed(positions, positions=True)))
+    tokens = np.resize(np.arange(VOCABULARY)[::-1], 70)
+    expected = embedding.values()[tokens] + positions.values()[np.minimum(np.arange(70), 49)]
+    for sizes in ([], [1, 2]):
+        np.testing.assert_array_equal(feed(bind(cpu, plan), tokens, sizes), expected)
+
+
 # -- the cache -------------------------------------------------------------------------------------------------------
 
 
@@ -245,6 +284,7 @@ class Heads:
     window: int = 0
     softcap: float = 0.0
     sinks: bool = False
+    slopes: bool = False
 
 
 HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
@@ -262,6 +302,8 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(2, 1, 16, softcap=1.5),
     Heads(6, 2, 16, sinks=True),
     Heads(8, 2, 24, window=33, softcap=2.0, sinks=True),
+    Heads(4, 2, 32, slopes=True),
+    Heads(6, 2, 16, window=70, softcap=1.5, sinks=True, slopes=True),
 )
 
 
@@ -272,10 +314,12 @@ def attend(h: Heads) -> Build:
     picks = [MemoryWeight.of(f"pick{i}", np.eye(width)[cuts[i] : cuts[i + 1]]) for i in range(3)]
     sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
 
+    slopes = MemoryWeight.of("slopes", 2.0 ** -np.arange(1, h.heads + 1)) if h.slopes else None
+
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = (r.linear(x, pick) for pick in picks)
         r.append(k, v, h.kv_heads)
-        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
+        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes)
 
     return build
 
@@ -299,7 +343,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     cuts = np.cumsum([h.heads * h.head_dim, h.kv_heads * h.head_dim])
     q, k, v = np.split(np.abs(values.astype(np.float64)), cuts, axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
-    score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap
+    score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap + h.slopes * UNIT * seen
     rounded = blocks * BLOCK**0.5 * 2.0**-15
     return float((2 * score + 4e-7 + 2 * seen * UNIT + rounded) * v.max())
 
@@ -314,7 +358,12 @@ CACHES = (  # every type of keys and of values; heads that fill no block, one bl
 )
 
 
-MANY = (Heads(17, 1, 4), Heads(37, 1, 4), Heads(263, 1, 4, sinks=True))  # groups that kernels loop over
+MANY = (
+    Heads(17, 1, 4),
+    Heads(37, 1, 4),
+    Heads(263, 1, 4, sinks=True),
+    Heads(37, 1, 4, slopes=True),
+)  # groups that kernels loop over
 
 
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY), *CACHES], ids=str)
@@ -399,6 +448,12 @@ NONE: dict[str, Build] = {
     "sigmoid": lambda r, x: r.activate(x, "sigmoid"),
     "softcap": lambda r, x: r.softcap(x, 3.0),
     "clamp": lambda r, x: r.clamp(x, 3.0),
+    "relu": lambda r, x: r.activate(x, "relu"),
+    "relu2": lambda r, x: r.activate(x, "relu2"),
+    "xielu": lambda r, x: r.xielu(x, 0.8, 0.6, 0.5, -1e-6),
+    "softplus": lambda r, x: r.glu(x, r.scale(x, 0.0), "softplus"),
+    "swiglu within limits": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_clamp", 3.0),
+    "silu within limits": lambda r, x: r.glu(x, r.scale(x, 0.0), "silu_clamp", 3.0),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

@@ -40,13 +40,19 @@ def stacked(name: str, format: str, extras: bool) -> Stack:
 
 def mixture(
     gating: Gating, used: int, formats: Callable[[str], str] = lambda name: "F32", extras: bool = False,
-    normalize: bool = False, biased: bool = False, activation: GluActivation = "silu",
+    normalize: bool = False, biased: bool = False, activation: GluActivation = "silu", limit: float = 0.0,
+    weighted_input: bool = False,
 ) -> Build:  # fmt: skip
     def build(r: Recorder, x: Value) -> Value:
         gate, up, down = (stacked(name, formats(name), extras) for name in SHAPES)
         choice = CHOICE if biased else None
         router = r.linear(x, ROUTER)
-        return r.add(x, r.experts(x, router, gate, up, down, used, gating, normalize, 1.5, activation, choice))
+        return r.add(
+            x,
+            r.experts(
+                x, router, gate, up, down, used, gating, normalize, 1.5, activation, choice, limit, weighted_input
+            ),
+        )
 
     return build
 
@@ -59,6 +65,10 @@ def mixture(
         mixture("sigmoid", 3, normalize=True, biased=True),
         mixture("sigmoid", 1),
         mixture("softmax_of_chosen", 4, extras=True, activation="swiglu_oai"),
+        mixture("sigmoid_of_chosen", 2, weighted_input=True),
+        mixture("sigmoid_of_chosen", 34, formats=lambda name: "F16", extras=True, weighted_input=True),
+        mixture("softmax", 3, activation="relu"),
+        mixture("softmax", 3, activation="swiglu_clamp", limit=0.75),
         mixture("softmax_of_chosen", EXPERTS),  # more than are written out
         mixture("softmax", 33, normalize=True),
     ],

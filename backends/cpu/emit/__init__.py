@@ -29,6 +29,7 @@ from localllm.plan import (
     SelectRows,
     Send,
     Softcap,
+    Xielu,
 )
 from localllm.plan.rewrites.fusion import fuse_additions
 
@@ -52,4 +53,5 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     SelectRows: rowwise.select,
     Send: boundaries.send,
     Softcap: rowwise.softcap,
+    Xielu: rowwise.xielu,
 }

@@ -15,7 +15,7 @@ def attention(low: Lowering, op: Attention) -> None:
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,
-        window=op.window, softcap=op.softcap, sinks=sinks, partials=PARTIALS,
+        window=op.window, softcap=op.softcap, sinks=sinks, slopes=vector(op.slopes), partials=PARTIALS,
     )  # fmt: skip
     merging = kernels.MergeArguments(
         step=step, y=output_to(y), counter=COUNTER, scratch=scratch, work=work, window=op.window, sinks=sinks,

@@ -46,7 +46,7 @@ def experts(low: Lowering, op: Experts) -> None:
         x=rows_in(mixed), y=output_to(low.make(op.out)), weights=pairs.weights, used=used, width=op.out.width,
         rows=CountOf(rows),
     )  # fmt: skip
-    low.call(kernels.combine(), arguments, rows, "combine")
+    low.call(kernels.combine(not op.weighted_input), arguments, rows, "combine")
     if op.out in low.keep:
         low.routings[op.out.index] = pairs.choices, gate
     else:
@@ -95,8 +95,14 @@ def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) ->
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
     count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs
+    for buffer in (gate, up) if op.weighted_input else ():
+        arguments = rowwise.GluArguments(
+            gate=Rows(address=pairs.weights, stride=4), up=rows_in(buffer), y=output_to(buffer), width=ffn, slices=1,
+            limit=0.0, rows=count, copies=copies({}, ffn),
+        )  # fmt: skip
+        low.call(rowwise.glu("identity", sliced=True), arguments, "select", "weigh")
     arguments = rowwise.GluArguments(
-        gate=rows_in(gate), up=rows_in(up), y=output_to(gate), width=ffn, rows=count,
+        gate=rows_in(gate), up=rows_in(up), y=output_to(gate), width=ffn, slices=1, limit=op.limit, rows=count,
         copies=copies({kind: quantized} if kind and quantized else {}, ffn),
     )  # fmt: skip
     low.call(rowwise.glu(op.activation), arguments, "select", "glu")

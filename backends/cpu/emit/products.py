@@ -17,9 +17,9 @@ def embed(low: Lowering, op: Embed) -> None:
     panels = low.panels[op.table.name]
     arguments = matrix.EmbedArguments(
         step=StepOf(), weights=PanelsOf(op.table), blocks=panels.blocks, panel_bytes=panels.panel_bytes,
-        y=output_to(low.make(op.out)),
+        last=op.table.shape[0] - 1, y=output_to(low.make(op.out)),
     )  # fmt: skip
-    low.call(matrix.embed(op.table.format), arguments, "batch", "embed")
+    low.call(matrix.embed(op.table.format, op.positions), arguments, "batch", "embed")
 
 
 def linear_(low: Lowering, op: Linear) -> None:

@@ -8,7 +8,7 @@ from localllm.backends.cpu.kernels.common import PlanKernel
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import CacheOf, CountOf, RopeOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Activate, Add, Append, Clamp, Glu, Norm, Rotate, Scale, SelectRows, Softcap
+from localllm.plan import Activate, Add, Append, Clamp, Glu, Norm, Rotate, Scale, SelectRows, Softcap, Xielu
 
 
 def norm(low: Lowering, op: Norm) -> None:
@@ -42,14 +42,16 @@ def append_(low: Lowering, op: Append) -> None:
 
 def glu(low: Lowering, op: Glu) -> None:
     gate, up = low.floats(op.gate), low.floats(op.up)
-    low.values.release(op.gate, op.up)
+    sliced = op.gate.width < op.up.width
+    if not sliced:
+        low.values.release(op.gate, op.up)
+    slices = op.gate.width if sliced else 1
     y = low.make(op.out)
     arguments = rowwise.GluArguments(
-        gate=rows_in(gate), up=rows_in(up), y=output_to(y), width=op.out.width, rows=CountOf(op.out.rows),
-        copies=low.copies(op.out),
+        gate=rows_in(gate), up=rows_in(up), y=output_to(y), width=op.out.width // slices, slices=slices,
+        limit=op.limit, rows=CountOf(op.out.rows), copies=low.copies(op.out),
     )  # fmt: skip
-    kernel = rowwise.glu(op.activation, row_gate=op.gate.width == 1 and op.up.width > 1)
-    low.call(kernel, arguments, op.out.rows, "glu")
+    low.call(rowwise.glu(op.activation, sliced), arguments, op.out.rows, "glu")
 
 
 def add(low: Lowering, op: Add) -> None:
@@ -82,6 +84,16 @@ def _factor(
         x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows), factor=factor
     )
     low.call(kernel, arguments, op.out.rows, label)
+
+
+def xielu(low: Lowering, op: Xielu) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = rowwise.XieluArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, rows=CountOf(op.out.rows),
+        positive=op.positive, negative=op.negative, beta=op.beta, eps=op.eps,
+    )  # fmt: skip
+    low.call(rowwise.xielu(), arguments, op.out.rows, "xielu")
 
 
 def activate(low: Lowering, op: Activate) -> None:

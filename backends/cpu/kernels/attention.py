@@ -50,6 +50,7 @@ class AttentionArguments(MergeArguments):
     v_cache: Address
     scale: Float32
     softcap: Float32
+    slopes: AddressOrZero  # float32 (heads,)
     partials: Target
 
 
@@ -128,6 +129,9 @@ class _Rows:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
             limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
+            if shape.slopes:
+                slope = f.broadcast(f.pointer(a.slopes) + (head * shape.group + row % shape.group) * 4, F32)
+                score = f.fma(slope, f.to_float(_positions(f, number * BLOCK + panel * LANES - limit)), score)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
@@ -250,11 +254,17 @@ def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Val
 def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
     """Mask the scores of positions first .. first + 15: LOWEST where a row at position `last` must not look."""
 
-    def splat(number: Value) -> Value:
-        return f.splat(Value(f, f.builder.trunc(number.ir, I32)))
-
     lowest = f.constant(f32x16, LOWEST)
-    lanes = splat(first) + f.lane_numbers()
+    lanes = _positions(f, first)
     score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order a NaN stays one
-    seen = f.select(lanes <= splat(last), score, lowest)
-    return seen if window is None else f.select(lanes <= splat(last - window), lowest, seen)
+    seen = f.select(lanes <= _splat(f, last), score, lowest)
+    return seen if window is None else f.select(lanes <= _splat(f, last - window), lowest, seen)
+
+
+def _positions(f: Function, first: Value) -> Value:
+    """Return first .. first + 15 as int32."""
+    return _splat(f, first) + f.lane_numbers()
+
+
+def _splat(f: Function, number: Value) -> Value:
+    return f.splat(Value(f, f.builder.trunc(number.ir, I32)))

@@ -216,6 +216,18 @@ _EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.66
 
 def exp(f: Function, x: Value) -> Value:
     """Return e^x of a float32 vector: 0 below -87, capped at the largest finite scale above 88; exp(0) is exactly 1."""
+    y, power = _exp_parts(f, x)
+    return f.select(x < -87.0, f.zeros(x.type), (y + 1.0) * power)
+
+
+def expm1(f: Function, x: Value) -> Value:
+    """Return e^x - 1 of a float32 vector, also of small x without loss; -1 below -87."""
+    y, power = _exp_parts(f, x)
+    return f.fma(y, power, power - 1.0)
+
+
+def _exp_parts(f: Function, x: Value) -> tuple[Value, Value]:
+    """Return y and a power of two p with e^x = (1 + y) p, for x within -87 and 88."""
     type_ = x.type
 
     def c(number: float) -> Value:
@@ -227,9 +239,30 @@ def exp(f: Function, x: Value) -> Value:
     p = c(_EXP[0])
     for coefficient in _EXP[1:]:
         p = f.fma(p, r, c(coefficient))
-    y = f.fma(p, r * r, r) + 1.0
-    power = f.bits((f.to_int32(n) + 127) << 23, type_)
-    return f.select(x < -87.0, c(0.0), y * power)
+    return f.fma(p, r * r, r), f.bits((f.to_int32(n) + 127) << 23, type_)
+
+
+# log(1 + z) by the polynomial of Cephes' logf for z from sqrt(1/2) - 1 to sqrt(2) - 1.
+_LOG = (
+    7.0376836292e-2, -1.1514610310e-1, 1.1676998740e-1, -1.2420140846e-1, 1.4249322787e-1, -1.6668057665e-1,
+    2.0000714765e-1, -2.4999993993e-1, 3.3333331174e-1,
+)  # fmt: skip
+
+
+def softplus(f: Function, x: Value) -> Value:
+    """Return log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|, whose logarithm is halved first where t is large."""
+
+    def c(number: float) -> Value:
+        return f.constant(x.type, number)
+
+    t = exp(f, c(0.0) - f.abs(x))
+    large = t > 0.4142135
+    z = f.select(large, (t - 1.0) * 0.5, t)
+    p = c(_LOG[0])
+    for coefficient in _LOG[1:]:
+        p = f.fma(p, z, c(coefficient))
+    log = f.fma(z * z, f.fma(p, z, c(-0.5)), z) + f.select(large, c(0.6931471805599453), c(0.0))
+    return f.fmax(c(0.0), x) + log
 
 
 def sigmoid(f: Function, x: Value) -> Value:
@@ -243,11 +276,31 @@ def tanh(f: Function, x: Value) -> Value:
     return one - f.constant(x.type, 2.0) / (exp(f, x * 2.0) + one)
 
 
+def _gelu(f: Function, x: Value) -> Value:
+    """Return gelu in its tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))."""
+    return x * sigmoid(f, f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308)
+
+
+def _relu(f: Function, x: Value) -> Value:
+    return f.fmax(f.zeros(x.type), x)  # in this order a NaN stays one
+
+
+def _relu2(f: Function, x: Value) -> Value:
+    y = _relu(f, x)
+    return y * y
+
+
+_ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
+    "silu": lambda f, x: x * sigmoid(f, x),
+    "gelu": _gelu,
+    "sigmoid": sigmoid,
+    "relu": _relu,
+    "relu2": _relu2,
+    "softplus": softplus,
+    "identity": lambda f, x: x,
+}
+
+
 def activate(f: Function, name: str, x: Value) -> Value:
-    """Return silu, gelu (the tanh form, as x * sigmoid(1.5957691 (x + 0.044715 x^3))) or sigmoid of x."""
-    if name == "sigmoid":
-        return sigmoid(f, x)
-    z = x
-    if name == "gelu":
-        z = f.fma(x * x * x, f.constant(x.type, 0.044715), x) * 1.5957691216057308
-    return x * sigmoid(f, z)
+    """Return an activation of x, by its name in a plan."""
+    return _ACTIVATIONS[name](f, x)

@@ -118,6 +118,8 @@ def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, norma
         for value in values[1:]:
             total = total + value
         values = [value / total for value in values]
+    elif gating == "sigmoid_of_chosen":
+        values = [_sigmoid(f, value) for value in values]
     if normalize:
         total = values[0]
         for value in values[1:]:
@@ -149,10 +151,16 @@ def _finish_many(f: Function, gating: Gating, chosen: Value, used: int, normaliz
         change(lambda value: f.lane(exp(f, f.splat(value - top, 4)), 0))
         total = fold(add)
         change(lambda value: value / total)
+    elif gating == "sigmoid_of_chosen":
+        change(lambda value: _sigmoid(f, value))
     if normalize:
         least = f.fmax(fold(add), f.constant(F32, SMALLEST_SUM))
         change(lambda value: value / least)
     change(lambda value: value * scale)
+
+
+def _sigmoid(f: Function, value: Value) -> Value:
+    return f.lane(sigmoid(f, f.splat(value, 4)), 0)
 
 
 class GroupArguments(Struct):
@@ -244,8 +252,8 @@ class CombineArguments(Struct):
     rows: Address  # of the number of rows
 
 
-def combine() -> PlanKernel[CombineArguments]:
-    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice."""
+def combine(weighted: bool = True) -> PlanKernel[CombineArguments]:
+    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice; without `weighted`, of x[pair]."""
 
     def body(f: Function, a: CombineArguments, thread: Value, threads: Value) -> None:
         used = a.used
@@ -254,9 +262,9 @@ def combine() -> PlanKernel[CombineArguments]:
             with f.loop(0, a.width, LANES) as i:
                 total = f.var(f.zeros(f32x16))
                 with f.loop(row * used, (row + 1) * used) as pair:
-                    weight = f.broadcast(a.weights + pair * 4, F32)
                     x = f.load(a.x.address + (pair * a.x.stride + i * 4), f32x16)
+                    weight = f.broadcast(a.weights + pair * 4, F32) if weighted else f.constant(f32x16, 1.0)
                     total.set(f.fma(x, weight, total.get()))
                 f.store(y + i * 4, total.get())
 
-    return kernel("combine", CombineArguments, body)
+    return kernel(f"combine{'' if weighted else '_unweighted'}", CombineArguments, body)

@@ -59,17 +59,23 @@ class EmbedArguments(Struct):
     weights: Address
     blocks: Int64
     panel_bytes: Int64
+    last: Int64  # row
     y: Output
 
 
-def embed(format_name: str) -> PlanKernel[EmbedArguments]:
-    """Emit y[t] = row tokens[t] of a matrix in panels, as float32, bit-equal to the format's definition."""
+def embed(format_name: str, positions: bool = False) -> PlanKernel[EmbedArguments]:
+    """Emit y[t] = row tokens[t] of a matrix in panels, as float32, bit-equal to the format's definition.
+
+    With `positions` the row is that of the position, or the last.
+    """
     panel = panel_of(format_name)
 
     def body(f: Function, a: EmbedArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
         with own_rows(f, step.rows, thread, threads) as row:
-            token = f.load_i32(step.tokens, row)
+            token = f.load_i32(step.positions if positions else step.tokens, row)
+            if positions:
+                token = f.minimum(token, a.last)
             lane = token % LANES
             source = a.weights + (token // LANES) * a.panel_bytes
             y = a.y.row(row)
@@ -93,4 +99,4 @@ def embed(format_name: str) -> PlanKernel[EmbedArguments]:
                             out + 4 * (group * panel.group + 4 * word), value if minimum is None else value - minimum
                         )
 
-    return kernel(f"embed_{format_name}", EmbedArguments, body)
+    return kernel(f"embed_{format_name}{'_positions' * positions}", EmbedArguments, body)

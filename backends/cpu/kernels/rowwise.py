@@ -25,6 +25,7 @@ from localllm.backends.cpu.kernels.common import (
     PlanKernel,
     Step,
     activate,
+    expm1,
     f32x16,
     kernel,
     own_rows,
@@ -151,34 +152,45 @@ class GluArguments(Struct):
     gate: Rows
     up: Rows
     y: Output
-    width: Int64
+    width: Int64  # of a slice
+    slices: Int64  # of a row; 1 if the gate is as wide as the row
+    limit: Float32
     rows: Address
     copies: Copies  # of y
 
 
-def glu(activation: GluActivation, row_gate: bool = False) -> PlanKernel[GluArguments]:
-    """Emit y = activation(gate) * up; with `row_gate` the gate has one value per row."""
+def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArguments]:
+    """Emit y = activation(gate) * up; if `sliced` the gate has one value per slice, and y is not `up`'s memory."""
 
-    def unit(f: Function, gate: Value, up: Value) -> Value:
+    def unit(f: Function, gate: Value, up: Value, limit: Value) -> Value:
         if activation == "swiglu_oai":
-            seven = f.constant(f32x16, 7.0)  # as the left operand, so that a NaN stays one
-            gate = f.fmin(seven, gate)
-            up = f.fmin(seven, f.fmax(f.constant(f32x16, -7.0), up))
-            return gate * sigmoid(f, gate * 1.702) * (up + 1.0)
+            limit = f.constant(f32x16, 7.0)
+        if activation in ("swiglu_oai", "swiglu_clamp", "silu_clamp"):  # the limit comes first, so that a NaN stays one
+            up = f.fmin(limit, f.fmax(f.zeros(f32x16) - limit, up))
+        match activation:
+            case "swiglu_oai":
+                gate = f.fmin(limit, gate)
+                return gate * sigmoid(f, gate * 1.702) * (up + 1.0)
+            case "swiglu_clamp":
+                return activate(f, "silu", f.fmin(limit, gate)) * up
+            case "silu_clamp":
+                return f.fmin(limit, activate(f, "silu", gate)) * up
         return activate(f, activation, gate) * up
 
     def body(f: Function, a: GluArguments, thread: Value, threads: Value) -> None:
+        width, limit = a.width, f.splat(a.limit)
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
             gate = a.gate.row(row)
-            up = a.up.row(row)
-            y = a.y.row(row)
-            one = f.broadcast(gate, F32) if row_gate else None
-            with f.loop(0, a.width, LANES) as i:
-                g = one if one is not None else f.load(gate + i * 4, f32x16)
-                f.store(y + i * 4, unit(f, g, f.load(up + i * 4, f32x16)))
-            _write_copies(f, a.copies, y, row)
+            y_row = a.y.row(row)
+            with f.loop(0, a.slices) as number:
+                up, y = (x + number * width * 4 for x in (a.up.row(row), y_row))
+                one = f.broadcast(gate + number * 4, F32) if sliced else None
+                with f.loop(0, width, LANES) as i:  # what is written beyond a slice is written again with the next
+                    g = one if one is not None else f.load(gate + i * 4, f32x16)
+                    f.store(y + i * 4, unit(f, g, f.load(up + i * 4, f32x16), limit))
+            _write_copies(f, a.copies, y_row, row)
 
-    return kernel(f"glu_{activation}{'_row' * row_gate}", GluArguments, body)
+    return kernel(f"glu_{activation}{'_sliced' * sliced}", GluArguments, body)
 
 
 class AddArguments(Struct):
@@ -237,6 +249,28 @@ def apply(name: Activation) -> PlanKernel[MapArguments]:
         _map(f, a, thread, threads, lambda x: activate(f, name, x))
 
     return kernel(f"apply_{name}", MapArguments, body)
+
+
+class XieluArguments(MapArguments):
+    positive: Float32
+    negative: Float32
+    beta: Float32
+    eps: Float32
+
+
+def xielu() -> PlanKernel[XieluArguments]:
+    """Emit y = xIELU(x), as `plan.Xielu` defines."""
+
+    def body(f: Function, a: XieluArguments, thread: Value, threads: Value) -> None:
+        positive, negative, beta, eps = (f.splat(value) for value in (a.positive, a.negative, a.beta, a.eps))
+
+        def unit(x: Value) -> Value:
+            below = negative * (expm1(f, f.fmin(eps, x)) - x)
+            return f.fma(beta, x, f.select(x > 0.0, positive * x * x, below))
+
+        _map(f, a, thread, threads, unit)
+
+    return kernel("xielu", XieluArguments, body)
 
 
 def clamp() -> PlanKernel[FactorArguments]:

@@ -32,6 +32,7 @@ from localllm.plan import (
     SelectRows,
     Send,
     Softcap,
+    Xielu,
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
 
@@ -58,4 +59,5 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     SelectRows: rowwise.select,
     Send: boundaries.send,
     Softcap: rowwise.softcap,
+    Xielu: rowwise.xielu,
 }

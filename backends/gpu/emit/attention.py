@@ -57,11 +57,12 @@ def attention(low: Lowering, op: Attention) -> None:
         MAX_ROWS=low.limits.rows, PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=op.window, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap), HAS_SINKS=op.sinks is not None,
-        TABLE_STRIDE_AT=3 if own_blocks else 2,
+        HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.head_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
-    keys, values, sinks = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values"), low.vector(op.sinks)
+    keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
+    sinks, slopes = low.vector(op.sinks), low.vector(op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = q
     if CACHE[low.cache.keys].type.blocks:
@@ -76,14 +77,16 @@ def attention(low: Lowering, op: Attention) -> None:
     of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), ("batch", 1, 1)
     few = [
         kernels.AttendPartition(shape=shape).launch(
-            of_row, kernels.AttendPartitionBuffers(q=queries, tables=tables, keys=keys, values=values)
+            of_row, kernels.AttendPartitionBuffers(q=queries, tables=tables, keys=keys, values=values, slopes=slopes)
         ),
         kernels.AttendCombine(shape=shape, delivered=to.delivered).launch(
             (op.heads, ("batch", 1, 1), 1), kernels.AttendCombineBuffers(sinks=sinks, y=to.y, blocks=to.y_blocks)
         ),
     ]
     tile = kernels.attend_tile(shape)
-    buffers = kernels.AttendTileBuffers(q=queries, tables=tables, keys=keys, values=values, sinks=sinks, y=tiled)
+    buffers = kernels.AttendTileBuffers(
+        q=queries, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
+    )
     many = [tile.launch((op.heads, ("tiles", 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1), buffers)]
     if to.blocks is not None:
         many.append(elements("batch", "a", tiled, tiled, op.out.width, replace(to, floats=None)))

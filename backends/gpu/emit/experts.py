@@ -17,7 +17,7 @@ from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices, Fixed
 from localllm.plan import Experts, Rows, Stack
 
-GATINGS = ("softmax", "sigmoid", "softmax_of_chosen")  # in the order of the kernel's numbers
+GATINGS = ("softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen")  # in the order of the kernel's numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +39,24 @@ def experts(low: Lowering, op: Experts) -> None:
     gate, up = (low.take(rows, ffn * used) for _ in range(2))
     for stack, y in ((op.gate, gate), (op.up, up)):
         _multiply(low, stack, own, inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
+    weights = Choices(op.out.index, "weights")
+    for y in (gate, up) if op.weighted_input else ():
+        weigh = elements(rows, "(a) * (b)", weights, y, ffn, Delivery(y), used, part=ffn)
+        low.dispatch("weigh", rows, [weigh])
     low.values.release(op.x, op.router)
     words = block_words(ffn) if op.down.weight.format in formats.QUANTIZED else 0
     forms = TakenForms(low, rows, used, {})
     blocks = forms.make(BLOCKS, words) if words else None
     kept = op.out.index in low.kept
     hidden = forms.make(FLOATS, ffn) if kept or not words else None
-    glu = elements(rows, glu_expression(op.activation), gate, up, ffn, Delivery(hidden, blocks, words), used)
+    glu = elements(rows, glu_expression(op), gate, up, ffn, Delivery(hidden, blocks, words), used)
     low.dispatch("glu", rows, [glu])
     down = inputs(low, forms, op.down.weight, rows, used)
     mixed = low.take(rows, op.out.width * used)
     _multiply(low, op.down, own, down, mixed, 1)
     y = low.make(op.out)
-    combine = kernels.CombineExperts(WIDTH=op.out.width, STRIDE=op.out.width, USED=used)
-    buffers = kernels.CombineExpertsBuffers(x=mixed, weights=Choices(op.out.index, "weights"), y=y)
+    combine = kernels.CombineExperts(WIDTH=op.out.width, STRIDE=op.out.width, USED=used, WEIGHTED=not op.weighted_input)
+    buffers = kernels.CombineExpertsBuffers(x=mixed, weights=weights, y=y)
     low.dispatch("combine", rows, [combine.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])
     if kept:
         low.program.routings[op.out.index] = KeptRouting(own.choices, forms.buffers.pop(FLOATS), used)

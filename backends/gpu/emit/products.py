@@ -138,7 +138,7 @@ def linear_glu(low: Lowering, op: LinearGlu) -> None:
     gate, up = op.gate, op.up
     x, (n, k) = gate.x, gate.weight.shape
     narrow, wide = inputs(low, ValueForms(low, x), gate.weight, x.rows)
-    to, expression = low.deliver(op.glu.out), glu_expression(op.glu.activation)
+    to, expression = low.deliver(op.glu.out), glu_expression(op.glu)
     buffers = products.GatedBuffers(
         gate=low.matrix(gate.weight), up=low.matrix(up.weight), x=narrow.buffer, y=to.y, blocks=to.y_blocks,
         gate_bias=low.vector(gate.bias), up_bias=low.vector(up.bias),

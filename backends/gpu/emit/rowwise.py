@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import rowwise
 from localllm.backends.gpu.kernels.kernel import Launch
 from localllm.backends.gpu.lowering import Delivery, Lowering
-from localllm.backends.gpu.references import RopeTableOf
+from localllm.backends.gpu.references import Reference, RopeTableOf
 from localllm.plan import (
     Activate,
     Add,
     Clamp,
     Embed,
+    Experts,
     Glu,
     Norm,
     Rotate,
@@ -21,16 +24,24 @@ from localllm.plan import (
     SelectRows,
     Softcap,
     Value,
+    Xielu,
 )
 
 
+FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # of an elementwise operation
+
+
 def elements(
-    rows: Rows, operation: str, a: Buffer, b: Buffer, width: int, to: Delivery, times: int = 1,
-    factor: float | None = None, gate_stride: int | None = None,
+    rows: Rows, operation: str, a: Reference, b: Reference, width: int, to: Delivery, times: int = 1,
+    factors: Sequence[float] = (), part: int | None = None,
 ) -> Launch:  # fmt: skip
-    """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch."""
+    """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch.
+
+    With `part` there is one number of `a` for so many of `b`.
+    """
+    named = dict(zip(FACTORS, factors, strict=False))
     kernel = rowwise.Elements(
-        OPERATION=operation, WIDTH=width, STRIDE=width, delivered=to.delivered, FACTOR=factor, GATE_STRIDE=gate_stride
+        OPERATION=operation, WIDTH=width, STRIDE=width, delivered=to.delivered, SLICE=part, **named
     )
     buffers = rowwise.ElementsBuffers(a=a, b=b, y=to.y, blocks=to.y_blocks)
     return kernel.launch((-(-width // 128), (rows, 1, times), 1), buffers)
@@ -41,8 +52,9 @@ def embed(low: Lowering, op: Embed) -> None:
     matrix = low.matrix(weight)
     chunks = op.out.width // 32 if weight.format in formats.QUANTIZED else op.out.width
     kernel = rowwise.EmbedRows(
-        format=weight.format, MAX_ROWS=low.limits.rows, K=op.out.width, N=weight.shape[0], Y_STRIDE=y.stride
-    )
+        format=weight.format, MAX_ROWS=low.limits.rows, K=op.out.width, N=weight.shape[0], Y_STRIDE=y.stride,
+        BY_POSITION=op.positions,
+    )  # fmt: skip
     grid = (-(-chunks // 64), ("batch", 1, 1), 1)
     low.dispatch("embed", "batch", [kernel.launch(grid, rowwise.EmbedRowsBuffers(w=matrix, y=y))])
 
@@ -82,13 +94,10 @@ def select(low: Lowering, op: SelectRows) -> None:
 
 
 def _elements(
-    low: Lowering, label: str, operation: str, out: Value, a: Value, b: Value, factor: float | None = None,
-    gate_stride: int | None = None,
-) -> None:  # fmt: skip
+    low: Lowering, label: str, operation: str, out: Value, a: Value, b: Value, *factors: float, part: int | None = None
+) -> None:
     to = low.deliver(out)
-    launch = elements(
-        out.rows, operation, low.floats(a), low.floats(b), out.width, to, factor=factor, gate_stride=gate_stride
-    )
+    launch = elements(out.rows, operation, low.floats(a), low.floats(b), out.width, to, factors=factors, part=part)
     low.dispatch(label, out.rows, [launch])
 
 
@@ -104,9 +113,13 @@ def activate(low: Lowering, op: Activate) -> None:
     _elements(low, op.activation, f"{op.activation}(a)", op.out, op.x, op.x)
 
 
+def xielu(low: Lowering, op: Xielu) -> None:
+    factors = op.positive, op.negative, op.beta, op.eps
+    _elements(low, "xielu", "xielu(a, FACTOR, FACTOR1, FACTOR2, FACTOR3)", op.out, op.x, op.x, *map(float, factors))
+
+
 def clamp(low: Lowering, op: Clamp) -> None:
-    within = "(a) > FACTOR ? FACTOR : (a) < -FACTOR ? -FACTOR : (a)"
-    _elements(low, "clamp", within, op.out, op.x, op.x, float(op.bound))
+    _elements(low, "clamp", "bounded(a, FACTOR)", op.out, op.x, op.x, float(op.bound))
 
 
 def softcap(low: Lowering, op: Softcap) -> None:
@@ -114,9 +127,15 @@ def softcap(low: Lowering, op: Softcap) -> None:
 
 
 def glu(low: Lowering, op: Glu) -> None:
-    one_a_row = 1 if op.gate.width == 1 and op.up.width > 1 else None
-    _elements(low, "glu", glu_expression(op.activation), op.out, op.gate, op.up, gate_stride=one_a_row)
+    part = op.up.width // op.gate.width if op.gate.width < op.up.width else None
+    _elements(low, "glu", glu_expression(op), op.out, op.gate, op.up, part=part)
 
 
-def glu_expression(activation: str) -> str:
-    return "swiglu_oai(a, b)" if activation == "swiglu_oai" else f"{activation}(a) * (b)"
+def glu_expression(op: Glu | Experts) -> str:
+    """Return activation(a) * b in the words of the kernels."""
+    match op.activation:
+        case "swiglu_oai":
+            return "swiglu_oai(a, b)"
+        case "swiglu_clamp" | "silu_clamp":
+            return f"{op.activation}(a, b, {op.limit:.9e}f)"
+    return f"{op.activation}(a) * (b)"

@@ -1,5 +1,5 @@
 // Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (0: none), SOFTCAP (0:
-// none), HAS_SINKS, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
+// none), HAS_SINKS, HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define GROUP_PARTS ((GROUP + GROUPED - 1) / GROUPED)
@@ -15,10 +15,14 @@
 #define VALUE_UNIT_MOST UNIT_VALUES(VALUE_TYPE)
 #endif
 
-DEVICE float shaped(SHAPE_PARAMETER float score) {
+// `behind`: how many positions the key is behind the query, negative.
+DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
 #if HAS_SOFTCAP
   score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
+#endif
+#if HAS_SLOPES
+  score = FMA(slopes[head], (float)behind, score);
 #endif
   return score;
 }
@@ -43,7 +47,7 @@ DEVICE int first_seen(SHAPE_PARAMETER int position) { return WINDOW ? larger(0, 
 // result is HEAD sums, the largest score and the sum of weights. A work-item has two positions, then some of the numbers
 // of a value in every LANES-th position.
 KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
-                              GLOBAL const uchar *keys, GLOBAL const uchar *values,
+                              GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *slopes,
                               GLOBAL float *partial LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int row = GROUP_Z, start = GROUP_Y * PARTITION, position = POSITIONS_OF(step)[row];
@@ -113,7 +117,10 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   }
   for (int n = 0; n < 2; n++) {
     int at = start + ITEM + 128 * n, seen = at >= from && at < stop;
-    for (int g = 0; g < GROUPED; g++) p[g * PARTITION + ITEM + 128 * n] = seen ? shaped(SHAPE score[n][g]) : LOWEST;
+    for (int g = 0; g < GROUPED; g++) {
+      int head = head0 + smaller(g, heads - 1);
+      p[g * PARTITION + ITEM + 128 * n] = seen ? shaped(SHAPE score[n][g], slopes, head, at - position) : LOWEST;
+    }
   }
   BARRIER();
   for (int base = 0; base < GROUPED; base += 4) {  // a segment of 32 work-items has a head
@@ -210,7 +217,7 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
 #define SHARES (128 / OWN_ROWS)  // work-items that share a row of the softmax
 KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
                          GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *sinks,
-                         GLOBAL float *y LOCAL_ARGUMENT) {
+                         GLOBAL const float *slopes, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int head = GROUP_X, kv_head = head / GROUP, tile = GROUP_Y / (TILE_ROWS / OWN_ROWS);
   int part = GROUP_Y % (TILE_ROWS / OWN_ROWS) * OWN_ROWS, tx = ITEM & 15, ty = ITEM >> 4;
@@ -273,7 +280,8 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
       for (int i = 0; i < KEYS_EACH; i++) {
         int own = ty + 8 * r, j = tx + 16 * i, at = k0 + j, ends = position[smaller(own, rows - 1)];
         int seen = own < rows && at <= ends && at >= first_seen(SHAPE ends);
-        if (j < TILE_KEYS) p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i]) : -1.0f / 0.0f;
+        if (j < TILE_KEYS)
+          p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i], slopes, head, at - ends) : -1.0f / 0.0f;
       }
     BARRIER();
     for (int i = ITEM; i < TILE_KEYS * VALUE_UNITS; i += 128) {

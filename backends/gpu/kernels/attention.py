@@ -192,6 +192,7 @@ class AttentionShape(Macros):
     HAS_SOFTCAP: bool
     SOFTCAP: Factor
     HAS_SINKS: bool
+    HAS_SLOPES: bool
     TABLE_STRIDE_AT: Shape
 
 
@@ -202,6 +203,7 @@ class AttendPartitionBuffers(Buffers):
     tables: IntIn
     keys: ByteIn
     values: ByteIn
+    slopes: FloatIn
     partial: FloatOut = Fixed.PARTIAL
 
 
@@ -247,6 +249,7 @@ class AttendTileBuffers(Buffers):
     keys: ByteIn
     values: ByteIn
     sinks: FloatIn
+    slopes: FloatIn
     y: FloatOut
 
 

@@ -1,13 +1,13 @@
 // Operations number by number. Constants: WIDTH, STRIDE (of values of this width), and the expression OPERATION(a, b).
 
-#ifdef PAIRED  // y = OPERATION(a, b); b may be a itself, or with GATE_STRIDE one number of a per row
+#ifdef PAIRED  // y = OPERATION(a, b); b may be a itself, or with SLICE there is one number of a for SLICE of b
 KERNEL(128, elements)(SHAPE_PARAMETER GLOBAL const float *a, GLOBAL const float *b, GLOBAL float *y,
                       GLOBAL float *blocks LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   int i = GROUP_X * 128 + ITEM;
   size_t row = (size_t)GROUP_Y * STRIDE, at = row + smaller(i, WIDTH - 1);
-#ifdef GATE_STRIDE
-  float u = a[(size_t)GROUP_Y * GATE_STRIDE], v = b[at];
+#ifdef SLICE
+  float u = a[at / SLICE], v = b[at];
 #else
   float u = a[at], v = b[at];
 #endif

@@ -3,7 +3,7 @@
 
 #ifdef ROUTE
 // A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
-// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen.
+// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: sigmoid of each chosen.
 KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL int *choices,
                    GLOBAL float *weights LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -68,6 +68,8 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
     }
     for (int i = 0; i < USED; i++) best[i] = best[i] / total;
     total = 0.0f;
+#elif GATING == 3
+    for (int i = 0; i < USED; i++) best[i] = sigmoid(best[i]);
 #endif
     for (int i = 0; i < USED; i++) total += best[i];
     for (int i = 0; i < USED; i++) {
@@ -89,7 +91,7 @@ KERNEL(128, combine)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *
   float sum = 0.0f;
   for (int n = 0; n < USED; n++) {
     int pair = GROUP_Y * USED + n;
-    sum = FMA(weights[pair], x[(size_t)pair * STRIDE + i], sum);
+    sum = FMA(WEIGHTED ? weights[pair] : 1.0f, x[(size_t)pair * STRIDE + i], sum);
   }
   y[(size_t)GROUP_Y * STRIDE + i] = sum;
 }

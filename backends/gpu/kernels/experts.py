@@ -72,3 +72,4 @@ class CombineExperts(Kernel[CombineExpertsBuffers]):
     WIDTH: Shape
     STRIDE: Shape
     USED: Shape
+    WEIGHTED: bool = True

@@ -141,8 +141,8 @@ DEVICE uint nibbles(uint w, int high) { return (w >> (4 * high)) & 0x0F0F0F0Fu; 
 DEVICE int byte_of(int word, int i) { return (int)((uint)word << (24 - 8 * i)) >> 24; }
 
 // e^x as the CPU backend has it: range reduction and the polynomial of Cephes' expf, relative error below 2e-7.
-// 0 below -87, no infinity above 88; e^0 is 1; a NaN stays one.
-DEVICE float exponential(float x) {
+// 0 below -87, no infinity above 88; e^0 is 1; a NaN stays one. The parts are y and power with e^x = (1 + y) * power.
+DEVICE float exponential_parts(float x, float *power) {
   float c = x > 88.0f ? 88.0f : (x < -87.0f ? -87.0f : x);
   float n = FLOOR_EVEN(c * 1.44269504f);
   float r = FMA(n, 2.12194440e-4f, FMA(n, -0.693359375f, c));
@@ -152,18 +152,57 @@ DEVICE float exponential(float x) {
   p = FMA(p, r, 4.1665795894e-2f);
   p = FMA(p, r, 1.6666665459e-1f);
   p = FMA(p, r, 5.0000001201e-1f);
-  float y = FMA(p, r * r, r) + 1.0f;
-  int power = IS_NAN(x) ? 127 : (int)n + 127;
-  return x < -87.0f ? 0.0f : y * AS_FLOAT(power << 23);
+  *power = AS_FLOAT((IS_NAN(x) ? 127 : (int)n + 127) << 23);
+  return FMA(p, r * r, r);
+}
+DEVICE float exponential(float x) {
+  float power, y = exponential_parts(x, &power) + 1.0f;
+  return x < -87.0f ? 0.0f : y * power;
+}
+DEVICE float exponential_less_one(float x) {
+  float power, y = exponential_parts(x, &power);
+  return FMA(y, power, power - 1.0f);
 }
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 DEVICE float hyperbolic_tangent(float x) { return 1.0f - 2.0f / (exponential(2.0f * x) + 1.0f); }
 DEVICE float silu(float x) { return x * sigmoid(x); }
 DEVICE float gelu(float x) { return x * sigmoid(FMA(x * x * x, 0.044715f, x) * 1.5957691216057308f); }
-// The unit of gpt-oss; in this order a NaN stays one.
+DEVICE float identity(float x) { return x; }
+DEVICE float relu(float x) { return x < 0.0f ? 0.0f : x; }
+DEVICE float relu2(float x) { return relu(x) * relu(x); }
+// log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|, by the polynomial of Cephes' logf; where t is large it is halved.
+DEVICE float softplus(float x) {
+  float t = exponential(x < 0.0f ? x : -x);
+  int large = t > 0.4142135f;
+  float z = large ? (t - 1.0f) * 0.5f : t;
+  float p = 7.0376836292e-2f;
+  p = FMA(p, z, -1.1514610310e-1f);
+  p = FMA(p, z, 1.1676998740e-1f);
+  p = FMA(p, z, -1.2420140846e-1f);
+  p = FMA(p, z, 1.4249322787e-1f);
+  p = FMA(p, z, -1.6668057665e-1f);
+  p = FMA(p, z, 2.0000714765e-1f);
+  p = FMA(p, z, -2.4999993993e-1f);
+  p = FMA(p, z, 3.3333331174e-1f);
+  return relu(x) + (FMA(z * z, FMA(p, z, -0.5f), z) + (large ? 0.69314718f : 0.0f));
+}
+DEVICE float xielu(float x, float positive, float negative, float beta, float eps) {
+  float below = negative * (exponential_less_one(x > eps ? eps : x) - x);
+  return FMA(beta, x, x > 0.0f ? positive * x * x : below);
+}
+// Units with limits; in this order a NaN stays one.
+DEVICE float bounded(float x, float limit) { return x > limit ? limit : x < -limit ? -limit : x; }
+DEVICE float swiglu_clamp(float gate, float up, float limit) {
+  return silu(gate > limit ? limit : gate) * bounded(up, limit);
+}
+DEVICE float silu_clamp(float gate, float up, float limit) {
+  float g = silu(gate);
+  return (g > limit ? limit : g) * bounded(up, limit);
+}
+// The unit of gpt-oss.
 DEVICE float swiglu_oai(float gate, float up) {
-  float g = gate > 7.0f ? 7.0f : gate, u = up > 7.0f ? 7.0f : up < -7.0f ? -7.0f : up;
-  return g * sigmoid(1.702f * g) * (u + 1.0f);
+  float g = gate > 7.0f ? 7.0f : gate;
+  return g * sigmoid(1.702f * g) * (bounded(up, 7.0f) + 1.0f);
 }
 
 // What changes from step to step, in device memory: 8 ints (rows, rows of logits, blocks of a row of the tables, of the

@@ -3,7 +3,11 @@
 #ifdef EMBED
 KERNEL(64, embed)(SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const int *step, GLOBAL float *RESTRICT y) {
   int row = GROUP_Y, i = GROUP_X * 64 + ITEM;
+#if BY_POSITION
+  size_t token = smaller(POSITIONS_OF(step)[row], N - 1);
+#else
   size_t token = TOKENS_OF(step)[row];
+#endif
 #ifdef QUANTIZED
   if (i < K / 32) {  // a chunk each
     int q[8];

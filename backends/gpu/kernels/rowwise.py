@@ -50,6 +50,7 @@ class EmbedRows(Kernel[EmbedRowsBuffers]):
     K: Shape
     N: Shape
     Y_STRIDE: Shape
+    BY_POSITION: bool = False
 
     @property
     def size(self) -> int:
@@ -126,7 +127,7 @@ class ElementsBuffers(Buffers):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elements(Kernel[ElementsBuffers]):
-    """Compute OPERATION(a, b) elementwise. GATE_STRIDE is 1 if `a` has one number per row."""
+    """Compute OPERATION(a, b) elementwise. With SLICE `a` has one number for SLICE numbers of `b`."""
 
     name, parts, flag = "elements", "blocks elements", "PAIRED"
     OPERATION: Expression
@@ -134,7 +135,10 @@ class Elements(Kernel[ElementsBuffers]):
     STRIDE: Shape
     delivered: Delivered
     FACTOR: Factor | None = None
-    GATE_STRIDE: int | None = None
+    FACTOR1: Factor | None = None
+    FACTOR2: Factor | None = None
+    FACTOR3: Factor | None = None
+    SLICE: Shape | None = None
 
     @property
     def local_floats(self) -> int:

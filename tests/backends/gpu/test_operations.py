@@ -59,6 +59,14 @@ def test_operation(gpu: Backend, name: str) -> None:
         np.testing.assert_array_equal(feed(ours, tokens[:10], sizes), alone)
 
 
+def test_positions_have_rows_of_a_table(gpu: Backend) -> None:
+    embedding, positions = table(40), MemoryWeight.of("positions", np.random.RandomState(5).standard_normal((50, 40)))
+    tokens = np.resize(np.arange(VOCABULARY)[::-1], 70)
+    rows = run(gpu, lambda r, x: r.add(x, r.embed(positions, positions=True)), embedding, tokens, 1, 2)
+    expected = embedding.values()[tokens] + positions.values()[np.minimum(np.arange(70), 49)]
+    np.testing.assert_array_equal(rows, expected)
+
+
 def test_select_rows(gpu: Backend) -> None:
     embedding = table(40)
     driver = Driver(bind(gpu, record(embedding, lambda r, x: r.scale(r.select_rows(x), 2.0))))
@@ -145,6 +153,8 @@ MIXTURES: dict[str, Build] = {
     "softmax, biased": mixture("softmax", 4, normalize=True, biased=True),
     "sigmoid": mixture("sigmoid", 3, normalize=True, biased=True),
     "chosen": mixture("softmax_of_chosen", 4, extras=True, activation="swiglu_oai"),
+    "weighted input": mixture("sigmoid_of_chosen", 2, weighted_input=True),
+    "limits": mixture("softmax", 3, activation="silu_clamp", limit=0.75),
     "all": mixture("softmax_of_chosen", 20),
 }
 
