@@ -139,6 +139,11 @@ CASES: dict[str, Case] = {
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
+    "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
+    "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
+    "columns of slices, and what they came from": Case(
+        96, lambda r, x: r.add(r.columns(x, 3, 24, 4), r.columns(r.scale(x, 0.5), 0, 21, 4)), exact
+    ),
 }
 for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
     weight = vector(width // groups, "rms")
@@ -399,6 +404,7 @@ NONE: dict[str, Build] = {
     "sigmoid": lambda r, x: r.activate(x, "sigmoid"),
     "softcap": lambda r, x: r.softcap(x, 3.0),
     "clamp": lambda r, x: r.clamp(x, 3.0),
+    "columns": lambda r, x: r.columns(x, 1, 6, 4),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),
