@@ -25,6 +25,7 @@ from localllm.plan import (
     Attention,
     Batch,
     Clamp,
+    Columns,
     Embed,
     Experts,
     Glu,
@@ -290,6 +291,11 @@ def _scale(state: State, op: Scale) -> None:
     state.write(op.out, state.read(op.x) * op.factor)
 
 
+def _columns(state: State, op: Columns) -> None:
+    x = state.values[op.x.index]
+    state.write(op.out, x.reshape(len(x), op.groups, -1)[:, :, op.start : op.stop].reshape(len(x), -1))
+
+
 def _select_rows(state: State, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
@@ -319,6 +325,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Softcap: _softcap,
     Add: _add,
     Scale: _scale,
+    Columns: _columns,
     SelectRows: _select_rows,
     Receive: _receive,
     Send: _send,

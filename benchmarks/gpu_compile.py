@@ -19,7 +19,7 @@ from typing import Any
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import attention, experts, largest, products, rowwise
+from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, rowwise
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer
@@ -148,6 +148,7 @@ def _cache(name: str) -> list[Labelled]:
 
 def _rowwise() -> list[Labelled]:
     floats, row = DELIVERIES["floats"], {"WIDTH": 2048, "STRIDE": 2048}
+    slices = {"WIDTH": 2048, "X_STRIDE": 3072, "GROUP": 192, "START": 64, "TAKEN": 128}
     capped = rowwise.Elements(
         OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
     )
@@ -163,6 +164,7 @@ def _rowwise() -> list[Labelled]:
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
+        found.append((f"columns, {what}", columns.TakeColumns(delivered=to, **slices)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):

@@ -24,6 +24,7 @@ class ExpertGating:
     from_file: bool = False  # keys of the file override the two above, and may scale the weights
     scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
+    beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,7 @@ class Architecture:
     logit_softcap: float | None = None  # as above
     multipliers: Multipliers | None = None
     attention_scale: bool = False  # the key `attention.scale` counts
+    score_scale: float = 0.0  # of all scores; 0: as above, or one over the root of the head width
     parallel: bool = False  # attention and feed-forward read the same rows, and both are added to them
     norm_weights: bool = True  # false: norms have none
     ignored: tuple[str, ...] = ()  # tensors and keys that do not count; of a layer's tensors the name after `blk.N.`
@@ -86,6 +88,7 @@ class Architecture:
     norms_rotated: bool = False  # q/k norms come after the rotation
     value_norm: bool = False  # the values of each head are normed, without weights
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
+    per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     halves: bool = False  # `feed_forward_length` counts gate and up together
@@ -160,6 +163,12 @@ _ROWS = (
     Architecture(
         "gemma3", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=62,
         qk_norm=True, logit_softcap=0.0, sliding=Sliding(6, stretched=False, rope_base=10000.0),
+    ),
+    Architecture(
+        "gemma4", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, score_scale=1.0,
+        qk_norm=True, value_norm=True, keys_as_values=True, kv_layers=0, per_layer_inputs=True, logit_softcap=0.0,
+        sliding=Sliding(6, factors=False, rope_base=10000.0),
+        routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
     Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(

@@ -60,6 +60,7 @@ class ExpertConfig:
     scale: float
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
+    beside: bool  # beside a dense feed-forward
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Config:
     logit_scale: float
     experts: ExpertConfig | None
     parallel: bool  # attention and feed-forward read the same rows
+    per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
@@ -143,6 +145,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         logit_scale=logit_scale,
         experts=None if "expert_count" in row.ignored else _experts(keys, row.routing),
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
+        per_layer_width=_per_layer_width(keys, row),
     )
 
 
@@ -169,6 +172,12 @@ def _ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
     """Rows of the gate and of the up matrix, by layer."""
     widths = keys.per_layer("feed_forward_length", blocks, 1, _MAX_WIDTH)
     return tuple([width // 2 for width in widths]) if row.halves else widths
+
+
+def _per_layer_width(keys: Keys, row: Architecture) -> int:
+    if not row.per_layer_inputs:
+        return 0
+    return keys.integer("embedding_length_per_layer_input", 0, _MAX_WIDTH // MAX_LAYERS, default=0)
 
 
 def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:
@@ -212,6 +221,8 @@ def _window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: int)
 
 
 def _attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: int, share: int) -> float:
+    if row.score_scale:
+        return row.score_scale
     if layers == row.wide_scores:
         return 1.0 / math.sqrt(share)
     scale = keys.real("attention.scale", 0.0, _MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
@@ -253,7 +264,9 @@ def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
         normalize = keys.flag("expert_weights_norm", normalize)
         scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
     used = keys.integer("expert_used_count", 1, min(count, _MAX_USED), reason=_REASON if count > _MAX_USED else "")
-    return ExpertConfig(count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales)
+    return ExpertConfig(
+        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside
+    )
 
 
 def _head_dims(keys: Keys, width: int, heads: tuple[int, ...], row: Architecture) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from localllm.models.builder import Builder
@@ -15,11 +16,26 @@ class FeedForward:
 
     builder: Builder
 
-    def __call__(self, x: Value, layer: int) -> Value:
-        name, experts = f"blk.{layer}.", self.builder.config.experts
-        if experts is not None and name + "ffn_gate_inp.weight" in self.builder.tensors:
-            return self.experts(name, x, experts)
-        return self.dense(name, x, self.builder.config.ffn_width[layer])
+    def __call__(self, x: Value, layer: int, residual: Value) -> Value:
+        """The feed-forward of x, the normed rows of `residual`."""
+        builder, name, experts = self.builder, f"blk.{layer}.", self.builder.config.experts
+        if experts is None or name + "ffn_gate_inp.weight" not in builder.tensors:
+            return self.dense(name, x, builder.config.ffn_width[layer])
+        if experts.beside:
+            return self.both(layer, x, residual, experts)
+        router = builder.linear(name + "ffn_gate_inp", x, experts.count, builder.config.width)  # (T, experts)
+        return self.experts(name, x, router, experts)
+
+    def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
+        """The dense feed-forward, plus experts that norm the residual stream on their own, as their router does."""
+        builder, name = self.builder, f"blk.{layer}."
+        config, recorder, tensors = builder.config, builder.recorder, builder.tensors
+        dense = builder.norm(name + "post_ffw_norm_1", self.dense(name, x, config.ffn_width[layer]))
+        own = builder.norm(name + "pre_ffw_norm_2", residual)
+        normed = recorder.rms_norm(residual, tensors.vector(name + "ffn_gate_inp.scale", config.width), config.eps)
+        weight = tensors.matrix(name + "ffn_gate_inp.weight", experts.count, config.width)
+        router = recorder.linear(normed, weight, None, 1.0 / math.sqrt(config.width))  # (T, experts)
+        return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(name, own, router, experts)))
 
     def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
         """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
@@ -38,12 +54,11 @@ class FeedForward:
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
-    def experts(self, name: str, x: Value, experts: ExpertConfig) -> Value:
-        """The chosen experts, plus the shared expert if the file has one."""
+    def experts(self, name: str, x: Value, router: Value, experts: ExpertConfig) -> Value:
+        """The experts that the router chooses, plus the shared expert if the file has one."""
         builder = self.builder
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
         gate, up = self.gate_and_up(name, experts)
-        router = builder.linear(name + "ffn_gate_inp", x, experts.count, config.width)  # (T, experts)
         y = recorder.experts(
             x,
             router,

@@ -16,6 +16,7 @@ from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.layers import LayerRecorder
+from localllm.models.per_layer import PerLayer
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor
@@ -41,7 +42,10 @@ def record(
     full = _ropes(config, architecture, config.rope, factors)
     of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
     sliding = _ropes(config, architecture, config.window_rope, of_sliding)
-    layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder))
+    per_layer = PerLayer(builder) if config.per_layer_width else None
+    if per_layer is not None:
+        per_layer.begin(x)
+    layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder), per_layer)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from localllm.models.attention import Attention
 from localllm.models.builder import Builder
 from localllm.models.feed_forward import FeedForward
+from localllm.models.per_layer import PerLayer
 from localllm.plan import Value
 
 
@@ -17,6 +18,7 @@ class LayerRecorder:
     builder: Builder
     attention: Attention
     feed_forward: FeedForward
+    per_layer: PerLayer | None = None
 
     def layer(self, x: Value, layer: int) -> Value:
         """Attention, then the feed-forward; or both of the same rows."""
@@ -31,13 +33,17 @@ class LayerRecorder:
         y = self.attention.output(mixed, layer)
         if not builder.config.parallel:
             x = self.residual(x, y, name + row.attention_post_norm)
-            z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer)
-            return self.residual(x, z, name + row.ffn_post_norm)
+            z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x)
+            x = self.residual(x, z, name + row.ffn_post_norm)
+            if self.per_layer is not None:
+                x = recorder.add(x, self.per_layer.branch(x, layer))
+            scale = builder.tensors.optional_numbers(name + "layer_output_scale.weight", 1)
+            return x if scale is None else recorder.scale(x, float(scale[0]))
         if row.ffn_norm != row.attention_norm:
             normed = self.input_norm(name + row.ffn_norm, x)
         elif last:
             normed = recorder.select_rows(normed)
-        return recorder.add(x, recorder.add(self.feed_forward(normed, layer), y))
+        return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x), y))
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

@@ -282,6 +282,15 @@ class Scale(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class Columns(Unary):
+    """out = columns start..stop of each of `groups` equal slices of a row, one slice after the other."""
+
+    groups: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
 class SelectRows(Unary):
     """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
 

@@ -13,6 +13,7 @@ from localllm.plan.operations import (
     Append,
     Attention,
     Clamp,
+    Columns,
     Embed,
     Experts,
     Gating,
@@ -141,6 +142,17 @@ class Recorder:
     def scale(self, x: Value, factor: float) -> Value:
         out = self._value(x.width, x.rows, x.name + ".scaled")
         self._operations.append(Scale(out, x, factor))
+        return out
+
+    def columns(self, x: Value, start: int, stop: int, groups: int = 1) -> Value:
+        """Return columns start..stop of each of `groups` equal slices of a row; all of them are x itself."""
+        width = x.width // groups
+        assert x.width == groups * width, f"{x.name}: {x.width} columns are not {groups} slices"
+        assert 0 <= start < stop <= width, f"{x.name}: no columns {start}..{stop} of {width}"
+        if stop - start == width:
+            return x
+        out = self._value(groups * (stop - start), x.rows, f"{x.name}[{start}:{stop}]")
+        self._operations.append(Columns(out, x, groups, start, stop))
         return out
 
     def select_rows(self, x: Value) -> Value:

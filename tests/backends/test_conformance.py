@@ -168,6 +168,11 @@ CASES: dict[str, Case] = {
     "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
+    "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
+    "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
+    "columns of slices, and what they came from": Case(
+        96, lambda r, x: r.add(r.columns(x, 3, 24, 4), r.columns(r.scale(x, 0.5), 0, 21, 4)), exact
+    ),
 }
 for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
     weight = vector(width // groups, "rms")
@@ -454,6 +459,7 @@ NONE: dict[str, Build] = {
     "softplus": lambda r, x: r.glu(x, r.scale(x, 0.0), "softplus"),
     "swiglu within limits": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_clamp", 3.0),
     "silu within limits": lambda r, x: r.glu(x, r.scale(x, 0.0), "silu_clamp", 3.0),
+    "columns": lambda r, x: r.columns(x, 1, 6, 4),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

@@ -26,4 +26,4 @@ def test_every_position(cpu: CpuBackend, name: str) -> None:
         ours = np.concatenate([driver.step([(0, part)]) for part in parts])
     finally:
         executable.close()
-    assert nmse(ours, model.stored["logits"]).max() < 1e-6  # GELU; all others 1e-9
+    assert nmse(ours, model.stored["logits"]).max() < model.limit

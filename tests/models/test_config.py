@@ -234,6 +234,23 @@ def test_sliding_layers_may_have_heads_of_another_width() -> None:
             sliding("gemma3", 3, attention__sliding_window=512, **widths, **(own | {key: 9}))
 
 
+def sharing(architecture: str, layers: int, own: int, **changes: Any) -> Any:
+    keys = {"attention__sliding_window": 512, "attention__sliding_window_pattern": 3}
+    return sliding(architecture, layers, attention__shared_kv_layers=layers - own, **keys, **changes)
+
+
+def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> None:
+    assert sharing("gemma4", 9, 5).kv_layer == (0, 1, 2, 3, 4, 2, 4, 4, 2)
+    assert sharing("gemma4", 9, 9).kv_layer == tuple(range(9))
+    assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # the key counts for some architectures only
+    message = r"^gemma4\.attention\.shared_kv_layers: layer 2 has 8 .*, found none of its kind in the first 2 layers$"
+    with pytest.raises(ModelError, match=message):
+        sharing("gemma4", 9, 2)
+    message = r"^gemma4\.attention\.shared_kv_layers: layer 4 has 2 .*, found 4 key-value heads in the first 4 layers$"
+    with pytest.raises(ModelError, match=message):
+        sharing("gemma4", 6, 4, attention__head_count_kv=[4, 4, 4, 4, 2, 4])
+
+
 def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:
     stretch = {"rope__freq_base": 1e6, "rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
     for architecture, base in (("gemma3", 1e4), ("olmo2", 1e6)):

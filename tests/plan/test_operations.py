@@ -12,9 +12,10 @@ from localllm.backends.reference import _dequantize
 from localllm.backends.reference_operations import OPERATIONS, State
 from localllm.plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
 from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
-from tests.plan.support import MODELS, tiny_plan
+from tests.plan.support import MODELS, RECORDED, tiny_plan
 
 ROWS = 3
+PLANS = [*MODELS, *RECORDED]
 EXACT = CACHE_TYPES["f32"]  # its rounding is float32's
 
 
@@ -57,7 +58,7 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     return found
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PLANS)
 def test_an_operation_knows_what_it_touches(name: str) -> None:
     for op, values, weights, layers in touched(tiny_plan(name)):
         assert values.read == {value.index for value in op.inputs}, op
@@ -66,11 +67,11 @@ def test_an_operation_knows_what_it_touches(name: str) -> None:
         assert layers.read == set(op.state), op
 
 
-def test_the_models_hold_every_operation() -> None:
-    assert {type(op) for name in MODELS for op in tiny_plan(name).operations} == EVERY_OPERATION
+def test_the_plans_hold_every_operation() -> None:
+    assert {type(op) for name in PLANS for op in tiny_plan(name).operations} == EVERY_OPERATION
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", PLANS)
 def test_products_are_of_inputs_and_matrices(name: str) -> None:
     for op in tiny_plan(name).operations:
         assert {value for value, _ in op.products} <= set(op.inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, boundaries, experts, products, rowwise
+from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, rowwise
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -16,6 +16,7 @@ from localllm.plan import (
     Append,
     Attention,
     Clamp,
+    Columns,
     Embed,
     Experts,
     Glu,
@@ -41,6 +42,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Append: rowwise.append_,
     Attention: attention.attention,
     Clamp: rowwise.clamp,
+    Columns: columns.columns,
     Embed: products.embed,
     Experts: experts.experts,
     Glu: rowwise.glu,

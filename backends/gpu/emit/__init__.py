@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.gpu.emit import attention, boundaries, experts, products, rowwise
+from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, rowwise
 from localllm.backends.gpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -16,6 +16,7 @@ from localllm.plan import (
     Append,
     Attention,
     Clamp,
+    Columns,
     Embed,
     Experts,
     Glu,
@@ -44,6 +45,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Append: attention.append,
     Attention: attention.attention,
     Clamp: rowwise.clamp,
+    Columns: columns.columns,
     Embed: rowwise.embed,
     Experts: experts.experts,
     Glu: rowwise.glu,

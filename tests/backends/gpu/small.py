@@ -52,7 +52,8 @@ def rows(r: Recorder, x: Value) -> Value:
         y = r.rotate(y, 12, Rope(style, 10, FREQUENCIES))
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
-    return r.softcap(r.select_rows(r.add(x, y)), 3.0)
+    y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
+    return r.softcap(r.select_rows(y), 3.0)
 
 
 def layer(r: Recorder, x: Value) -> Value:

@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 import localllm
+from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.cli.main import main
+from localllm.plan import BLOCK
 from tests.backends.test_reference_logits import ARCHITECTURES, logits, paths
 from tests.conftest import reference
 from tests.localllm.support import Terminal
-from tests.models.support import nmse
+from tests.models.kit import KIT
+from tests.models.support import Driver, nmse, plan_of
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -69,3 +72,18 @@ def test_chat_in_a_terminal(backend_name: str) -> None:
     terminal.type("/bye\n")
     assert terminal.end() == 0
     assert "Traceback" not in terminal.seen
+
+
+@pytest.mark.parametrize("name", ["gemma4-26b-a4b", "gemma4-e2b"])
+def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
+    """Layers that share keys and values, per-layer embeddings, experts beside a dense feed-forward."""
+    model = KIT[name]
+    limits, cache = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32")
+    executable = gpu.bind(plan_of(*model.loaded()), limits, cache)
+    try:
+        driver = Driver(executable)
+        parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
+        ours = np.concatenate([driver.step([(0, part)]) for part in parts])
+    finally:
+        executable.close()
+    assert nmse(ours, model.stored["logits"]).max() < model.limit

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from localllm.backends.hybrid.cut import Placement, cut, most_layers, sides
-from localllm.plan import Embed, Experts, Linear, Plan, Receive, Send
+from localllm.plan import Attention, Embed, Experts, Linear, Plan, Receive, Send
 from tests.backends.support import Shape, plan
+from tests.models.kit import KIT
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES
 
@@ -53,3 +54,14 @@ def test_experts_of_the_first_layers_alone_stay_on_the_host() -> None:
         assert {type(op) for op in own} == {Experts, Receive, Send}
         assert parts.plans["host"].layers == ()
         assert parts.order == ("card", *("host", "card") * len(layers))
+
+
+def test_a_layer_attends_where_the_cache_is_that_it_reads() -> None:
+    """The last five of ten layers share two caches; all else of them goes to the card."""
+    model = plan_of(*KIT["gemma4-e2b"].loaded())
+    whole, some, few = (cut(model, Placement(layers)) for layers in (7, 6, 2))  # the output, and 6, 5 and 1 layers
+    assert [side for side, _ in whole.layers] == ["host"] * 4 + ["card"]
+    assert [side for side, _ in some.layers] == [side for side, _ in few.layers] == ["host"] * 5
+    for parts, on_card in ((whole, 2), (some, 0), (few, 0)):
+        assert sum(isinstance(op, Attention) for op in parts.plans["card"].operations) == on_card
+    assert "blk.5.attn_q.weight" in names(some.plans["card"]) - names(few.plans["card"])

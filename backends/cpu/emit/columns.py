@@ -1,0 +1,26 @@
+"""Emitters of the operations that move columns of rows."""
+
+from __future__ import annotations
+
+from localllm.backends.allocation import Buffer
+from localllm.backends.cpu.kernels import columns as kernels
+from localllm.backends.cpu.lowering import Lowering
+from localllm.backends.cpu.places import CountOf, output_to, rows_in
+from localllm.plan import Columns, Rows
+
+
+def columns(low: Lowering, op: Columns) -> None:
+    x, count = low.floats(op.x), op.stop - op.start
+    _copy(low, op.x.rows, x, low.make(op.out), op.groups, count, (op.start, op.x.width // op.groups), (0, count))
+
+
+def _copy(
+    low: Lowering, rows: Rows, x: Buffer, y: Buffer, groups: int, count: int, source: tuple[int, int],
+    target: tuple[int, int],
+) -> None:  # fmt: skip
+    """Copy `count` numbers of each group; `source` and `target`: where the first group's stand, numbers to the next."""
+    arguments = kernels.ColumnsArguments(
+        x=rows_in(x), y=output_to(y), rows=CountOf(rows), groups=groups, count=count, x_first=4 * source[0],
+        x_step=4 * source[1], y_first=4 * target[0], y_step=4 * target[1],
+    )  # fmt: skip
+    low.call(kernels.columns(), arguments, rows, "columns")

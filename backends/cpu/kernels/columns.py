@@ -1,0 +1,35 @@
+"""Columns of rows: copy a range of each of several equal slices."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.arguments import Address, Int64, Output, Rows, Struct
+from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, own_rows
+from localllm.backends.cpu.simd import F32, LANES, Function, Value
+
+
+class ColumnsArguments(Struct):
+    x: Rows
+    y: Output
+    rows: Address
+    groups: Int64
+    count: Int64  # numbers of each group
+    x_first: Int64  # bytes from the start of a row to the first group's numbers
+    x_step: Int64  # bytes from group to group
+    y_first: Int64
+    y_step: Int64
+
+
+def columns() -> PlanKernel[ColumnsArguments]:
+    """Emit the copy of `count` numbers of each group. Nothing is written beyond them."""
+
+    def body(f: Function, a: ColumnsArguments, thread: Value, threads: Value) -> None:
+        whole = a.count // LANES * LANES
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row, f.loop(0, a.groups) as group:
+            x = a.x.row(row) + (a.x_first + group * a.x_step)
+            y = a.y.row(row) + (a.y_first + group * a.y_step)
+            with f.loop(0, whole, LANES) as i:
+                f.store(y + i * 4, f.load(x + i * 4, f32x16))
+            with f.loop(whole, a.count) as i:
+                f.store(y + i * 4, f.load(x + i * 4, F32))
+
+    return kernel("columns", ColumnsArguments, body)

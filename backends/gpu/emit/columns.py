@@ -1,0 +1,17 @@
+"""Operations that move columns of rows."""
+
+from __future__ import annotations
+
+from localllm.backends.gpu.kernels import columns as kernels
+from localllm.backends.gpu.lowering import Lowering
+from localllm.plan import Columns
+
+
+def columns(low: Lowering, op: Columns) -> None:
+    x, to, rows = low.floats(op.x), low.deliver(op.out), op.x.rows
+    kernel = kernels.TakeColumns(
+        WIDTH=op.out.width, X_STRIDE=x.stride, GROUP=op.x.width // op.groups, START=op.start,
+        TAKEN=op.stop - op.start, delivered=to.delivered,
+    )  # fmt: skip
+    buffers = kernels.TakeColumnsBuffers(x=x, y=to.y, blocks=to.y_blocks)
+    low.dispatch("columns", rows, [kernel.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])

@@ -1,0 +1,32 @@
+"""Kernels that move columns of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, FloatOut, Kernel, Shape
+from localllm.backends.gpu.kernels.rowwise import Delivered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeColumnsBuffers(Buffers):
+    x: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeColumns(Kernel[TakeColumnsBuffers]):
+    """Of every GROUP numbers of a row, TAKEN from START on."""
+
+    name, parts, flag = "columns", "blocks columns", "COLUMNS"
+    WIDTH: Shape
+    X_STRIDE: Shape
+    GROUP: Shape
+    START: Shape
+    TAKEN: Shape
+    delivered: Delivered
+
+    @property
+    def local_floats(self) -> int:
+        return 128
