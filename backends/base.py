@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Tensor, Value
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, RowLayer, ScanLayer, StateLayer, Store, Tensor, Value
 from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
@@ -36,11 +36,11 @@ class Limits:
     positions: int
     window_blocks: int = 0
 
-    def own_blocks(self, layer: CacheLayer) -> bool:
+    def own_blocks(self, layer: Store) -> bool:
         """Return whether the layer has a window and separate blocks."""
         return bool(layer.window and self.window_blocks)
 
-    def blocks_of(self, layer: CacheLayer) -> int:
+    def blocks_of(self, layer: Store) -> int:
         """Return the number of cache blocks of one layer."""
         return self.window_blocks if self.own_blocks(layer) else self.blocks
 
@@ -67,21 +67,36 @@ class Memory:
     cache_per_token: int  # in layers without a window
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
+    state_per_token: int = 0  # in recurrent layers, on average
 
     def read_after(self, tokens: float) -> float:
         """Return the bytes that a decode step reads with `tokens` tokens in the cache."""
         seen = min(tokens, self.window)
-        return self.weights_per_token + self.cache_per_token * tokens + self.window_per_token * seen
+        fixed = self.weights_per_token + self.state_per_token
+        return fixed + self.cache_per_token * tokens + self.window_per_token * seen
 
 
-def cache_reads(layers: Sequence[CacheLayer], block_bytes: Sequence[int]) -> dict[str, int]:
+def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int]) -> dict[str, int]:
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
-    of_token = [(layer.window, size // BLOCK) for layer, size in zip(layers, block_bytes, strict=True)]
+    pairs = list(zip(layers, block_bytes, strict=True))
+    of_token = [(layer.window, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
     return {
         "cache_per_token": sum(size for window, size in of_token if not window),
         "window_per_token": sum(size for window, size in of_token if window),
         "window": max((window for window, _ in of_token), default=0),
+        "state_per_token": sum(_state_read(layer) for layer in layers if not isinstance(layer, CacheLayer)),
     }
+
+
+def _state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
+    """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
+    match layer:
+        case RowLayer(width, window):
+            return 4 * width * window
+        case StateLayer():
+            return 4 * (layer.state + layer.row * BLOCK // 2)
+        case ScanLayer(width, state_dim):
+            return 4 * width * state_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from localllm import quant
 from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Memory, Progress, Routing, cache_reads
-from localllm.backends.cache import CACHE_TYPES, load
+from localllm.backends.cache import CACHE_TYPES, CacheType, load
 from localllm.backends.checks import check_cache
 from localllm.backends.reference_operations import OPERATIONS, State
 from localllm.backends.shell import Shell
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, F32, Batch, Plan, Tensor, Value, flattened
+from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, Store, Tensor, Value, flattened
 
 
 class ReferenceBackend:
@@ -68,7 +68,9 @@ class ReferenceExecutable(Shell):
 
     def _take_in(self, batch: Batch) -> None:
         cache = self._cache
-        self._last = State(batch, {}, self._weights, cache.keys, cache.values, *cache.types, self._windowed)
+        self._last = State(
+            batch, {}, self._weights, cache.keys, cache.values, *cache.types, cache.stores, self._windowed
+        )
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
         state = self._state
@@ -107,11 +109,11 @@ class ReferenceExecutable(Shell):
 
     def _free(self) -> None:
         self._weights = {}
-        self._cache.keys, self._cache.values = [], []
+        self._cache.free()
         self._last = None
 
     def _memory(self) -> Memory:
-        cache = sum(layer.nbytes for layer in (*self._cache.keys, *self._cache.values))
+        cache = self._cache.nbytes
         rows = {"batch": self.limits.rows, "logits": self.limits.logit_rows}
         return Memory(
             weights=sum(w.nbytes for w in self._weights.values()),
@@ -123,48 +125,72 @@ class ReferenceExecutable(Shell):
 
 
 class _Cache:
-    """Stored keys and values of every layer: uint8 (slots, kv_heads, bytes of a head)."""
+    """Stored keys and values, uint8 (slots, kv_heads, bytes of a head), or a recurrent layer's numbers, by layer."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
         self.types = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
         self._layers = plan.layers
         self.keys, self.values = (
-            [
-                np.zeros((limits.blocks_of(own) * BLOCK, own.kv_heads, type_.head_bytes(own.head_dim)), np.uint8)
-                for own in plan.layers
-            ]
-            for type_ in self.types
+            [_slots(own, limits.blocks_of(own), type_) for own in plan.layers] for type_ in self.types
         )
+        self.stores: list[F32] = [_numbers(own, limits.blocks_of(own)) for own in plan.layers]
         self.layout = f"reference {cache.keys} {cache.values}"
-        pairs = zip(self.keys, self.values, strict=True)
-        self.block_bytes = tuple(BLOCK * (k[0].nbytes + v[0].nbytes) for k, v in pairs)
+        self.block_bytes = tuple(sum(part[0].nbytes for part in self._blocks(n)) for n in range(len(plan.layers)))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for parts in (self.keys, self.values) for part in parts) + sum(
+            s.nbytes for s in self.stores
+        )
 
     def copy(self, layer: int, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         for blocks in self._blocks(layer):
             blocks[target] = blocks[source]
 
     def read(self, layer: int, numbers: NDArray[np.int32]) -> NDArray[np.uint8]:
-        both = [blocks[numbers].reshape(len(numbers), -1) for blocks in self._blocks(layer)]
-        return np.concatenate(both, axis=1)
+        parts = [blocks[numbers].reshape(len(numbers), -1) for blocks in self._blocks(layer)]
+        return np.concatenate(parts, axis=1)
 
     def write(self, layer: int, numbers: NDArray[np.int32], content: NDArray[np.uint8]) -> None:
         for blocks, new in zip(self._blocks(layer), self._parts(layer, content), strict=True):
             blocks[numbers] = new
 
     def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
-        head_dim, parts = self._layers[layer].head_dim, self._parts(layer, content)
+        own, parts = self._layers[layer], self._parts(layer, content)
+        if not isinstance(own, CacheLayer):
+            return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         with np.errstate(invalid="ignore"):  # a NaN
-            return all(np.isfinite(load(p, head_dim, type_)).all() for p, type_ in zip(parts, self.types, strict=True))
+            return all(
+                np.isfinite(load(p, own.head_dim, type_)).all() for p, type_ in zip(parts, self.types, strict=True)
+            )
+
+    def free(self) -> None:
+        self.keys, self.values, self.stores = [], [], []
 
     def _blocks(self, layer: int) -> list[NDArray[np.uint8]]:
-        """Return keys and values by blocks: (blocks, BLOCK, kv_heads, bytes)."""
+        """Return the parts of a layer by blocks: keys and values (blocks, BLOCK, kv_heads, bytes), or all numbers."""
+        if not isinstance(self._layers[layer], CacheLayer):
+            return [self.stores[layer].view(np.uint8)]
         return [part[layer].reshape(-1, BLOCK, *part[layer].shape[1:]) for part in (self.keys, self.values)]
 
     def _parts(self, layer: int, content: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-        """Split the content (n, bytes) of blocks into keys and values."""
-        keys, values = self._blocks(layer)
-        size = keys[0].nbytes
-        return [content[:, :size].reshape(-1, *keys.shape[1:]), content[:, size:].reshape(-1, *values.shape[1:])]
+        """Split the content (n, bytes) of blocks as `_blocks` does."""
+        blocks = self._blocks(layer)
+        ends = np.cumsum([part[0].nbytes for part in blocks])[:-1]
+        split = np.split(content, ends, axis=1)
+        return [part.reshape(-1, *own.shape[1:]) for part, own in zip(split, blocks, strict=True)]
+
+
+def _slots(own: Store, blocks: int, type_: CacheType) -> NDArray[np.uint8]:
+    """Memory for the keys or the values of a layer."""
+    if not isinstance(own, CacheLayer):
+        return np.zeros((0, 0, 0), np.uint8)
+    return np.zeros((blocks * BLOCK, own.kv_heads, type_.head_bytes(own.head_dim)), np.uint8)
+
+
+def _numbers(own: Store, blocks: int) -> F32:
+    """Memory for the rows and the state of a recurrent layer, (blocks, numbers of a block)."""
+    return np.zeros((0, 0) if isinstance(own, CacheLayer) else (blocks, BLOCK * own.row + own.state), np.float32)
 
 
 def _dequantize(plan: Plan, progress: Progress) -> dict[str, F32]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from localllm.backends import cache
 from localllm.backends.base import Routing
+from localllm.backends.reference_recurrence import convolve, linear_attention, selective_scan
 from localllm.plan import (
     BLOCK,
     F32,
@@ -26,14 +27,17 @@ from localllm.plan import (
     Batch,
     Clamp,
     Columns,
+    Convolve,
     Embed,
     Experts,
     Glu,
     Linear,
+    LinearAttention,
     Norm,
     Receive,
     Rotate,
     Scale,
+    SelectiveScan,
     SelectRows,
     Send,
     Softcap,
@@ -58,6 +62,7 @@ class State:
     cache_values: list[NDArray[np.uint8]]
     key_type: cache.CacheType
     value_type: cache.CacheType
+    stores: list[F32]  # of recurrent layers: (blocks, numbers of a block)
     windowed: frozenset[int]  # layers with separate cache blocks
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
     crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
@@ -192,6 +197,7 @@ _ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
     "sigmoid": _sigmoid,
     "relu": _relu,
     "relu2": lambda x: _relu(x) ** 2,
+    "softplus": _softplus,
 }
 _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "silu": lambda gate, up, limit: _silu(gate) * up,
@@ -317,6 +323,9 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Rotate: _rotate,
     Append: _append,
     Attention: _attention,
+    Convolve: convolve,
+    LinearAttention: linear_attention,
+    SelectiveScan: selective_scan,
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,

@@ -28,7 +28,7 @@ from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
-from localllm.plan import CacheLayer, Plan, Tensor
+from localllm.plan import Plan, Store, Tensor
 from localllm.sampling.defaults import file_defaults
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
@@ -118,7 +118,7 @@ class Model(Closing):
         return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.tokenizer))
 
     @property
-    def layers(self) -> tuple[CacheLayer, ...]:
+    def layers(self) -> tuple[Store, ...]:
         """The cache layers of the plan."""
         return self.plan.layers if self.plan is not None else ()
 

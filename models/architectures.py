@@ -52,6 +52,18 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
+Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
+
+    mixer: Mixer
+    layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
+    alone: bool = False  # a layer is a mixer or a feed-forward
+
+
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
@@ -93,6 +105,9 @@ class Architecture:
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     halves: bool = False  # `feed_forward_length` counts gate and up together
     sliding: Sliding | None = None
+    recurrent: Recurrent | None = None
+    query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
+    output_norm: str = "output_norm"
     routing: ExpertGating | None = None
 
 
@@ -155,6 +170,9 @@ _ROWS = (
     Architecture(  # Falcon 7B and 40B
         "falcon", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
     ),
+    Architecture(
+        "falcon-h1", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_output.bias"), recurrent=Recurrent("mamba2", "beside"),
+    ),
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
     Architecture(
         "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
@@ -194,6 +212,10 @@ _ROWS = (
         "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
         routing=ExpertGating("softmax", True),
     ),
+    Architecture(  # Granite 4.0 H
+        "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
+        recurrent=Recurrent("mamba2", "without_heads"), routing=ExpertGating("softmax", True),
+    ),
     Architecture("hunyuan-dense", "neox", ffn_scales=False, norms_rotated=True),
     Architecture("hunyuan-moe", "neox", ffn_scales=False, norms_rotated=True, routing=ExpertGating("softmax", True)),
     Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text
@@ -201,7 +223,21 @@ _ROWS = (
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture("internlm2", "norm", ffn_scales=False),
+    Architecture(
+        "jamba", "norm", ffn_scales=False, no_rope_every=1, recurrent=Recurrent("mamba", "without_heads"),
+        routing=ExpertGating("softmax", False),
+    ),
+    Architecture(
+        "lfm2", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
+        recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
+    ),
+    Architecture(
+        "lfm2moe", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
+        recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0), routing=ExpertGating("sigmoid", True),
+    ),
     Architecture("maincoder", "norm", ffn_scales=False, qk_norm=True, norms_rotated=True),
+    Architecture("mamba", "norm", recurrent=Recurrent("mamba", "all", alone=True)),  # Falcon Mamba too
+    Architecture("mamba2", "norm", recurrent=Recurrent("mamba2", "all", alone=True)),
     Architecture(
         "mellum", "neox", ffn_scales=False, qk_norm=True, sliding=Sliding(4, stretched=False),
         routing=ExpertGating("softmax", True, scales=True),
@@ -228,6 +264,14 @@ _ROWS = (
     ),
     Architecture("nanbeige", "norm"),
     Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
+    Architecture(
+        "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,
+        recurrent=Recurrent("mamba2", "without_heads", alone=True),
+    ),
+    Architecture(  # Nemotron 3
+        "nemotron_h_moe", "neox", "relu2", ffn="plain", no_rope_every=1,
+        recurrent=Recurrent("mamba2", "without_heads", alone=True), routing=ExpertGating("sigmoid", True, from_file=True),
+    ),
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, stretched=False),
@@ -243,6 +287,10 @@ _ROWS = (
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
     Architecture("plamo", "neox", ffn_scales=False, ffn_norm="attn_norm", parallel=True),
     Architecture(
+        "plamo2", "neox", ffn_scales=False, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",
+        post_norms=True, recurrent=Recurrent("plamo2", "without_heads"),
+    ),
+    Architecture(
         "plamo3", "neox", ffn_scales=False, ignored=("attn_qkv.scale",), ffn="fused", post_norms=True,
         sliding=Sliding(8),
     ),
@@ -253,6 +301,18 @@ _ROWS = (
     Architecture("qwen2vl", "neox", ffn_scales=False, eps=1e-6, ignored=("output.bias",)),  # its text
     Architecture("qwen3", "neox", qk_norm=True),
     Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
+    Architecture(
+        "qwen35", "neox", qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
+        recurrent=Recurrent("delta_net", "interval"),
+    ),
+    Architecture(
+        "qwen35moe", "neox", qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
+        recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
+    ),
+    Architecture(
+        "qwen3next", "neox", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
+        recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
+    ),
     Architecture("qwen3tts", "neox", ffn_scales=False, qk_norm=True),  # its text
     Architecture("qwen3vl", "neox", ffn_scales=False, qk_norm=True),  # its text
     Architecture(  # its text

@@ -45,6 +45,8 @@ class Attention:
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
         mixed = recorder.attention(q, stored, heads, scale, window, config.attention_softcap, sinks)
+        if builder.row.query_gate:
+            return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
         if not builder.row.gated:
             return mixed
         return recorder.glu(builder.linear(name + "attn_gate", x, mixed.width, config.width), mixed, "sigmoid")
@@ -72,8 +74,21 @@ class Attention:
         else:
             if builder.row.keys_as_values and name + "v.weight" not in builder.tensors:
                 sizes.pop("v", None)
-            found = [builder.linear(name + part, x, size, config.width) for part, size in sizes.items()]
+            gated = builder.row.query_gate
+            found = [
+                self.half(x, layer, 0) if gated and part == "q" else builder.linear(name + part, x, size, config.width)
+                for part, size in sizes.items()
+            ]
         return [builder.recorder.clamp(value, config.clamp) for value in found] if config.clamp else found
+
+    def half(self, x: Value, layer: int, which: int) -> Value:
+        """Queries (0), or what the same matrix holds after the query of each head: the gate of what it sees (1)."""
+        builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_q"
+        size = config.head_dim[layer]
+        of, part = 2 * size * config.heads[layer], (2 * size, which * size, (which + 1) * size)
+        weight = builder.tensors.matrix(f"{name}.weight", of, config.width).rows_of_each(*part)
+        bias = builder.tensors.optional(f"{name}.bias", of)
+        return builder.recorder.linear(x, weight, bias and bias.rows_of_each(*part), builder.scale(name))
 
     def placed(self, name: str, x: Value, heads: int, rope: Rope | None) -> Value:
         """Queries or keys, normed and rotated to their positions, in the architecture's order."""

@@ -19,6 +19,9 @@ from localllm.plan import Gating, GluActivation
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 MAX_LAYERS = 1024
+MIN_HEAD_DIM = 2  # of models without attention, whose files name none
+RECURRENT_KEY = "attention.recurrent_layers"
+_MAX_KERNEL = 64  # rows that a convolution sees; known models have 3 or 4
 _MAX_WIDTH = 1 << 20  # values in a row of activations
 # Kernels are compiled for these numbers. Known models have at most 256 heads in 5 layouts, heads of 576 values, and 512
 # experts, 32 of them used.
@@ -64,6 +67,18 @@ class ExpertConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentConfig:
+    """The sizes of recurrent mixers, which differ in what they use."""
+
+    kernel: int  # rows that a convolution sees
+    inner: int  # values of all heads
+    state: int  # values of a key
+    heads: int  # Mamba-1: rank of the step sizes
+    groups: int  # key heads
+    norms: bool  # Mamba-1: steps, B and C are normed even where the file has no weights for it
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The shape of a transformer; tuples hold one entry per layer."""
 
@@ -92,6 +107,9 @@ class Config:
     experts: ExpertConfig | None
     parallel: bool  # attention and feed-forward read the same rows
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
+    recurrent: RecurrentConfig | None
+    attends: tuple[bool, ...]  # whether the layer has attention
+    recurs: tuple[bool, ...]  # whether it has a recurrent mixer
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
@@ -105,14 +123,17 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
     if row.sliding is not None and row.sliding.depth not in (0, layers):
         row = replace(row, sliding=None)
-    heads = keys.per_layer("attention.head_count", blocks, 1, _MAX_HEADS, reason=_REASON)
-    kv_heads = keys.per_layer("attention.head_count_kv", blocks, 1, _MAX_HEADS, default=heads, reason=_REASON)
+    least = 0 if row.recurrent is not None else 1
+    heads = keys.per_layer("attention.head_count", blocks, least, _MAX_HEADS, reason=_REASON)
+    kv_heads = keys.per_layer("attention.head_count_kv", blocks, least, _MAX_HEADS, default=heads, reason=_REASON)
     for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
-        if many % few:
+        if many % few if few else many and row.recurrent is None:
             raise ModelError(
                 f"{architecture}.attention.head_count_kv: {many} heads are not a multiple of {few} key-value heads "
                 f"(layer {layer})"
             )
+    ffn_width = _ffn_width(keys, row, blocks)[:layers]
+    attends, recurs = _mixers(keys, row, kv_heads, ffn_width)
     windows = _windows(keys, row, blocks)[:layers]
     _check_layouts(keys, heads, kv_heads, windows)
     of_full, of_sliding = _head_dims(keys, width, heads, row)
@@ -128,7 +149,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         kv_heads=kv_heads[:layers],
         head_dim=head_dim,
         kv_layer=_kv_layers(keys, row, kv_heads[:layers], windows),
-        ffn_width=_ffn_width(keys, row, blocks)[:layers],
+        ffn_width=ffn_width,
         vocabulary=_vocabulary(keys),
         context_length=context_length,
         eps=keys.real(eps_key, least, 1.0) or row.eps,
@@ -136,7 +157,9 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         window_rope=_window_rope(keys, row, rope, of_sliding),
         rotated=_rotated(keys, row, windows),
         windows=windows,
-        attention_scale=tuple([_attention_scale(keys, row, layers, size, width // heads[0]) for size in head_dim]),
+        attention_scale=tuple(
+            [_attention_scale(keys, row, layers, size, width // max(1, *heads)) for size in head_dim]
+        ),
         clamp=keys.real("attention.clamp_kqv", 0.0, _MAX_FACTOR, default=0.0) if row.clamp else 0.0,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
@@ -146,6 +169,9 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         experts=None if "expert_count" in row.ignored else _experts(keys, row.routing),
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
         per_layer_width=_per_layer_width(keys, row),
+        recurrent=_recurrent(keys, row),
+        attends=attends,
+        recurs=recurs,
     )
 
 
@@ -168,9 +194,59 @@ def _rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[b
     return tuple([not every or (layer + 1) % every != 0 for layer in range(len(windows))])
 
 
+def _mixers(
+    keys: Keys, row: Architecture, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which layers have attention, and which a recurrent mixer."""
+    layers, own = len(ffn_width), row.recurrent
+    if own is None:
+        return (True,) * layers, (False,) * layers
+    match own.layers:
+        case "all":
+            recurs = (True,) * layers
+        case "beside":
+            return (True,) * layers, (True,) * layers
+        case "interval":
+            recurs = keys.periodic("full_attention_interval", layers, 4)
+            if hasattr(keys.metadata.get(keys.prefix + RECURRENT_KEY), "__len__"):
+                recurs = keys.periodic(RECURRENT_KEY, len(kv_heads), 0)[:layers]
+        case "without_heads":
+            recurs = tuple([not few for few in kv_heads[:layers]])
+    if own.alone and own.layers != "all":
+        recurs = tuple([recurrent and not inner for recurrent, inner in zip(recurs, ffn_width, strict=True)])
+    fed = [own.alone and own.layers != "all" and inner > 0 for inner in ffn_width]
+    attends = tuple([not recurrent and not alone for recurrent, alone in zip(recurs, fed, strict=True)])
+    return attends, recurs
+
+
+def _recurrent(keys: Keys, row: Architecture) -> RecurrentConfig | None:
+    if row.recurrent is None:
+        return None
+    if row.recurrent.mixer == "short_conv":
+        return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
+    sizes = RecurrentConfig(
+        kernel=keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL),
+        inner=keys.integer("ssm.inner_size", 1, _MAX_WIDTH),
+        state=keys.integer("ssm.state_size", 1, _MAX_HEAD_DIM),
+        heads=keys.integer("ssm.time_step_rank", 1, _MAX_WIDTH),
+        groups=keys.integer("ssm.group_count", 0, _MAX_HEADS, default=0) or 1,
+        norms=keys.flag("ssm.dt_b_c_rms", False),
+    )
+    if row.recurrent.mixer != "mamba" and (sizes.inner % sizes.heads or sizes.heads % sizes.groups):
+        raise ModelError(
+            f"{keys.prefix}ssm.time_step_rank: {sizes.heads} heads must divide ssm.inner_size {sizes.inner} and be a "
+            f"multiple of ssm.group_count {sizes.groups}"
+        )
+    return sizes
+
+
 def _ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
     """Rows of the gate and of the up matrix, by layer."""
-    widths = keys.per_layer("feed_forward_length", blocks, 1, _MAX_WIDTH)
+    least = 0 if row.recurrent is not None else 1
+    experts = keys.integer("expert_feed_forward_length", 0, _MAX_WIDTH, default=0)
+    widths = keys.per_layer(
+        "feed_forward_length", blocks, least, _MAX_WIDTH, default=(experts,) * blocks if experts else None
+    )
     return tuple([width // 2 for width in widths]) if row.halves else widths
 
 
@@ -271,7 +347,9 @@ def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
 
 def _head_dims(keys: Keys, width: int, heads: tuple[int, ...], row: Architecture) -> tuple[int, int]:
     """Width of the heads of layers that see everything, and of sliding ones."""
-    of_full = _head_dim(keys, "", width // heads[0] if width % heads[0] == 0 else None)
+    most = max(heads)
+    share = width // most if most and width % most == 0 else None
+    of_full = _head_dim(keys, "", share if most else MIN_HEAD_DIM)
     return of_full, _head_dim(keys, "_swa", of_full) if row.sliding else of_full
 
 

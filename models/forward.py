@@ -17,6 +17,7 @@ from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
+from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor
@@ -45,12 +46,13 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder), per_layer)
+    mixers = Attention(builder, full, sliding), Recurrence(builder)
+    layers = LayerRecorder(builder, *mixers, FeedForward(builder), per_layer)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
     recorder.begin_layer()
-    x = builder.norm("output_norm", x)
+    x = builder.norm(architecture.output_norm, x)
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
 from localllm.models.attention import Attention
 from localllm.models.builder import Builder
 from localllm.models.feed_forward import FeedForward
 from localllm.models.per_layer import PerLayer
+from localllm.models.recurrent import Recurrence
 from localllm.plan import Value
 
 
@@ -17,6 +19,7 @@ class LayerRecorder:
 
     builder: Builder
     attention: Attention
+    recurrence: Recurrence
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
 
@@ -24,13 +27,16 @@ class LayerRecorder:
         """Attention, then the feed-forward; or both of the same rows."""
         builder, name = self.builder, f"blk.{layer}."
         row, recorder = builder.row, builder.recorder
+        if row.recurrent is not None and row.recurrent.alone:
+            return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
         second = builder.optional_norm(name + "attn_norm_2", x)  # Falcon 40B: attention has a norm of its own
-        mixed = self.attention.mixed(normed if second is x else second, layer)
+        mixers = self.mixers(layer)
+        mixed = [mixer.mixed(normed if second is x else second, layer) for mixer in mixers]
         last = layer == builder.config.layers - 1
         if last:  # no later operation reads other rows; they skip the last feed-forward
-            mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
-        y = self.attention.output(mixed, layer)
+            mixed, x = [recorder.select_rows(value) for value in mixed], recorder.select_rows(x)
+        y = reduce(recorder.add, [mixer.output(value, layer) for mixer, value in zip(mixers, mixed, strict=True)])
         if not builder.config.parallel:
             x = self.residual(x, y, name + row.attention_post_norm)
             z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x)
@@ -44,6 +50,24 @@ class LayerRecorder:
         elif last:
             normed = recorder.select_rows(normed)
         return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x), y))
+
+    def alone(self, x: Value, layer: int) -> Value:
+        """A layer that has one part: attention, a recurrent mixer, or a feed-forward."""
+        builder, name = self.builder, f"blk.{layer}."
+        recorder, mixers = builder.recorder, self.mixers(layer)
+        mixed = self.input_norm(name + builder.row.attention_norm, x)
+        for mixer in mixers:
+            mixed = mixer.mixed(mixed, layer)
+        if layer == builder.config.layers - 1:
+            mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
+        y = mixers[0].output(mixed, layer) if mixers else self.feed_forward(mixed, layer, x)
+        return self.residual(x, y, name + builder.row.attention_post_norm)
+
+    def mixers(self, layer: int) -> list[Attention | Recurrence]:
+        """What mixes the rows of a sequence in this layer."""
+        config = self.builder.config
+        attention: list[Attention | Recurrence] = [self.attention] if config.attends[layer] else []
+        return [*attention, self.recurrence] if config.recurs[layer] else attention
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

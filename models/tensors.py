@@ -48,7 +48,11 @@ class Tensors:
 
     def ones(self, width: int) -> Weight:
         """A vector of ones, which no file holds: the weights of a norm that has none."""
-        return Weight.of(_Ones(width))
+        return self.constant(width, 1.0)
+
+    def constant(self, width: int, value: float) -> Weight:
+        """A vector of one number, which no file holds."""
+        return Weight.of(_Constant(width, value))
 
     def row(self, name: str, width: int) -> Weight:
         """Return a vector as a matrix of one row."""
@@ -113,22 +117,23 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ones:
-    """A vector of ones as a tensor."""
+class _Constant:
+    """A vector of one number as a tensor."""
 
     width: int
+    value: float
     format: str = "F32"
 
     @property
     def name(self) -> str:
-        return f"ones({self.width})"
+        return f"{self.value:g}({self.width})"
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.width,)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.ones((stop - start, self.width), np.float32).view(np.uint8)
+        return np.full((stop - start, self.width), self.value, np.float32).view(np.uint8)
 
 
 def _text(shape: tuple[int, ...]) -> str:

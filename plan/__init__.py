@@ -37,8 +37,9 @@ from localllm.plan.operations import (
     Stack,
     Xielu,
 )
-from localllm.plan.plan import CacheLayer, Plan
+from localllm.plan.plan import CacheLayer, Plan, Store
 from localllm.plan.recorder import Recorder
+from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLayer, SelectiveScan, StateLayer
 from localllm.plan.summary import Summary, summarize
 from localllm.plan.values import F32, Rope, RopeStyle, Rows, Value, rope_table
 from localllm.plan.weights import Tensor, Weight
@@ -55,6 +56,7 @@ __all__ = [
     "CacheLayer",
     "Clamp",
     "Columns",
+    "Convolve",
     "Embed",
     "Experts",
     "Fused",
@@ -65,6 +67,7 @@ __all__ = [
     "HeadsAppend",
     "Linear",
     "LinearAdd",
+    "LinearAttention",
     "LinearGlu",
     "LinearGroup",
     "Norm",
@@ -77,12 +80,17 @@ __all__ = [
     "Rope",
     "RopeStyle",
     "Rotate",
+    "RowLayer",
     "Rows",
     "Scale",
+    "ScanLayer",
     "SelectRows",
+    "SelectiveScan",
     "Send",
     "Softcap",
     "Stack",
+    "StateLayer",
+    "Store",
     "Summary",
     "Tensor",
     "Value",

@@ -10,7 +10,7 @@ from localllm.plan.operation import Operation, Producer, Read, Unary
 from localllm.plan.values import Rope, Value
 from localllm.plan.weights import Weight
 
-Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2"]  # gelu: the tanh form; relu2: relu squared
+Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
 GluActivation = Literal[
     "silu", "gelu", "sigmoid", "relu", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp"
 ]

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import Embed, Send
+from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
 
@@ -24,6 +25,9 @@ class CacheLayer:
     window: int = 0  # positions that a row sees; 0: all
 
 
+Store = CacheLayer | RowLayer | StateLayer | ScanLayer
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
@@ -33,7 +37,7 @@ class Plan:
 
     operations: tuple[Operation, ...]
     values: tuple[Value, ...]
-    layers: tuple[CacheLayer, ...]
+    layers: tuple[Store, ...]
     logits: Value
     starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
@@ -42,6 +46,17 @@ class Plan:
     def window(self) -> int:
         """The largest window of a layer; 0 if no layer has one."""
         return max((layer.window for layer in self.layers), default=0)
+
+    @property
+    def attention_layers(self) -> tuple[CacheLayer, ...]:
+        """The layers that hold keys and values."""
+        return tuple([layer for layer in self.layers if isinstance(layer, CacheLayer)])
+
+    def attention_layer(self, number: int) -> CacheLayer:
+        """Return a layer that an operation of attention names."""
+        layer = self.layers[number]
+        assert isinstance(layer, CacheLayer)
+        return layer
 
     @property
     def matrices(self) -> dict[str, Weight]:

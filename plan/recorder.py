@@ -28,7 +28,8 @@ from localllm.plan.operations import (
     Stack,
     Xielu,
 )  # fmt: skip
-from localllm.plan.plan import CacheLayer, Plan
+from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, SelectiveScan
 from localllm.plan.values import Rope, Rows, Value
 from localllm.plan.weights import Tensor, Weight
 
@@ -42,7 +43,7 @@ class Recorder:
     def __init__(self) -> None:
         self._operations: list[Operation] = []
         self._values: list[Value] = []
-        self._layers: list[CacheLayer] = []
+        self._layers: list[Store] = []
         self._starts: list[int] = []
 
     def begin_layer(self) -> None:
@@ -91,8 +92,39 @@ class Recorder:
         sinks: Tensor | None = None, slopes: Tensor | None = None,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
-        self._layers[layer] = replace(self._layers[layer], window=window)
+        stored = self._layers[layer]
+        assert isinstance(stored, CacheLayer)
+        self._layers[layer] = replace(stored, window=window)
         operation = Attention(out, q, layer, heads, scale, window, softcap, _given(sinks), _given(slopes))
+        self._operations.append(operation)
+        return out
+
+    def _store(self, store: Store) -> int:
+        self._layers.append(store)
+        return len(self._layers) - 1
+
+    def convolve(self, x: Value, weight: Tensor, bias: Tensor | None = None) -> Value:
+        out = self._value(x.width, x.rows, weight.name)
+        layer = self._store(RowLayer(x.width, weight.shape[1]))
+        self._operations.append(Convolve(out, x, layer, Weight.of(weight), _given(bias)))
+        return out
+
+    def linear_attention(
+        self, q: Value, k: Value, v: Value, step: Value, strength: Value, rate: Tensor, key_heads: int,
+        delta: bool = False, tiled: bool = False, skip: Tensor | None = None,
+    ) -> Value:  # fmt: skip
+        out, layer = self._value(v.width, v.rows, v.name + ".attended"), len(self._layers)
+        operation = LinearAttention(
+            out, q, k, v, step, strength, Weight.of(rate), layer, key_heads, delta, tiled, _given(skip)
+        )
+        self._store(operation.store)
+        self._operations.append(operation)
+        return out
+
+    def selective_scan(self, x: Value, dt: Value, b: Value, c: Value, a: Tensor, d: Tensor) -> Value:
+        out, layer = self._value(x.width, x.rows, x.name + ".scanned"), len(self._layers)
+        operation = SelectiveScan(out, x, dt, b, c, layer, Weight.of(a), Weight.of(d))
+        self._store(operation.store)
         self._operations.append(operation)
         return out
 

@@ -9,10 +9,11 @@ from localllm.backends.cpu import bind, weights
 from localllm.backends.cpu.cache import CACHE
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
-from localllm.backends.cpu.places import ExpertVectorsOf, ListOf, RopeOf, VectorOf, WorkOf
+from localllm.backends.cpu.places import ColumnsOf, ExpertVectorsOf, ListOf, RopeOf, VectorOf, WorkOf
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
-from localllm.plan import Embed, Plan
+from localllm.backends.cpu.stores import store_bytes
+from localllm.plan import CacheLayer, Embed, Plan
 
 
 def plan_memory(plan: Plan, limits: Limits, threads: int, cache: CacheTypes) -> Memory:
@@ -27,6 +28,8 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
         match place:
             case VectorOf(weight, lanes):
                 vectors += 4 * weights.padded(math.prod(weight.shape), lanes)
+            case ColumnsOf(weight, lanes):
+                vectors += 4 * weight.shape[1] * (-(-weight.shape[0] // lanes) * lanes)
             case ExpertVectorsOf(weight, width):
                 vectors += 4 * weight.shape[0] * width
             case ListOf(offset=0):
@@ -46,10 +49,12 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
-    """Bytes of keys and values per cache block, by layer."""
+    """Bytes of keys and values per cache block, or of the two parts of a recurrent layer's, by layer."""
     keys, values = CACHE[cache.keys], CACHE[cache.values]
     return [
         (layer.kv_heads * keys.key_bytes(layer.head_dim), layer.kv_heads * values.value_bytes(layer.head_dim))
+        if isinstance(layer, CacheLayer)
+        else store_bytes(layer)
         for layer in plan.layers
     ]
 

@@ -11,7 +11,7 @@ from localllm.backends.cpu.cache import CACHE, FOUR
 from localllm.backends.cpu.memory import Arena, aligned
 from localllm.backends.cpu.places import CacheOf
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Plan
+from localllm.plan import CacheLayer, Plan
 
 U8 = NDArray[np.uint8]
 
@@ -20,6 +20,7 @@ class CacheBlocks:
     """Per layer, keys and values: uint8 (blocks, bytes per block)."""
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes) -> None:
+        self._layers = plan.layers
         self._types = CACHE[cache.keys], CACHE[cache.values]
         self.layout = f"cpu {cache.keys} {cache.values} {LANES}x{FOUR}"  # as defined by backends.cpu.cache
         parts = [
@@ -49,6 +50,8 @@ class CacheBlocks:
         keys[numbers], values[numbers] = content[:, : keys.shape[1]], content[:, keys.shape[1] :]
 
     def finite(self, layer: int, content: U8) -> bool:
+        if not isinstance(self._layers[layer], CacheLayer):
+            return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         size = self._of(layer)[0].shape[1]
         keys, values = self._types
         return keys.finite_keys(content[:, :size]) and values.finite_values(content[:, size:])

@@ -10,7 +10,7 @@ from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
 from localllm.plan import Batch
 
-_COUNTS = [Step.rows, Step.logit_rows]
+_COUNTS = [Step.rows, Step.logit_rows, Step.runs]
 
 
 class Inputs:
@@ -24,11 +24,13 @@ class Inputs:
         self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
         self._rows = np.zeros((5, limits.rows), np.int32)
         self._logit_rows = np.zeros(limits.logit_rows, np.int32)
+        self._run_starts = np.zeros(limits.rows + 1, np.int32)
         self._tables: list[NDArray[np.int32]] = []
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
             for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
             step[Step.slots], step[Step.logit_index] = address(slots), address(self._logit_rows)
+            step[Step.run_starts] = address(self._run_starts)
 
     def fill(self, batch: Batch) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)
@@ -38,7 +40,18 @@ class Inputs:
         for target, source in zip(self._rows, rows, strict=True):
             target[:count] = source
         self._logit_rows[:wanted] = batch.logit_rows
+        runs = self._fill_runs(batch.sequence)
         self._tables = [np.ascontiguousarray(t, np.int32) for t in (batch.tables, window_tables)]
         for step, tables in zip((self.step, self.window_step), self._tables, strict=True):
-            step[_COUNTS] = count, wanted
+            step[_COUNTS] = count, wanted, runs
             step[Step.tables], step[Step.table_stride] = address(tables), tables.shape[1] * 4
+
+    def _fill_runs(self, sequence: NDArray[np.int32]) -> int:
+        """Fill in where the rows of each sequence start, and return the number of sequences."""
+        starts, count = self._run_starts, len(sequence)
+        if count == 1:  # decoding: microseconds count
+            starts[0], starts[1] = 0, 1
+            return 1
+        found = np.flatnonzero(np.diff(sequence)) + 1
+        starts[0], starts[1 : len(found) + 1], starts[len(found) + 1] = 0, found, count
+        return len(found) + 1

@@ -122,7 +122,7 @@ def copies(made: dict[Activations, Buffer], width: int) -> rowwise.Copies:
 
 def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Shape:
     """Return the shape that the kernels of this attention are compiled for."""
-    layer = plan.layers[op.layer]
+    layer = plan.attention_layer(op.layer)
     return attention_shape.Shape(
         layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,

@@ -40,7 +40,7 @@ class CacheOf(Shared):
     """The keys or values of a layer."""
 
     layer: int
-    part: Literal["keys", "values"]
+    part: Literal["keys", "values"]  # of a recurrent layer: its two parts, in the order of `backends.cpu.stores`
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,14 @@ class PanelsOf(Place):
 @dataclass(frozen=True, slots=True)
 class VectorOf(Place):
     """A tensor of plain numbers as float32, padded to whole runs of `lanes`."""
+
+    weight: Weight
+    lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsOf(Place):
+    """A small matrix (rows, columns) as float32, column by column; each is filled up to whole runs of `lanes`."""
 
     weight: Weight
     lanes: int

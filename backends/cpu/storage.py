@@ -19,6 +19,7 @@ from localllm.backends.cpu.memory import LINE, Arena, address
 from localllm.backends.cpu.places import (
     BufferOf,
     CacheOf,
+    ColumnsOf,
     Counter,
     CountOf,
     ExpertVectorsOf,
@@ -53,6 +54,8 @@ class Storage:
         for place in named:
             if isinstance(place, VectorOf):
                 self._vectors[place] = weights.vector(place.weight, place.lanes)
+            elif isinstance(place, ColumnsOf):
+                self._vectors[place] = weights.columns(place.weight, place.lanes)
             elif isinstance(place, ExpertVectorsOf):
                 self._vectors[place] = weights.expert_vectors(place.weight, place.width)
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
@@ -78,7 +81,7 @@ class Storage:
                 return self._scratch[what].address
             case PanelsOf(weight):
                 return self.panels[weight.name].address
-            case VectorOf() | ExpertVectorsOf():
+            case VectorOf() | ColumnsOf() | ExpertVectorsOf():
                 return address(self._vectors[place])
             case RopeOf(rope):
                 return self.ropes[rope].address

@@ -186,6 +186,14 @@ def vector(weight: Weight, lanes: int) -> NDArray[np.float32]:
     return out
 
 
+def columns(weight: Weight, lanes: int) -> NDArray[np.float32]:
+    """Return a small matrix (rows, columns) as float32 (columns, rows), rows zero-padded to whole runs of `lanes`."""
+    rows, count = weight.shape
+    out = np.zeros((count, -(-rows // lanes) * lanes), np.float32)
+    out[:, :rows] = dequantize(weight.read(0, rows), weight.format)[:, :count].T
+    return out.ravel()
+
+
 def expert_vectors(weight: Weight, width: int) -> NDArray[np.float32]:
     """Return numbers (experts, rows) as flat float32; the numbers of each expert are zero-padded to `width`."""
     experts, rows = weight.shape

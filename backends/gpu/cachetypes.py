@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import CacheTypes
 from localllm.backends.cache import CACHE_TYPES, CacheType
-from localllm.plan import BLOCK, CacheLayer, Plan
+from localllm.plan import BLOCK, CacheLayer, Plan, Store
 
 GROUP = 32  # values of a head that share a scale
 
@@ -85,8 +85,10 @@ CACHE: dict[str, CacheRow] = {
 }
 
 
-def part_bytes(layer: CacheLayer, cache: CacheTypes) -> tuple[int, int]:
-    """Return the bytes of the keys and of the values of one cache block."""
+def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
+    """Return the bytes of the keys and of the values of one cache block; of a recurrent layer, its rows and state."""
+    if not isinstance(layer, CacheLayer):
+        return 4 * BLOCK * layer.row, 4 * layer.state
     keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
     return keys, values
 

@@ -14,7 +14,7 @@ from localllm.backends.gpu.kernels.products import block_words
 from localllm.backends.gpu.kernels.rowwise import Delivered, delivered
 from localllm.backends.gpu.program import Dispatch, Program
 from localllm.backends.gpu.references import Fixed, MatrixOf, Reference, VectorOf
-from localllm.plan import CacheLayer, Plan, Rows, Value, Weight, flattened
+from localllm.plan import Plan, Rows, Value, Weight, flattened
 
 FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats of matrices, for split rows
 
@@ -53,7 +53,7 @@ class Lowering:
 
     def __init__(self, plan: Plan, limits: Limits, cache: CacheTypes, keep: Collection[Value], compute: str) -> None:
         self.limits, self.cache, self.compute = limits, cache, compute
-        self.layers: tuple[CacheLayer, ...] = plan.layers
+        self.plan = plan
         self.rows: dict[Rows, int] = {"batch": limits.rows, "logits": limits.logit_rows}
         self.kept = {value.index for value in keep}
         self.program = Program()

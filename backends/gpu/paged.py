@@ -13,7 +13,7 @@ from localllm.backends.gpu.cachetypes import CACHE, block_bytes, part_bytes
 from localllm.backends.gpu.device import Device
 from localllm.backends.gpu.memory import DeviceMemory
 from localllm.backends.gpu.references import CacheOf
-from localllm.plan import BLOCK, Plan
+from localllm.plan import BLOCK, CacheLayer, Plan
 
 U8 = NDArray[np.uint8]
 Numbers = NDArray[np.int32]  # of cache blocks
@@ -55,6 +55,8 @@ class PagedCache:
                 self._device.upload(buffer, number * size, content[i, place])
 
     def finite(self, layer: int, content: U8) -> bool:
+        own = self._layers[layer]
+        if not isinstance(own, CacheLayer):
+            return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
         pairs = zip(self._parts(layer), self._rows, (True, False), strict=True)
-        head_dim = self._layers[layer].head_dim
-        return all(row.finite(content[:, place], head_dim, keys) for (_, place, _), row, keys in pairs)
+        return all(row.finite(content[:, place], own.head_dim, keys) for (_, place, _), row, keys in pairs)

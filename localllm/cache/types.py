@@ -12,7 +12,7 @@ from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cache import CACHE_TYPES, QUERY_BLOCK
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
-from localllm.plan import BLOCK, Plan
+from localllm.plan import BLOCK, CacheLayer, Plan
 
 AUTO = "auto"
 SMALL = "q8_0"  # measured: KL divergence from f16 of 0.0003 and less with heads of 16 and 64, 0.0018 with heads of 8
@@ -31,7 +31,12 @@ def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
     """Cache size in bytes before a backend's padding. Layers with a window keep little more than the window."""
     pair = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
-        layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair) * limits.blocks_of(layer) * BLOCK
+        limits.blocks_of(layer)
+        * (
+            BLOCK * layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair)
+            if isinstance(layer, CacheLayer)
+            else 4 * (BLOCK * layer.row + layer.state)
+        )
         for layer in plan.layers
     )
 
@@ -41,7 +46,7 @@ def harm(name: str, plan: Plan) -> str:
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
-    least = min((layer.head_dim for layer in plan.layers), default=QUERY_BLOCK)
+    least = min((layer.head_dim for layer in plan.attention_layers), default=QUERY_BLOCK)
     if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
         return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
     if type_.rotated and least < QUERY_BLOCK:

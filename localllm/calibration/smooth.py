@@ -91,7 +91,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
             found += _after(read, made.get(maker.up.index), readers[maker.up.index])
         elif isinstance(maker, Attention):
             append = next(op for op in plan.operations if isinstance(op, Append) and op.layer == maker.layer)
-            layer, v = plan.layers[maker.layer], append.v
+            layer, v = plan.attention_layer(maker.layer), append.v
             more = {"heads_per_kv": maker.heads // layer.kv_heads, "head_dim": layer.head_dim}
             found += _after(read, made.get(v.index), readers[v.index], **more)
     for op in plan.operations:

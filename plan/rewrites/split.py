@@ -16,6 +16,7 @@ from localllm.plan.fused import Fused
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Append, Attention, Receive, Send
 from localllm.plan.plan import Plan
+from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
 
 Place = TypeVar("Place", bound=Hashable)
@@ -101,4 +102,6 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    return replace(op, layer=numbers[op.layer]) if isinstance(op, Append | Attention) else op
+    if isinstance(op, Append | Attention | Convolve | LinearAttention | SelectiveScan):
+        return replace(op, layer=numbers[op.layer])
+    return op

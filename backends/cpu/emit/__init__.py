@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, rowwise
+from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -17,16 +17,19 @@ from localllm.plan import (
     Attention,
     Clamp,
     Columns,
+    Convolve,
     Embed,
     Experts,
     Glu,
     Linear,
     LinearAdd,
+    LinearAttention,
     Norm,
     Operation,
     Receive,
     Rotate,
     Scale,
+    SelectiveScan,
     SelectRows,
     Send,
     Softcap,
@@ -43,15 +46,18 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Attention: attention.attention,
     Clamp: rowwise.clamp,
     Columns: columns.columns,
+    Convolve: recurrence.convolve,
     Embed: products.embed,
     Experts: experts.experts,
     Glu: rowwise.glu,
     Linear: products.linear_,
     LinearAdd: products.linear_add,
+    LinearAttention: recurrence.linear_attention,
     Norm: rowwise.norm,
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
     Scale: rowwise.scale,
+    SelectiveScan: recurrence.selective_scan,
     SelectRows: rowwise.select,
     Send: boundaries.send,
     Softcap: rowwise.softcap,

@@ -32,7 +32,7 @@ def rotate(low: Lowering, op: Rotate) -> None:
 
 
 def append_(low: Lowering, op: Append) -> None:
-    k, v, layer = low.floats(op.k), low.floats(op.v), low.plan.layers[op.layer]
+    k, v, layer = low.floats(op.k), low.floats(op.v), low.plan.attention_layer(op.layer)
     arguments = append.AppendArguments(
         step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,

@@ -61,6 +61,8 @@ class Step(Struct):
     tables: Address  # int32 (sequences, table_stride / 4)
     table_stride: Int64  # bytes
     logit_index: Address  # int32 (logit_rows,)
+    runs: Int64  # number of sequences in the batch
+    run_starts: Address  # int32 (runs + 1,): the first row of each, and the number of rows
 
 
 Arguments = TypeVar("Arguments", bound=Struct)

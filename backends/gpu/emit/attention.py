@@ -14,7 +14,7 @@ from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
 def append(low: Lowering, op: Append) -> None:
-    layer, k, v = low.layers[op.layer], low.floats(op.k), low.floats(op.v)
+    layer, k, v = low.plan.attention_layer(op.layer), low.floats(op.k), low.floats(op.v)
     kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), STRIDE=v.stride,
         SLOTS_AT=_slots_at(low, layer),
@@ -26,7 +26,7 @@ def append(low: Lowering, op: Append) -> None:
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
     """Append keys and values; norm and rotate queries and keys in the same kernel."""
     query, key, number = op.query, op.key, op.append.layer
-    layer, v = low.layers[number], low.floats(op.append.v)
+    layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope
     low.program.ropes |= {query.rotation.rope, rope}
     weights = [low.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]
@@ -49,7 +49,7 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
 
 
 def attention(low: Lowering, op: Attention) -> None:
-    q, layer = low.floats(op.q), low.layers[op.layer]
+    q, layer = low.floats(op.q), low.plan.attention_layer(op.layer)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
     to = low.deliver(op.out) if layer.head_dim % 32 == 0 else Delivery(low.make(op.out))
     tiled = to.floats or low.take("batch", op.out.width)  # tiles make floats only

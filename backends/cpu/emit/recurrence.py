@@ -1,0 +1,50 @@
+"""Emitters of recurrent layers: what a row leaves in the store, then what it reads there."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.arguments import Rows
+from localllm.backends.cpu.kernels import recurrence as kernels
+from localllm.backends.cpu.lowering import Lowering, vector
+from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.simd import LANES
+from localllm.backends.cpu.stores import whole
+from localllm.plan import Convolve, LinearAttention, SelectiveScan
+
+
+def _step(low: Lowering, layer: int) -> StepOf:
+    return StepOf(low.limits.own_blocks(low.plan.layers[layer]))
+
+
+def convolve(low: Lowering, op: Convolve) -> None:
+    x, width = low.floats(op.x), op.x.width
+    arguments = kernels.ConvolveArguments(
+        step=_step(low, op.layer), x=rows_in(x), y=output_to(low.make(op.out)), weight=ColumnsOf(op.weight, LANES),
+        bias=vector(op.bias), store=CacheOf(op.layer, "keys"), zeros=low.list(4 * whole(width)),
+    )  # fmt: skip
+    # A row also reads rows that other threads made, unlike those of the domain "batch".
+    low.call(kernels.convolve(width, op.weight.shape[1]), arguments, "select", "convolve")
+
+
+def linear_attention(low: Lowering, op: LinearAttention) -> None:
+    q, k, v, sizes, strength = map(low.floats, op.inputs)
+    step, of, keys = _step(low, op.layer), op.store, CacheOf(op.layer, "keys")
+    append = kernels.KeysArguments(step=step, k=rows_in(k), keys=keys)
+    low.call(kernels.append_keys(of.key_heads, of.key_dim), append, "batch", "append keys")
+    scratch = low.list(kernels.SCRATCH * low.threads)
+    arguments = kernels.AttendArguments(
+        step=step, q=rows_in(q), k=rows_in(k), v=rows_in(v), step_sizes=rows_in(sizes), strength=rows_in(strength),
+        y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES), skip=vector(op.skip),
+        counter=COUNTER, scratch=Rows(address=scratch, stride=kernels.SCRATCH),
+    )  # fmt: skip
+    low.call(kernels.linear_attention(of, op.delta, op.tiled), arguments, "tasks", "linear attention")
+
+
+def selective_scan(low: Lowering, op: SelectiveScan) -> None:
+    x, dt, b, c = map(low.floats, op.inputs)
+    arguments = kernels.ScanArguments(
+        step=_step(low, op.layer), x=rows_in(x), dt=rows_in(dt), b=rows_in(b), c=rows_in(c),
+        y=output_to(low.make(op.out)), a=ColumnsOf(op.a, LANES), d=VectorOf(op.d, LANES),
+        rows=CacheOf(op.layer, "keys"), states=CacheOf(op.layer, "values"), counter=COUNTER,
+    )  # fmt: skip
+    low.call(kernels.append_scanned(op.store), arguments, "batch", "append scanned")
+    low.call(kernels.selective_scan(op.store), arguments, "tasks", "selective scan")

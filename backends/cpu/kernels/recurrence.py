@@ -1,0 +1,360 @@
+"""Recurrent layers: convolutions, linear attention and selective scans, as `plan.recurrence` defines them.
+
+A task is a head, or a run of channels, of one sequence of the batch: it takes the rows in order of position. Every
+number has one chain of operations, in the order of positions and dimensions, and neighbouring outputs are the lanes. So
+a row's result depends neither on the other rows of a step nor on the threads.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu.arguments import Address, AddressOrZero, Output, Rows, Struct, Target
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows, tasks
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+from localllm.backends.cpu.stores import HeadState, head_state, scan_states, whole
+from localllm.plan import BLOCK, ScanLayer, StateLayer
+
+TILE = 4  # vectors of a row that are computed together
+CHAINS = 4  # partial sums of a score, added in pairs: one chain would wait for each product
+SCRATCH = 4 * BLOCK * 4  # bytes per thread: weights of updates for keys and queries, and two rows of keys
+
+
+class ConvolveArguments(Struct):
+    step: Address
+    x: Rows
+    y: Output
+    weight: Address  # float32 (K, width), rows filled up to whole vectors
+    bias: AddressOrZero
+    store: Target
+    zeros: Address  # float32 (width,)
+
+
+def convolve(width: int, size: int) -> PlanKernel[ConvolveArguments]:
+    """Emit `plan.Convolve` for K = `size`. Rows of the batch are read from x, older ones from the store."""
+    row_bytes = 4 * whole(width)
+
+    def body(f: Function, a: ConvolveArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        positions, sequence = step.positions, step.sequence
+        bias = a.bias
+        with own_rows(f, step.rows, thread, threads) as row:
+            position, own = f.load_i32(positions, row), f.load_i32(sequence, row)
+            table = step.tables + own * step.table_stride
+            sources: list[Value] = []
+            for back in range(size - 1, 0, -1):
+                found = f.var(a.zeros)
+                with f.when(position >= back):
+                    at = position - back
+                    block = f.load_i32(table, at // BLOCK)
+                    found.set(a.store + (block * BLOCK + at % BLOCK) * row_bytes)
+                with f.when(row >= back):
+                    before = row - back
+                    here = f.load_i32(sequence, before).equals(own) & f.load_i32(positions, before).equals(
+                        position - back
+                    )
+                    with f.when(here):
+                        found.set(a.x.row(before))
+                sources.append(found.get())
+            x, y = a.x.row(row), a.y.row(row)
+            sources.append(x)
+            to = a.store + f.load_i32(step.slots, row) * row_bytes
+            with f.loop(0, whole(width), LANES) as i:
+                total = f.var(f.zeros(f32x16))
+                with f.when(bias.differs(0)):
+                    total.set(f.load(f.pointer(bias) + i * 4, f32x16))
+                for j, source in enumerate(sources):
+                    w = f.load(a.weight + (i * 4 + j * row_bytes), f32x16)
+                    total.set(f.fma(w, f.load(source + i * 4, f32x16), total.get()))
+                f.store(y + i * 4, total.get())
+                f.store(to + i * 4, f.load(x + i * 4, f32x16))
+
+    return kernel(f"convolve_{width}_{size}", ConvolveArguments, body)
+
+
+class KeysArguments(Struct):
+    step: Address
+    k: Rows
+    keys: Target  # (blocks, key heads, key_dim, 64)
+
+
+def append_keys(key_heads: int, key_dim: int) -> PlanKernel[KeysArguments]:
+    """Write the keys of every row, positions as lanes."""
+
+    def body(f: Function, a: KeysArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        with own_rows(f, step.rows, thread, threads) as row:
+            slot, k = f.load_i32(step.slots, row), a.k.row(row)
+            to = a.keys + (slot // BLOCK * (4 * BLOCK * key_heads * key_dim) + slot % BLOCK * 4)
+            with f.loop(0, key_heads * key_dim) as d:
+                f.store(to + d * (4 * BLOCK), f.load(k + d * 4, F32))
+
+    return kernel(f"append_keys_{key_heads}_{key_dim}", KeysArguments, body)
+
+
+class AttendArguments(Struct):
+    step: Address
+    q: Rows
+    k: Rows
+    v: Rows
+    step_sizes: Rows
+    strength: Rows
+    y: Output
+    keys: Address
+    states: Target  # (blocks, heads) of `HeadState`
+    rate: Address  # float32 (heads,)
+    skip: AddressOrZero  # float32 (heads,)
+    counter: Address
+    scratch: Rows  # one of `SCRATCH` bytes per thread
+
+
+def linear_attention(of: StateLayer, delta: bool, tiled: bool) -> PlanKernel[AttendArguments]:
+    """Emit `plan.LinearAttention`."""
+    heads, group = of.heads, of.heads // of.key_heads
+
+    def body(f: Function, a: AttendArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        with tasks(f, a.counter, step.runs * heads, thread, threads) as task:
+            head, run = task % heads, task // heads
+            key_head = head % of.key_heads if tiled else head // group
+            emitter = _Head(f, a, of, head, key_head, a.scratch.row(thread), delta)
+            first, last = f.load_i32(step.run_starts, run), f.load_i32(step.run_starts, run + 1)
+            table = step.tables + f.load_i32(step.sequence, first) * step.table_stride
+            with f.loop(first, last) as row:
+                position = f.load_i32(step.positions, row)
+                column = position // BLOCK
+                block = f.load_i32(table, column)
+                with f.when((position % BLOCK).equals(0)):
+                    with f.when(position.equals(0)):
+                        emitter.clear(block)
+                    with f.when(position.differs(0)):
+                        emitter.advance(f.load_i32(table, column - 1), block)
+                emitter.token(row, block, position % BLOCK)
+
+    name = f"linear_attention_{heads}_{of.key_heads}_{of.key_dim}_{of.value_dim}{'_delta' * delta}{'_tiled' * tiled}"
+    return kernel(name, AttendArguments, body)
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """Emits the steps of one head."""
+
+    f: Function
+    a: AttendArguments
+    of: StateLayer
+    head: Value
+    key_head: Value
+    scratch: Value
+    delta: bool
+
+    @property
+    def at(self) -> HeadState:
+        return head_state(self.of.key_dim, self.of.value_dim)
+
+    @property
+    def row_bytes(self) -> int:
+        return 4 * whole(self.of.value_dim)
+
+    def tiles(self) -> list[tuple[int, int]]:
+        """(offset in bytes, vectors) of the pieces of a row that are computed together."""
+        vectors = whole(self.of.value_dim) // LANES
+        return [(64 * first, min(TILE, vectors - first)) for first in range(0, vectors, TILE)]
+
+    def own(self, block: Value) -> Value:
+        return self.a.states + (block * self.of.heads + self.head) * self.at.size
+
+    def keys(self, block: Value) -> Value:
+        return self.a.keys + (block * self.of.key_heads + self.key_head) * (4 * BLOCK * self.of.key_dim)
+
+    def clear(self, block: Value) -> None:
+        f, state = self.f, self.own(block) + self.at.state
+        with f.loop(0, self.of.key_dim * self.row_bytes, 64) as i:
+            f.store(state + i, f.zeros(f32x16))
+
+    def advance(self, before: Value, block: Value) -> None:
+        """Make the state of a block from the full block before it."""
+        f, of, row = self.f, self.of, self.row_bytes
+        old, keys, state = self.own(before), self.keys(before), self.own(block) + self.at.state
+        decays = old + self.at.decays
+        last = f.broadcast(decays + 4 * (BLOCK - 1), F32)
+        grown = exp(f, last)
+        with f.loop(0, 4 * BLOCK, 64) as i:
+            f.store(self.scratch + i, exp(f, last - f.load(decays + i, f32x16)))
+        weighted = self.scratch + 4 * BLOCK
+        with f.loop(0, of.key_dim) as d:
+            with f.loop(0, 4 * BLOCK, 64) as i:
+                weights = f.load(self.scratch + i, f32x16)
+                f.store(weighted + i, f.load(keys + (d * (4 * BLOCK) + i), f32x16) * weights)
+            source, target = old + self.at.state + d * row, state + d * row
+            for offset, vectors in self.tiles():
+                sums = [f.var(f.load(source + (offset + 64 * n), f32x16) * grown) for n in range(vectors)]
+                with f.loop(0, BLOCK) as i:
+                    weight, update = f.broadcast(weighted + i * 4, F32), old + (i * row + offset)
+                    for n, total in enumerate(sums):
+                        total.set(f.fma(weight, f.load(update + 64 * n, f32x16), total.get()))
+                for n, total in enumerate(sums):
+                    f.store(target + (offset + 64 * n), total.get())
+
+    def token(self, row: Value, block: Value, at: Value) -> None:
+        """One row: its update goes to the block, its output to y."""
+        f, a, of, size = self.f, self.a, self.of, self.row_bytes
+        own, key_bytes = self.own(block), 4 * of.key_dim
+        q, k = (rows.row(row) + self.key_head * key_bytes for rows in (a.q, a.k))
+        v, y = (rows.row(row) + self.head * (4 * of.value_dim) for rows in (a.v, a.y))
+        decays, state = own + self.at.decays, own + self.at.state
+        g = f.var(f.load(a.step_sizes.row(row) + self.head * 4, F32) * f.load(a.rate + self.head * 4, F32))
+        with f.when(at > 0):
+            g.set(g.get() + f.load(decays + (at * 4 - 4), F32))
+        f.store(decays + at * 4, g.get())
+        now = f.splat(g.get())
+        grown = exp(f, now)
+        by_key, by_query = self.scratch, self.scratch + 4 * BLOCK
+        self._weights(block, at, now, decays, q, k, by_key, by_query)
+        strength = f.broadcast(a.strength.row(row) + self.head * 4, F32)
+        newest = f.broadcast(by_query + at * 4, F32)
+        skip = f.var(f.zeros(f32x16))
+        with f.when(a.skip.differs(0)):
+            skip.set(f.broadcast(f.pointer(a.skip) + self.head * 4, F32))
+        for offset, vectors in self.tiles():
+            seen = [f.var(f.zeros(f32x16)) for _ in range(vectors)]  # by the query
+            known = [f.var(f.zeros(f32x16)) for _ in range(vectors if self.delta else 0)]  # by the key
+            with f.loop(0, of.key_dim) as d:
+                line, query, key = state + (d * size + offset), f.broadcast(q + d * 4, F32), f.broadcast(k + d * 4, F32)
+                for n, total in enumerate(seen):
+                    part = f.load(line + 64 * n, f32x16)
+                    total.set(f.fma(part, query, total.get()))
+                    if self.delta:
+                        known[n].set(f.fma(part, key, known[n].get()))
+            for total in (*seen, *known):
+                total.set(total.get() * grown)
+            with f.loop(0, at) as i:
+                update, query, key = (
+                    own + (i * size + offset), f.broadcast(by_query + i * 4, F32), f.broadcast(by_key + i * 4, F32)
+                )  # fmt: skip
+                for n, total in enumerate(seen):
+                    part = f.load(update + 64 * n, f32x16)
+                    total.set(f.fma(part, query, total.get()))
+                    if self.delta:
+                        known[n].set(f.fma(part, key, known[n].get()))
+            for n, total in enumerate(seen):
+                value = f.load(v + (offset + 64 * n), f32x16)
+                made = (value - known[n].get() if self.delta else value) * strength
+                f.store(own + (at * size + (offset + 64 * n)), made)
+                out = f.fma(skip.get(), value, f.fma(newest, made, total.get()))
+                left = of.value_dim - (offset // 4 + LANES * n)
+                f.store_lanes(y + (offset + 64 * n), out, min(LANES, left))
+
+    def _weights(
+        self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
+    ) -> None:
+        """exp(g_t - g_i) (k_i . k_t) of every earlier row i of the block, and the same of the query and this row."""
+        f, of, keys = self.f, self.of, self.keys(block)
+        number = f.splat(Value(f, f.builder.trunc(at.ir, I32)))
+        with f.loop(0, at // LANES + 1) as panel:
+            lanes = f.lane_numbers() + f.splat(Value(f, f.builder.trunc((panel * LANES).ir, I32)))
+            line = keys + panel * 64
+            seen = lanes <= number
+            apart = f.select(seen, now - f.load(decays + panel * 64, f32x16), f.zeros(f32x16))
+            shrunk = exp(f, apart)
+            scores = [(by_query, q)] + ([(by_key, k)] if self.delta else [])
+            sums = [[f.var(f.zeros(f32x16)) for _ in range(CHAINS)] for _ in scores]
+
+            def add(d: Value, chains: int) -> None:
+                for chain in range(chains):
+                    key = f.load(line + ((d + chain) * (4 * BLOCK)), f32x16)
+                    for (_, x), totals in zip(scores, sums, strict=True):
+                        other = f.broadcast(x + (d + chain) * 4, F32)
+                        totals[chain].set(f.fma(key, other, totals[chain].get()))
+
+            full = of.key_dim // CHAINS * CHAINS
+            with f.loop(0, full, CHAINS) as d:
+                add(d, CHAINS)
+            add(f.i64(full), of.key_dim - full)
+            for (to, _), totals in zip(scores, sums, strict=True):
+                a, b, c, d = (total.get() for total in totals)
+                f.store(to + panel * 64, f.select(seen, ((a + b) + (c + d)) * shrunk, f.zeros(f32x16)))
+
+
+class ScanArguments(Struct):
+    step: Address
+    x: Rows
+    dt: Rows
+    b: Rows
+    c: Rows
+    y: Output
+    a: Address  # float32 (state_dim, width), rows filled up to whole vectors
+    d: Address  # float32 (width,)
+    rows: Target
+    states: Target
+    counter: Address
+
+
+def append_scanned(of: ScanLayer) -> PlanKernel[ScanArguments]:
+    """Write the inputs, steps and B of every row; they are needed again after a truncation."""
+    row_bytes, width = scan_states(of.width, of.state_dim).row, 4 * whole(of.width)
+
+    def body(f: Function, a: ScanArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        with own_rows(f, step.rows, thread, threads) as row:
+            to = a.rows + f.load_i32(step.slots, row) * row_bytes
+            for rows, offset, size in ((a.x, 0, of.width), (a.dt, width, of.width), (a.b, 2 * width, of.state_dim)):
+                source = rows.row(row)
+                with f.loop(0, 4 * whole(size), 64) as i:
+                    f.store(to + (i + offset), f.load(source + i, f32x16))
+
+    return kernel(f"append_scanned_{of.width}_{of.state_dim}", ScanArguments, body)
+
+
+def selective_scan(of: ScanLayer) -> PlanKernel[ScanArguments]:
+    """Emit `plan.SelectiveScan`. A task is 16 channels of a sequence."""
+    at, width = scan_states(of.width, of.state_dim), 4 * whole(of.width)
+    vectors = whole(of.width) // LANES
+
+    def body(f: Function, a: ScanArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        with tasks(f, a.counter, step.runs * vectors, thread, threads) as task:
+            lanes, run = task % vectors * 64, task // vectors
+            first, last = f.load_i32(step.run_starts, run), f.load_i32(step.run_starts, run + 1)
+            table = step.tables + f.load_i32(step.sequence, first) * step.table_stride
+            skip = f.load(a.d + lanes, f32x16)
+
+            def follow(row: Value, state: Value) -> None:
+                """Take the stored row into the state."""
+                x, dt = f.load(row + lanes, f32x16), f.load(row + (lanes + width), f32x16)
+                gains, stepped = row + 2 * width, x * dt
+                with f.loop(0, of.state_dim) as n:
+                    decay = exp(f, dt * f.load(a.a + (n * width + lanes), f32x16))
+                    place = state + (n * width + lanes)
+                    old = f.load(place, f32x16)
+                    f.store(place, f.fma(decay, old, stepped * f.broadcast(gains + n * 4, F32)))
+
+            def copy(source: Value, target: Value) -> None:
+                with f.loop(0, of.state_dim) as n:
+                    f.store(target + (n * width + lanes), f.load(source + (n * width + lanes), f32x16))
+
+            with f.loop(first, last) as row:
+                position = f.load_i32(step.positions, row)
+                offset, column = position % BLOCK, position // BLOCK
+                block = f.load_i32(table, column)
+                rows, states = a.rows + block * (BLOCK * at.row), a.states + block * at.size
+                before, newest = states + at.before, states + at.after
+                tag = states + (lanes + at.newest)  # of these channels: other tasks write those of others
+                with f.when(offset.equals(0)):
+                    with f.when(position.equals(0)), f.loop(0, of.state_dim) as n:
+                        f.store(before + (n * width + lanes), f.zeros(f32x16))
+                    with f.when(position.differs(0)):
+                        copy(a.states + (f.load_i32(table, column - 1) * at.size + at.after), before)
+                follows = (offset > 0) & f.load(tag, F32).equals(f.to_float(offset - 1))
+                with f.when(follows.equals(0)):
+                    copy(before, newest)
+                with f.loop(f.select(follows, offset, f.i64(0)), offset + 1) as i:
+                    follow(rows + i * at.row, newest)
+                f.store(tag, f.splat(f.to_float(offset)))
+                total, gains = f.var(f.zeros(f32x16)), a.c.row(row)
+                with f.loop(0, of.state_dim) as n:
+                    h = f.load(newest + (n * width + lanes), f32x16)
+                    total.set(f.fma(h, f.broadcast(gains + n * 4, F32), total.get()))
+                x = f.load(a.x.row(row) + lanes, f32x16)
+                f.store(a.y.row(row) + lanes, f.fma(skip, x, total.get()))
+
+    return kernel(f"selective_scan_{of.width}_{of.state_dim}", ScanArguments, body)

@@ -1,0 +1,69 @@
+"""The layout of recurrent layers' stores on the CPU: float32, one value per lane, rows filled up to whole vectors.
+
+Of one block (64 positions), with W numbers filled up to whole vectors:
+
+    RowLayer     rows (64, W)
+    StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
+    ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
+
+Keys have the position as lane, as those of attention have. The two parts of a block are the two sides of a semicolon.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import BLOCK, CacheLayer, RowLayer, ScanLayer, StateLayer, Store
+
+
+def whole(width: int) -> int:
+    """Return `width` rounded up to whole vectors."""
+    return -(-width // LANES) * LANES
+
+
+@dataclass(frozen=True, slots=True)
+class HeadState:
+    """Offsets, in bytes, of one head of a `StateLayer` in a block."""
+
+    updates: int
+    state: int
+    decays: int
+    size: int
+
+
+def head_state(key_dim: int, value_dim: int) -> HeadState:
+    row = 4 * whole(value_dim)
+    state = BLOCK * row
+    decays = state + key_dim * row
+    return HeadState(0, state, decays, decays + 4 * BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanStates:
+    """Sizes and offsets, in bytes, of a `ScanLayer`."""
+
+    row: int
+    before: int
+    after: int
+    newest: int
+    size: int
+
+
+def scan_states(width: int, state_dim: int) -> ScanStates:
+    state = 4 * whole(width) * state_dim
+    return ScanStates(4 * (2 * whole(width) + whole(state_dim)), 0, state, 2 * state, 2 * state + 4 * whole(width))
+
+
+def store_bytes(layer: Store) -> tuple[int, int]:
+    """Return the bytes of the two parts of a block."""
+    match layer:
+        case RowLayer(width):
+            return BLOCK * 4 * whole(width), 0
+        case StateLayer(heads, key_heads, key_dim, value_dim):
+            return 4 * key_heads * key_dim * BLOCK, heads * head_state(key_dim, value_dim).size
+        case ScanLayer(width, state_dim):
+            states = scan_states(width, state_dim)
+            return BLOCK * states.row, states.size
+        case CacheLayer():
+            raise AssertionError("keys and values have types")

@@ -1,0 +1,128 @@
+"""The operations of recurrent layers in plain NumPy: the definition of what the backends compute.
+
+Sums run over float64 and are rounded once, as in `reference_operations`; what a store holds is float32.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.plan import BLOCK, F32, Convolve, LinearAttention, SelectiveScan, StateLayer
+
+if TYPE_CHECKING:
+    from localllm.backends.reference_operations import State
+
+F64 = NDArray[np.float64]
+
+
+def convolve(state: State, op: Convolve) -> None:
+    rows = state.values[op.x.index]
+    stored = _rows_of(state.stores[op.layer], op.x.width)
+    batch, slots, tables = state.batch, state.slots(op.layer), state.tables(op.layer)
+    stored.reshape(-1, op.x.width)[slots] = rows
+    weight = state.weight(op.weight)  # (width, K)
+    out = np.zeros((len(rows), op.out.width)) if op.bias is None else np.tile(state.weight(op.bias), (len(rows), 1))
+    for row, position in enumerate(batch.positions):
+        for j in range(weight.shape[1]):
+            at = position - weight.shape[1] + 1 + j
+            if at >= 0:
+                block = tables[batch.sequence[row], at // BLOCK]
+                out[row] += weight[:, j] * stored[block, at % BLOCK].astype(np.float64)
+    state.write(op.out, out)
+
+
+class Block(NamedTuple):
+    """Views of one block of a `StateLayer`."""
+
+    keys: F32  # (BLOCK, key_heads, key_dim)
+    updates: F32  # (BLOCK, heads, value_dim)
+    decays: F32  # (BLOCK, heads)
+    state: F32  # (heads, key_dim, value_dim)
+
+
+def _block(numbers: F32, of: StateLayer) -> Block:
+    ends = np.cumsum([BLOCK * of.key_heads * of.key_dim, BLOCK * of.heads * of.value_dim, BLOCK * of.heads, of.state])
+    keys, updates, decays, state = np.split(numbers, ends[:-1])
+    return Block(
+        keys.reshape(BLOCK, of.key_heads, of.key_dim),
+        updates.reshape(BLOCK, of.heads, of.value_dim),
+        decays.reshape(BLOCK, of.heads),
+        state.reshape(of.heads, of.key_dim, of.value_dim),
+    )
+
+
+def linear_attention(state: State, op: LinearAttention) -> None:
+    of, batch, tables = op.store, state.batch, state.tables(op.layer)
+    q, k = (state.read(x).reshape(-1, of.key_heads, of.key_dim) for x in (op.q, op.k))
+    v, strength = state.read(op.v).reshape(-1, of.heads, of.value_dim), state.read(op.strength)
+    decay = state.read(op.step) * state.weight(op.rate).reshape(-1)
+    number = np.arange(of.heads)  # of every head's key head
+    number = number % of.key_heads if op.tiled else number // (of.heads // of.key_heads)
+    out = np.empty_like(v)
+    for row, position in enumerate(batch.positions):
+        table, at = tables[batch.sequence[row]], position % BLOCK
+        block = _block(state.stores[op.layer][table[position // BLOCK]], of)
+        if at == 0:
+            before = _block(state.stores[op.layer][table[position // BLOCK - 1]], of) if position else None
+            block.state[:] = 0.0 if before is None else _advanced(before, number)
+        block.keys[at] = k[row]
+        block.decays[at] = decay[row] + (block.decays[at - 1] if at else 0.0)
+        g = block.decays[: at + 1].astype(np.float64)  # (rows, heads)
+        grown, shrunk = np.exp(g[-1]), np.exp(g[-1] - g)
+        start = block.state.astype(np.float64)  # (heads, key_dim, value_dim)
+        keys = block.keys[: at + 1, number].astype(np.float64)  # (rows, heads, key_dim)
+        own, query = keys[-1], q[row, number]
+        update = v[row].copy()
+        if op.delta:
+            seen = shrunk[:-1] * (keys[:-1] * own).sum(axis=2)
+            update -= grown[:, None] * np.einsum("hkv,hk->hv", start, own)
+            update -= np.einsum("th,thv->hv", seen, block.updates[:at].astype(np.float64))
+        block.updates[at] = strength[row][:, None] * update
+        seen = shrunk * (keys * query).sum(axis=2)
+        out[row] = grown[:, None] * np.einsum("hkv,hk->hv", start, query)
+        out[row] += np.einsum("th,thv->hv", seen, block.updates[: at + 1].astype(np.float64))
+        if op.skip is not None:
+            out[row] += state.weight(op.skip).reshape(-1, 1) * v[row]
+    state.write(op.out, out.reshape(len(out), -1))
+
+
+def _advanced(block: Block, key_heads: NDArray[np.intp]) -> F64:
+    """Return the state (heads, key_dim, value_dim) after a full block."""
+    g = block.decays.astype(np.float64)
+    keys = block.keys[:, key_heads].astype(np.float64) * np.exp(g[-1] - g)[:, :, None]
+    added = np.einsum("thk,thv->hkv", keys, block.updates.astype(np.float64))
+    return np.asarray(np.exp(g[-1])[:, None, None] * block.state + added)
+
+
+def selective_scan(state: State, op: SelectiveScan) -> None:
+    of, batch, tables = op.store, state.batch, state.tables(op.layer)
+    x, dt, b, c = (state.read(value) for value in (op.x, op.dt, op.b, op.c))
+    a, d = state.weight(op.a).T, state.weight(op.d)  # (state_dim, width), (width,)
+    out, size = np.empty_like(x), of.state_dim * of.width
+    for row, position in enumerate(batch.positions):
+        table, at = tables[batch.sequence[row]], position % BLOCK
+        numbers = state.stores[op.layer][table[position // BLOCK]]
+        rows, (start, newest, tag) = (
+            numbers[: BLOCK * of.row].reshape(BLOCK, -1),
+            np.split(numbers[BLOCK * of.row :], [size, 2 * size]),
+        )
+        if at == 0:
+            before = state.stores[op.layer][table[position // BLOCK - 1]][BLOCK * of.row :]
+            start[:] = before[size : 2 * size] if position else 0.0
+        rows[at] = np.concatenate([x[row], dt[row], b[row]])
+        follows = at > 0 and tag[0] == at - 1
+        h = (newest if follows else start).reshape(of.state_dim, of.width).astype(np.float64)
+        for i in range(at if follows else 0, at + 1):
+            inputs, steps, gains = np.split(rows[i].astype(np.float64), [of.width, 2 * of.width])
+            h = (np.exp(steps * a) * h + (steps * inputs) * gains[:, None]).astype(np.float32).astype(np.float64)
+        newest[:], tag[:] = h.reshape(-1), at
+        out[row] = c[row] @ h + d * x[row]
+    state.write(op.out, out)
+
+
+def _rows_of(store: F32, width: int) -> F32:
+    """The rows of a store, float32 (blocks, BLOCK, width)."""
+    return store.reshape(-1, BLOCK, width)

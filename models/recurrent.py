@@ -1,0 +1,198 @@
+"""Recurrent mixers: what a layer has in place of attention, or beside it. Each keeps a state instead of all positions.
+
+They are made of causal convolutions and of linear attention or a selective scan (`plan.recurrence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localllm.models.architectures import Mixer
+from localllm.models.builder import Builder
+from localllm.models.config import RecurrentConfig
+from localllm.plan import Value, Weight
+
+L2_EPS = 1e-6  # of the norms of queries and keys of a delta net, below the root
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """Maps normed rows (T, width) to what the mixer sees (T, inner), and that to rows (T, width)."""
+
+    builder: Builder
+
+    def mixed(self, x: Value, layer: int) -> Value:
+        recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
+        assert recurrent is not None and sizes is not None
+        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}."), x)
+
+    def output(self, mixed: Value, layer: int) -> Value:
+        recurrent = self.builder.row.recurrent
+        assert recurrent is not None
+        name = "shortconv.out_proj" if recurrent.mixer == "short_conv" else "ssm_out"
+        return self.builder.linear(f"blk.{layer}.{name}", mixed, self.builder.config.width, mixed.width)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Records the parts of one layer's mixer; names are those of tensors after `blk.N.`."""
+
+    builder: Builder
+    sizes: RecurrentConfig
+    prefix: str
+
+    def has(self, name: str) -> bool:
+        return f"{self.prefix}{name}.weight" in self.builder.tensors
+
+    def linear(self, name: str, x: Value, rows: int) -> Value:
+        return self.builder.linear(self.prefix + name, x, rows, x.width)
+
+    def weights(self, name: str, columns: int, sizes: tuple[int, ...], groups: int = 1) -> list[Weight]:
+        """Parts of a matrix, which holds `groups` times the rows of the first, of the second, ..."""
+        of = sum(sizes)
+        weight, start = self.builder.tensors.matrix(f"{self.prefix}{name}.weight", groups * of, columns), 0
+        found = []
+        for size in sizes:
+            stop = start + size
+            found.append(weight.rows_of_each(of, start, stop) if groups > 1 else weight.part(start, stop))
+            start = stop
+        return found
+
+    def rows(self, name: str, x: Value, sizes: tuple[int, ...], groups: int = 1) -> list[Value]:
+        """Products with these parts."""
+        recorder, scale = self.builder.recorder, self.builder.scale(self.prefix + name)
+        return [recorder.linear(x, part, None, scale) for part in self.weights(name, x.width, sizes, groups)]
+
+    def convolved(self, name: str, parts: list[Value]) -> list[Value]:
+        """Every part convolved with its channels of one kernel, whose channels are those of all parts in order."""
+        builder, recorder, width = self.builder, self.builder.recorder, sum(part.width for part in parts)
+        weight = builder.tensors.matrix(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
+        found, start = [], 0
+        for part in parts:
+            stop = start + part.width
+            bias = builder.tensors.optional_part(f"{self.prefix}{name}.bias", start, stop, width)
+            found.append(recorder.convolve(part, weight.part(start, stop), bias))
+            start = stop
+        return found
+
+    def active(self, values: list[Value]) -> list[Value]:
+        return [self.builder.recorder.activate(value, "silu") for value in values]
+
+    def steps(self, x: Value, weight: Weight, scale: float = 1.0) -> Value:
+        """softplus((x @ weight.T) * scale + bias): the step sizes of the heads."""
+        recorder, bias = (
+            self.builder.recorder,
+            self.builder.tensors.vector(f"{self.prefix}ssm_dt.bias", weight.shape[0]),
+        )
+        return recorder.activate(recorder.linear(x, weight, bias, scale), "softplus")
+
+    def vector(self, name: str, width: int) -> Weight:
+        """A number per head; some files hold them as a column."""
+        return self.builder.tensors.either(self.prefix + name, (width,), (width, 1))
+
+    def norm(self, name: str, x: Value, groups: int) -> Value:
+        builder = self.builder
+        name, width = f"{self.prefix}{name}.weight", x.width // groups
+        weight = builder.tensors.either(name, (width,), (groups, width))
+        return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
+
+    def unit(self, x: Value, groups: int, scale: float) -> Value:
+        """Each of `groups` slices divided by its Euclidean length, times `scale`."""
+        width = x.width // groups
+        weight = self.builder.tensors.constant(width, scale * width**-0.5)
+        return self.builder.recorder.rms_norm(x, weight, L2_EPS / width, groups)
+
+
+def short_conv(parts: _Parts, x: Value) -> Value:
+    """LFM2: a gate before and one after a convolution of a few rows."""
+    recorder, width = parts.builder.recorder, parts.builder.config.width
+    before, after, inner = parts.rows("shortconv.in_proj", x, (width,) * 3)
+    (mixed,) = parts.convolved("shortconv.conv", [recorder.glu(before, inner, "identity")])
+    return recorder.glu(after, mixed, "identity")
+
+
+def delta_net(parts: _Parts, x: Value) -> Value:
+    """Qwen3-Next and 3.5: the gated delta rule on convolved queries, keys and values."""
+    recorder, sizes = parts.builder.recorder, parts.sizes
+    heads, groups, dim = sizes.heads, sizes.groups, sizes.inner // sizes.heads
+    each, keys = heads // groups, groups * sizes.state
+    if parts.has("attn_qkv"):
+        q, k, v = parts.rows("attn_qkv", x, (keys, keys, sizes.inner))
+        z = parts.linear("attn_gate", x, sizes.inner)
+    else:  # older files of Qwen3-Next hold the rows of each key head together
+        q, k, v, z = parts.rows("ssm_in", x, (sizes.state, sizes.state, each * dim, each * dim), groups)
+    paired = parts.has("ssm_ba")
+    if paired:
+        beta, alpha = parts.weights("ssm_ba", x.width, (each, each), groups)
+    else:
+        (beta,), (alpha,) = (parts.weights(name, x.width, (heads,)) for name in ("ssm_beta", "ssm_alpha"))
+    scales = [parts.builder.scale(parts.prefix + name) for name in ("ssm_beta", "ssm_alpha")]
+    q, k, v = parts.active(parts.convolved("ssm_conv1d", [q, k, v]))
+    seen = recorder.linear_attention(
+        parts.unit(q, groups, sizes.state**-0.5), parts.unit(k, groups, 1.0), v, parts.steps(x, alpha, scales[1]),
+        recorder.activate(recorder.linear(x, beta, None, scales[0]), "sigmoid"), parts.vector("ssm_a", heads), groups, delta=True, tiled=not paired,
+    )  # fmt: skip
+    return recorder.glu(z, parts.norm("ssm_norm", seen, heads), "silu")
+
+
+def mamba2(parts: _Parts, x: Value) -> Value:
+    recorder, sizes = parts.builder.recorder, parts.sizes
+    shared = sizes.groups * sizes.state
+    weights = parts.weights("ssm_in", x.width, (sizes.inner, sizes.inner, shared, shared, sizes.heads))
+    scale = parts.builder.scale(f"{parts.prefix}ssm_in")
+    z, inner, b, c = (recorder.linear(x, weight, None, scale) for weight in weights[:4])
+    inner, b, c = parts.active(parts.convolved("ssm_conv1d", [inner, b, c]))
+    seen = _scanned(parts, inner, b, c, parts.steps(x, weights[4], scale), sizes.groups)
+    gated = recorder.glu(z, seen, "silu")
+    return parts.norm("ssm_norm", gated, sizes.groups) if parts.has("ssm_norm") else gated
+
+
+def plamo2(parts: _Parts, x: Value) -> Value:
+    """Mamba-2 of one key head, whose B, C and steps depend on the convolved rows, as in Mamba-1."""
+    recorder, sizes, builder = parts.builder.recorder, parts.sizes, parts.builder
+    dim, rank = sizes.inner // sizes.heads, max(64, builder.config.width // 16)
+    z, inner = parts.rows("ssm_in", x, (dim, dim), sizes.heads)
+    (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
+    b, c, dt = parts.rows("ssm_x", inner, (sizes.state, sizes.state, rank))
+    b, c, dt = (builder.norm(f"{parts.prefix}ssm_{n}_norm", v) for n, v in (("b", b), ("c", c), ("dt", dt)))
+    weight = builder.tensors.matrix(f"{parts.prefix}ssm_dt.weight", sizes.heads, rank)
+    seen = _scanned(parts, inner, b, c, parts.steps(dt, weight), 1)
+    return recorder.glu(z, seen, "silu")
+
+
+def _scanned(parts: _Parts, inner: Value, b: Value, c: Value, steps: Value, groups: int) -> Value:
+    heads, recorder = steps.width, parts.builder.recorder
+    rate, skip = parts.vector("ssm_a", heads), parts.vector("ssm_d", heads)
+    return recorder.linear_attention(c, b, inner, steps, steps, rate, groups, skip=skip)
+
+
+def mamba(parts: _Parts, x: Value) -> Value:
+    """Mamba-1, also of Jamba and Falcon Mamba, which norm steps, B and C."""
+    builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
+    inner, z = parts.rows("ssm_in", x, (sizes.inner, sizes.inner))
+    (inner,) = parts.active(parts.convolved("ssm_conv1d", [inner]))
+    dt, b, c = parts.rows("ssm_x", inner, (sizes.heads, sizes.state, sizes.state))
+    if sizes.norms or parts.has("ssm_dt_norm"):
+        dt, b, c = (_normed(parts, f"ssm_{n}_norm", v) for n, v in (("dt", dt), ("b", b), ("c", c)))
+    weight = builder.tensors.matrix(f"{parts.prefix}ssm_dt.weight", sizes.inner, sizes.heads)
+    steps = parts.steps(dt, weight)
+    a = builder.tensors.matrix(f"{parts.prefix}ssm_a", sizes.inner, sizes.state)
+    seen = recorder.selective_scan(inner, steps, b, c, a, parts.vector("ssm_d", sizes.inner))
+    return recorder.glu(z, seen, "silu")
+
+
+def _normed(parts: _Parts, name: str, x: Value) -> Value:
+    """A norm whose weights may be missing."""
+    if parts.has(name):
+        return parts.builder.norm(parts.prefix + name, x)
+    return parts.builder.recorder.rms_norm(x, parts.builder.tensors.ones(x.width), parts.builder.config.eps)
+
+
+MIXERS: dict[Mixer, Callable[[_Parts, Value], Value]] = {
+    "short_conv": short_conv,
+    "delta_net": delta_net,
+    "mamba": mamba,
+    "mamba2": mamba2,
+    "plamo2": plamo2,
+}

@@ -1,0 +1,192 @@
+"""Operations of recurrent layers, and the stores that hold what they remember.
+
+A store is paged like keys and values. Every token leaves a row, and a state stands at the start of a block: it follows
+from the state and the rows of the block before, and is made when the first row of its block is evaluated. So a sequence
+can be forked, and truncated to any length, as its blocks can, and gets the same bits however its tokens are cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.plan.batch import BLOCK
+from localllm.plan.operation import Producer
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class RowLayer:
+    """The store of a convolution: its input rows, float32 (width,). A row sees the last `window` rows, itself too."""
+
+    width: int
+    window: int
+
+    @property
+    def row(self) -> int:
+        """Numbers per token."""
+        return self.width
+
+    @property
+    def state(self) -> int:
+        """Numbers per block, besides its rows."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class StateLayer:
+    """The store of linear attention, float32. A row: keys, updates, decays since the block's start.
+
+    The state (heads, key_dim, value_dim) is the one before the first row of the block.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+
+    @property
+    def window(self) -> int:
+        """A block's first row sees the whole block before, from which it makes the state."""
+        return BLOCK + 1
+
+    @property
+    def row(self) -> int:
+        return self.key_heads * self.key_dim + self.heads * (self.value_dim + 1)
+
+    @property
+    def state(self) -> int:
+        return self.heads * self.key_dim * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLayer:
+    """The store of a selective scan, float32. A row: inputs, time steps and B.
+
+    A block holds two states (state_dim, width): the one before its first row, and the one after its newest row, whose
+    number in the block stands beside every channel. A row that follows the newest one starts there; after a truncation
+    the rows are scanned again.
+    """
+
+    width: int
+    state_dim: int
+
+    @property
+    def window(self) -> int:
+        return BLOCK + 1
+
+    @property
+    def row(self) -> int:
+        return 2 * self.width + self.state_dim
+
+    @property
+    def state(self) -> int:
+        return (2 * self.state_dim + 1) * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Convolve(Producer):
+    """out[t, c] = bias[c] + sum_j weight[c, j] * x[t - K + 1 + j, c]: a causal convolution of every channel.
+
+    Rows before position 0 are zero. Rows of earlier steps come from the store of `layer`, where x of every row goes.
+    """
+
+    x: Value
+    layer: int
+    weight: Weight  # (width, K)
+    bias: Weight | None = None  # (width,)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.x,)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearAttention(Producer):
+    """Gated linear attention. Every head has a state S (key_dim, value_dim), zero at first; for every row in order
+
+        S = exp(rate step) S;  u = strength (v - S^T k);  S = S + k u^T;  out = S^T q + skip v
+
+    which is the gated delta rule (arXiv:2412.06464). Without `delta`, u = strength v, which is Mamba-2
+    (arXiv:2405.21060) with k = B, q = C and strength = step. A product of rate and step is not positive.
+
+    Value head h has key head h // (heads / key_heads), or h % key_heads if they are `tiled`.
+
+    The store holds k, u and the sum g of rate times step since the block's start. With the state S0 at that start, which is
+    exact in any cut of the rows into steps (the Mamba-2 and delta-rule papers' chunkwise form, for one row):
+
+        u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
+        out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t
+        next S0 = exp(g_last) S0 + sum_i exp(g_last - g_i) k_i u_i^T
+    """
+
+    q: Value  # (T, key_heads * key_dim)
+    k: Value  # (T, key_heads * key_dim)
+    v: Value  # (T, heads * value_dim)
+    step: Value  # (T, heads)
+    strength: Value  # (T, heads)
+    rate: Weight  # (heads,)
+    layer: int
+    key_heads: int
+    delta: bool
+    tiled: bool
+    skip: Weight | None = None  # (heads,)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.q, self.k, self.v, self.step, self.strength
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (self.rate,) if self.skip is None else (self.rate, self.skip)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def store(self) -> StateLayer:
+        heads = self.step.width
+        return StateLayer(heads, self.key_heads, self.q.width // self.key_heads, self.v.width // heads)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Producer):
+    """The scan of Mamba-1 (arXiv:2312.00752). Every channel c has a state h (state_dim,), zero at first; row by row
+
+        h = exp(dt a[c]) h + dt x B;  out = sum_n C[n] h[n] + d[c] x
+
+    with x and dt of the row's channel, and B and C (state_dim,) of the row.
+    """
+
+    x: Value  # (T, width)
+    dt: Value  # (T, width)
+    b: Value  # (T, state_dim)
+    c: Value  # (T, state_dim)
+    layer: int
+    a: Weight  # (width, state_dim), negative
+    d: Weight  # (width,)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.x, self.dt, self.b, self.c
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return self.a, self.d
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def store(self) -> ScanLayer:
+        return ScanLayer(self.x.width, self.b.width)
