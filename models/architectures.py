@@ -171,7 +171,8 @@ _ROWS = (
         "falcon", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
     ),
     Architecture(
-        "falcon-h1", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_output.bias"), recurrent=Recurrent("mamba2", "beside"),
+        "falcon-h1", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_output.bias"),
+        recurrent=Recurrent("mamba2", "beside"),
     ),
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
     Architecture(
@@ -270,7 +271,8 @@ _ROWS = (
     ),
     Architecture(  # Nemotron 3
         "nemotron_h_moe", "neox", "relu2", ffn="plain", no_rope_every=1,
-        recurrent=Recurrent("mamba2", "without_heads", alone=True), routing=ExpertGating("sigmoid", True, from_file=True),
+        recurrent=Recurrent("mamba2", "without_heads", alone=True),
+        routing=ExpertGating("sigmoid", True, from_file=True),
     ),
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
@@ -310,7 +312,8 @@ _ROWS = (
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(
-        "qwen3next", "neox", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
+        "qwen3next", "neox", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), qk_norm=True,
+        ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture("qwen3tts", "neox", ffn_scales=False, qk_norm=True),  # its text

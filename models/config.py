@@ -123,9 +123,9 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
     if row.sliding is not None and row.sliding.depth not in (0, layers):
         row = replace(row, sliding=None)
-    least = 0 if row.recurrent is not None else 1
-    heads = keys.per_layer("attention.head_count", blocks, least, _MAX_HEADS, reason=_REASON)
-    kv_heads = keys.per_layer("attention.head_count_kv", blocks, least, _MAX_HEADS, default=heads, reason=_REASON)
+    fewest = 0 if row.recurrent is not None else 1
+    heads = keys.per_layer("attention.head_count", blocks, fewest, _MAX_HEADS, reason=_REASON)
+    kv_heads = keys.per_layer("attention.head_count_kv", blocks, fewest, _MAX_HEADS, default=heads, reason=_REASON)
     for layer, (many, few) in enumerate(zip(heads, kv_heads, strict=True)):
         if many % few if few else many and row.recurrent is None:
             raise ModelError(

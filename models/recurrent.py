@@ -24,7 +24,8 @@ class Recurrence:
 
     def mixed(self, x: Value, layer: int) -> Value:
         recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
-        assert recurrent is not None and sizes is not None
+        assert recurrent is not None
+        assert sizes is not None
         return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}."), x)
 
     def output(self, mixed: Value, layer: int) -> Value:
@@ -129,10 +130,10 @@ def delta_net(parts: _Parts, x: Value) -> Value:
         (beta,), (alpha,) = (parts.weights(name, x.width, (heads,)) for name in ("ssm_beta", "ssm_alpha"))
     scales = [parts.builder.scale(parts.prefix + name) for name in ("ssm_beta", "ssm_alpha")]
     q, k, v = parts.active(parts.convolved("ssm_conv1d", [q, k, v]))
-    seen = recorder.linear_attention(
-        parts.unit(q, groups, sizes.state**-0.5), parts.unit(k, groups, 1.0), v, parts.steps(x, alpha, scales[1]),
-        recorder.activate(recorder.linear(x, beta, None, scales[0]), "sigmoid"), parts.vector("ssm_a", heads), groups, delta=True, tiled=not paired,
-    )  # fmt: skip
+    q, k = parts.unit(q, groups, sizes.state**-0.5), parts.unit(k, groups, 1.0)
+    strength = recorder.activate(recorder.linear(x, beta, None, scales[0]), "sigmoid")
+    steps, rate = parts.steps(x, alpha, scales[1]), parts.vector("ssm_a", heads)
+    seen = recorder.linear_attention(q, k, v, steps, strength, rate, groups, delta=True, tiled=not paired)
     return recorder.glu(z, parts.norm("ssm_norm", seen, heads), "silu")
 
 

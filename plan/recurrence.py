@@ -120,8 +120,9 @@ class LinearAttention(Producer):
 
     Value head h has key head h // (heads / key_heads), or h % key_heads if they are `tiled`.
 
-    The store holds k, u and the sum g of rate times step since the block's start. With the state S0 at that start, which is
-    exact in any cut of the rows into steps (the Mamba-2 and delta-rule papers' chunkwise form, for one row):
+    The store holds k, u and the sum g of rate times step since the block's start. With the state S0 at that start, a
+    row is computed as follows (the chunkwise form of both papers, one row at a time), so its bits do not depend on how
+    the rows are divided into steps:
 
         u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
         out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t

@@ -13,6 +13,7 @@ from localllm.backends.cpu.backend import CpuBackend
 from localllm.plan import BLOCK, Plan
 from tests.backends import support
 from tests.backends.support import Shape, bind, feed, plan, tokens
+from tests.models.kit import KIT
 from tests.models.support import Driver, MemoryWeight, plan_of
 
 COUNT = 150  # tokens: three cache blocks
@@ -21,7 +22,8 @@ SHAPES = {
     "llama": Shape(biased=True),
     "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),  # groups of 3, heads that fill no vector
 }
-MODELS = [(format, "llama") for format in FORMATS] + [("Q8_0", "qwen3")]
+RECURRENT = ["lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense"]
+MODELS = [*[(format, "llama") for format in FORMATS], ("Q8_0", "qwen3"), *[("kit", name) for name in RECURRENT]]
 
 
 def digest(logits: np.ndarray) -> str:
@@ -31,7 +33,7 @@ def digest(logits: np.ndarray) -> str:
 @pytest.fixture(scope="module", params=MODELS, ids=lambda m: "-".join(m))
 def model(request: pytest.FixtureRequest) -> Plan:
     format, shape = request.param
-    return plan(format, SHAPES[shape])
+    return plan_of(*KIT[shape].loaded()) if format == "kit" else plan(format, SHAPES[shape])
 
 
 @pytest.fixture(scope="module")

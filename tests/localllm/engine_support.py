@@ -13,6 +13,7 @@ from localllm.cache import SLACK, BlockPool, CacheFull, Sequence
 from localllm.engine import Engine, Rows
 from localllm.plan import BLOCK, Plan
 from tests.backends import support
+from tests.models.kit import KIT
 from tests.models.support import plan_of
 from tests.models.tiny_families import FAMILIES
 
@@ -31,6 +32,10 @@ PLANS: dict[str, Callable[[], Plan]] = {
     "llama": lambda: support.plan("Q4_0"),
     "experts and windows": lambda: windowed("gpt-oss"),
     "windows and caps": lambda: windowed("gemma2"),
+    "convolutions": lambda: plan_of(*KIT["lfm2-dense"].loaded()),
+    "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
+    "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
+    "Mamba-2": lambda: plan_of(*KIT["granitehybrid-dense"].loaded()),
 }
 
 

@@ -45,8 +45,9 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
 # -- the same bits ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cache", CACHE_TYPES)
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    ("name", "cache"), [*[(name, cache) for name in ATTENDING for cache in CACHE_TYPES], *[(n, "f16") for n in RECURRENT]]
+)
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
     """1 to 16 sequences: prompts in chunks beside decoded rows, forks, truncations, steps that do not fit."""
     plan = PLANS[name]()

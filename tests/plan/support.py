@@ -12,7 +12,14 @@ from tests.models.support import MemoryWeight, plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-MODELS = {**VARIANTS, **FAMILIES, "dbrx": KIT["dbrx-moe"].loaded, "gemma4": KIT["gemma4-e2b"].loaded}
+MODELS = {
+    **VARIANTS,
+    **FAMILIES,
+    "dbrx": KIT["dbrx-moe"].loaded,
+    "gemma4": KIT["gemma4-e2b"].loaded,
+    "qwen35": KIT["qwen35-mtp"].loaded,
+    "jamba": KIT["jamba-dense"].loaded,
+}
 
 
 def _columns() -> Plan:

@@ -10,7 +10,7 @@ import pytest
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.reference import _dequantize
 from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.plan import BLOCK, Append, Batch, Experts, Linear, Operation, Plan, Recorder, Value
+from localllm.plan import BLOCK, Append, Batch, CacheLayer, Experts, Linear, Operation, Plan, Recorder, Value
 from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, RECORDED, tiny_plan
 
@@ -42,17 +42,25 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     batch = Batch(numbers, numbers, numbers, 0 * numbers, np.zeros((1, 1), np.int32), numbers[:2])
     values: dict[int, Any] = {}
     weights = _dequantize(plan, lambda what, done, total: None)
+    layers = list(enumerate(plan.layers))
     keys, kept = (
         {
             number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(layer.head_dim)), np.uint8)
-            for number, layer in enumerate(plan.layers)
+            for number, layer in layers
+            if isinstance(layer, CacheLayer)
         }
         for _ in "kv"
     )
+    stores = {
+        number: np.zeros((1, BLOCK * layer.row + layer.state), np.float32)
+        for number, layer in layers
+        if not isinstance(layer, CacheLayer)
+    }
     found = []
     for op in plan.operations:
-        own = Touched(values), Touched(weights), Touched(keys)
-        OPERATIONS[type(op)](State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, frozenset()), op)  # type: ignore[arg-type]
+        own = Touched(values), Touched(weights), Touched({**keys, **stores})
+        state = State(batch, own[0], own[1], own[2], kept, EXACT, EXACT, own[2], frozenset())  # type: ignore[arg-type]
+        OPERATIONS[type(op)](state, op)
         values = dict(own[0])
         found.append((op, *own))
     return found

@@ -33,8 +33,8 @@ def linear_attention(low: Lowering, op: LinearAttention) -> None:
     scratch = low.list(kernels.SCRATCH * low.threads)
     arguments = kernels.AttendArguments(
         step=step, q=rows_in(q), k=rows_in(k), v=rows_in(v), step_sizes=rows_in(sizes), strength=rows_in(strength),
-        y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES), skip=vector(op.skip),
-        counter=COUNTER, scratch=Rows(address=scratch, stride=kernels.SCRATCH),
+        y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES),
+        skip=vector(op.skip), counter=COUNTER, scratch=Rows(address=scratch, stride=kernels.SCRATCH),
     )  # fmt: skip
     low.call(kernels.linear_attention(of, op.delta, op.tiled), arguments, "tasks", "linear attention")
 
