@@ -67,6 +67,7 @@ class Memory:
     cache_per_token: int  # in layers without a window
     window_per_token: int = 0  # in layers that see at most the last `window` tokens
     window: int = 0
+    states: int = 0  # of the cache, what recurrent layers have
     state_per_token: int = 0  # in recurrent layers, on average
 
     def read_after(self, tokens: float) -> float:
@@ -76,7 +77,7 @@ class Memory:
         return fixed + self.cache_per_token * tokens + self.window_per_token * seen
 
 
-def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int]) -> dict[str, int]:
+def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Limits) -> dict[str, int]:
     """Return the cache fields of `Memory`, given the bytes of a block in every layer."""
     pairs = list(zip(layers, block_bytes, strict=True))
     of_token = [(layer.window, size // BLOCK) for layer, size in pairs if isinstance(layer, CacheLayer)]
@@ -84,6 +85,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int]) -> dict[str
         "cache_per_token": sum(size for window, size in of_token if not window),
         "window_per_token": sum(size for window, size in of_token if window),
         "window": max((window for window, _ in of_token), default=0),
+        "states": sum(limits.blocks_of(layer) * size for layer, size in pairs if not isinstance(layer, CacheLayer)),
         "state_per_token": sum(_state_read(layer) for layer in layers if not isinstance(layer, CacheLayer)),
     }
 

@@ -120,7 +120,7 @@ class ReferenceExecutable(Shell):
             cache=cache,
             scratch=sum(4 * v.width * rows[v.rows] for v in self._plan.values),
             weights_per_token=sum(read.share(self._weights[read.weight.name].nbytes) for read in self._plan.reads),
-            **cache_reads(self._plan.layers, self.block_bytes),
+            **cache_reads(self._plan.layers, self.block_bytes, self.limits),
         )
 
 

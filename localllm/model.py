@@ -83,6 +83,7 @@ class Model(Closing):
         self._bound = bound = bind(self.file, options, progress, observe, weights)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
+        self.batch_rows = bound.engine.limits.rows
 
     def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.

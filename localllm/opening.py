@@ -13,12 +13,14 @@ from localllm.engine import Engine
 from localllm.gguf import GGUFFile
 from localllm.models import Config, architecture_of, read_config, record
 from localllm.options import LoadOptions
-from localllm.plan import BLOCK, Experts, Plan, Tensor, Value
+from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
 BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
 DEFAULT_CONTEXT = 4096  # tokens, if the model was trained on at least as many and the user sets no size
 WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be rolled back
 LOGIT_BYTES = 64 << 20  # maximum rows of logits per batch
+STATE_BYTES = 1 << 30  # of the blocks of recurrent layers, if a step does not need more
+LEAST_ROWS = 128  # per forward pass, however big states are
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ def bind(
     offload.check(options.backend)
 
     def limits_at(context: int) -> Limits:
-        return limits_of(context, plan.logits.width, plan.window)
+        return limits_of(context, plan)
 
     limits = limits_at(context)
     held = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -91,12 +93,29 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, vocabulary: int, window: int) -> Limits:
-    """Return the limits for binding a model; some layers may see only the last `window` tokens."""
+def limits_of(context: int, plan: Plan) -> Limits:
+    """Return the limits for binding a model; some layers may see only the last tokens, or keep a state.
+
+    The states of recurrent layers are big, so models that have them take fewer rows in a step, and keep only as many
+    blocks as STATE_BYTES hold, but no fewer than a step and a rollback of SLACK tokens need.
+    """
     blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full context can be forked
-    logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * vocabulary)))
-    own = -(-(window + SLACK + BATCH_ROWS + WINDOW_PAST) // BLOCK) + 2 if window else blocks
-    return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK, own if own < blocks else 0)
+    logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+    if not plan.window:
+        return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+    size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))
+    rows = BATCH_ROWS
+    while rows > LEAST_ROWS and _needed(plan.window, rows) * size > STATE_BYTES:
+        rows //= 2
+    own = _needed(plan.window, rows)
+    past = WINDOW_PAST // BLOCK
+    own += min(past, max(0, STATE_BYTES // size - own)) if size else past
+    return Limits(rows, min(rows, logit_rows), blocks, blocks * BLOCK, own if own < blocks else 0)
+
+
+def _needed(window: int, rows: int) -> int:
+    """Return the blocks that one sequence needs in layers with a window, for a step of so many rows."""
+    return -(-(window + SLACK + rows) // BLOCK) + 2
 
 
 def context_of(asked: int, config: Config) -> int:

@@ -44,7 +44,7 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
         cache=sum(aligned(count * size) for count, pair in zip(counted, blocks, strict=True) for size in pair),
         scratch=program.buffers.size + threads * sum(program.scratch.values()) + partials + ropes + lists,
         weights_per_token=_weights_per_token(plan, panels),
-        **cache_reads(plan.layers, [k + v for k, v in blocks]),
+        **cache_reads(plan.layers, [k + v for k, v in blocks], limits),
     )
 
 

@@ -31,7 +31,7 @@ def memory_of(program: Program, plan: Plan, limits: Limits, cache: CacheTypes) -
         cache=sum(limits.blocks_of(layer) * size for layer, size in zip(plan.layers, of_block, strict=True)),
         scratch=program.scratch_bytes(limits) + ropes,
         weights_per_token=int(read_bytes) + vectors,
-        **cache_reads(plan.layers, of_block),
+        **cache_reads(plan.layers, of_block, limits),
     )
 
 

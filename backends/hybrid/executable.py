@@ -129,6 +129,8 @@ def sum_of(memories: Sequence[Memory]) -> Memory:
         cache_per_token=sum(m.cache_per_token for m in memories),
         window_per_token=sum(m.window_per_token for m in memories),
         window=max(m.window for m in memories),
+        states=sum(m.states for m in memories),
+        state_per_token=sum(m.state_per_token for m in memories),
     )
 
 

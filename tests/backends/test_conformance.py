@@ -276,6 +276,80 @@ def test_positions_have_rows_of_a_table(cpu: CpuBackend) -> None:
         np.testing.assert_array_equal(feed(bind(cpu, plan), tokens, sizes), expected)
 
 
+# -- recurrent layers ------------------------------------------------------------------------------------------------
+
+
+def convolution(r: Recorder, x: Value) -> Value:
+    return r.convolve(x, MemoryWeight.of("kernel", np.cos(np.arange(x.width * 4.0)).reshape(-1, 4)), vector(x.width))
+
+
+def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
+    """Small products of x, one of each width."""
+    seeded = np.random.RandomState(3)
+    made = {name: 0.3 * seeded.standard_normal((width, x.width)) for name, width in widths.items()}
+    return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]
+
+
+def linear_attention(heads: int, key_heads: int, key_dim: int, dim: int, delta: bool, tiled: bool) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v, g, b = products(r, x, q=key_heads * key_dim, k=key_heads * key_dim, v=heads * dim, g=heads, b=heads)
+        k = r.rms_norm(k, MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5)), 1e-6, key_heads)
+        steps, strength, rate = r.activate(g, "softplus"), r.activate(b, "sigmoid"), -vectors("rate", heads)
+        skip = None if delta else vectors("skip", heads)
+        negative = MemoryWeight.of("rate", rate)
+        return r.linear_attention(
+            q, k, v, steps, strength, negative, key_heads, delta, tiled,
+            None if skip is None else MemoryWeight.of("skip", skip),
+        )  # fmt: skip
+
+    return build
+
+
+def vectors(name: str, width: int) -> np.ndarray:
+    return np.asarray(np.random.RandomState(len(name)).uniform(0.05, 0.5, width))
+
+
+def selective_scan(width: int, state_dim: int) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        inner, dt, b, c = products(r, x, inner=width, dt=width, B=state_dim, C=state_dim)
+        a = MemoryWeight.of("A", -np.random.RandomState(4).uniform(0.1, 1.0, (width, state_dim)))
+        return r.selective_scan(inner, r.activate(dt, "softplus"), b, c, a, MemoryWeight.of("D", vectors("D", width)))
+
+    return build
+
+
+RECURRENT: dict[str, Build] = {
+    "convolution": convolution,
+    "delta rule, a key head for two": linear_attention(4, 2, 24, 40, delta=True, tiled=False),
+    "delta rule, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True),
+    "Mamba-2": linear_attention(6, 2, 16, 80, delta=False, tiled=False),
+    "selective scan": selective_scan(40, 10),
+}
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
+    """Rows within a block, a block to its end, several blocks; then back into a block, and on with other tokens.
+
+    The stores round every row to float32 and the chains are short: allow 2e-6, 30 units, of the largest result.
+    """
+    plan = record(MemoryWeight.of("table", np.random.RandomState(6).standard_normal((VOCABULARY, 48))), RECURRENT[name])
+    tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
+    ours, theirs = (Driver(bind(b, plan, rows=160), sequences=2) for b in (cpu, ReferenceBackend()))
+    for start, parts in enumerate([[(0, 1)], [(0, 63), (1, 3)], [(0, 1), (1, 60)], [(1, 150)], [(0, 1), (1, 1)]]):
+        batch = [(s, tokens[start + 7 * s : start + 7 * s + count]) for s, count in parts]
+        found, expected = ours.step(batch), theirs.step(batch)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+    for back in (200, 195):
+        for driver in (ours, theirs):
+            driver.lengths[1] = back
+        found, expected = (
+            ours.step([(1, tokens[back - 150 : back - 100])]),
+            theirs.step([(1, tokens[back - 150 : back - 100])]),
+        )
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
 # -- the cache -------------------------------------------------------------------------------------------------------
 
 
@@ -482,4 +556,5 @@ def test_every_operation_is_in_the_table() -> None:
     plans = [record(table(case.width), case.build) for case in CASES.values()]
     plans.append(record(table(24), attend(Heads(1, 1, 8))))
     plans.append(record(table(24), lambda r, x: r.select_rows(x)))
+    plans += [record(table(48), build) for build in RECURRENT.values()]
     assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION - {Experts}

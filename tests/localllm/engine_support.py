@@ -28,15 +28,18 @@ def windowed(family: str) -> Plan:
     return plan_of(metadata | {f"{family}.attention.sliding_window": WINDOW}, tensors)
 
 
-PLANS: dict[str, Callable[[], Plan]] = {
+ATTENDING: dict[str, Callable[[], Plan]] = {
     "llama": lambda: support.plan("Q4_0"),
     "experts and windows": lambda: windowed("gpt-oss"),
     "windows and caps": lambda: windowed("gemma2"),
+}
+RECURRENT: dict[str, Callable[[], Plan]] = {
     "convolutions": lambda: plan_of(*KIT["lfm2-dense"].loaded()),
     "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
     "Mamba-2": lambda: plan_of(*KIT["granitehybrid-dense"].loaded()),
 }
+PLANS = {**ATTENDING, **RECURRENT}
 
 
 def engine_of(backend: Backend, plan: Plan, limits: Limits, cache: str = "f16") -> Engine:

@@ -17,7 +17,19 @@ from localllm.errors import LocalLLMError
 from localllm.plan import BLOCK
 from localllm.session import Session
 from tests.backends.gpu.conftest import pocl
-from tests.localllm.engine_support import ALONE, FEW, LIMITS, PLANS, Live, Schedule, alone, engine_of, state
+from tests.localllm.engine_support import (
+    ALONE,
+    ATTENDING,
+    FEW,
+    LIMITS,
+    PLANS,
+    RECURRENT,
+    Live,
+    Schedule,
+    alone,
+    engine_of,
+    state,
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +58,8 @@ def small(cpu: CpuBackend) -> Iterator[Engine]:
 
 
 @pytest.mark.parametrize(
-    ("name", "cache"), [*[(name, cache) for name in ATTENDING for cache in CACHE_TYPES], *[(n, "f16") for n in RECURRENT]]
+    ("name", "cache"),
+    [*((name, cache) for name in ATTENDING for cache in CACHE_TYPES), *((name, "f16") for name in RECURRENT)],
 )
 def test_sequences_together_get_the_bits_they_have_alone(cpu: CpuBackend, name: str, cache: str) -> None:
     """1 to 16 sequences: prompts in chunks beside decoded rows, forks, truncations, steps that do not fit."""

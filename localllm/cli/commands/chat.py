@@ -186,7 +186,8 @@ class _Talk:
 
 def _per_token(memory: Memory) -> str:
     text = f"{size(memory.cache_per_token)} a token"
-    return text + (f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else "")
+    text += f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else ""
+    return text + (f", {size(memory.states)} of states" if memory.states else "")
 
 
 class _SlashCommand(NamedTuple):

@@ -157,7 +157,7 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     config = _config(file)
     context = context_of(ctx_size, config)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
-    limits = limits_of(context, plan.logits.width, plan.window)
+    limits = limits_of(context, plan)
     choice = choose_types(asked, plan, limits, summarize(plan).weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)
@@ -168,11 +168,13 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
         "cache_per_token": memory.cache_per_token,
         "window": memory.window,
         "window_cache_per_token": memory.window_per_token,
+        "states": memory.states,
+        "state_read_per_token": memory.state_per_token,
         "cache_types": [choice.types.keys, choice.types.values],
         "cache_note": choice.note or _harm(choice.types, plan),
         "scratch": memory.scratch,
         "total": memory.weights + memory.cache + memory.scratch,
-        "read_per_token": memory.weights_per_token,
+        "read_per_token": memory.weights_per_token + memory.state_per_token,
         "read_per_token_at_full_context": int(memory.read_after(context)),
     }
 
@@ -262,9 +264,9 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
 def cache_text(memory: dict[str, Any]) -> str:
     """Return the cache size per token as text."""
     text = f"{size(memory['cache_per_token'])} a token"
-    if not memory["window"]:
-        return text
-    return f"{text}, and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+    if memory["window"]:
+        text += f", and {size(memory['window_cache_per_token'])} for the last {memory['window']} and a little more"
+    return text + (f", and {size(memory['states'])} for states of recurrent layers" if memory["states"] else "")
 
 
 def _memory_rows(memory: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
