@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from localllm.models.altup import AltUpRecorder
 from localllm.models.architectures import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
@@ -45,12 +46,14 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    layers = LayerRecorder(builder, Attention(builder, full, sliding), FeedForward(builder), per_layer)
+    kind = AltUpRecorder if config.streams else LayerRecorder
+    layers = kind(builder, Attention(builder, full, sliding), FeedForward(builder), per_layer)
+    x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
     recorder.begin_layer()
-    x = builder.norm("output_norm", x)
+    x = builder.norm("output_norm", layers.end(x))
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)

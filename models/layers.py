@@ -20,6 +20,14 @@ class LayerRecorder:
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
 
+    def begin(self, x: Value) -> Value:
+        """The rows that the first layer reads, from the embeddings."""
+        return x
+
+    def end(self, x: Value) -> Value:
+        """The rows that the output reads, from those of the last layer."""
+        return x
+
     def layer(self, x: Value, layer: int) -> Value:
         """Attention, then the feed-forward; or both of the same rows."""
         builder, name = self.builder, f"blk.{layer}."
@@ -27,8 +35,8 @@ class LayerRecorder:
         normed = self.input_norm(name + row.attention_norm, x)
         second = builder.optional_norm(name + "attn_norm_2", x)  # Falcon 40B: attention has a norm of its own
         mixed = self.attention.mixed(normed if second is x else second, layer)
-        last = layer == builder.config.layers - 1
-        if last:  # no later operation reads other rows; they skip the last feed-forward
+        selects = self.selects(layer)
+        if selects:
             mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
         y = self.attention.output(mixed, layer)
         if not builder.config.parallel:
@@ -41,9 +49,13 @@ class LayerRecorder:
             return x if scale is None else recorder.scale(x, float(scale[0]))
         if row.ffn_norm != row.attention_norm:
             normed = self.input_norm(name + row.ffn_norm, x)
-        elif last:
+        elif selects:
             normed = recorder.select_rows(normed)
         return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x), y))
+
+    def selects(self, layer: int) -> bool:
+        """Whether nothing after the layer's attention reads rows whose logits are not wanted."""
+        return layer == self.builder.config.layers - 1
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

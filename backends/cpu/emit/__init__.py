@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, rowwise
+from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, rowwise, streams
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -18,10 +18,13 @@ from localllm.plan import (
     Clamp,
     Columns,
     Embed,
+    Excess,
     Experts,
     Glu,
     Linear,
     LinearAdd,
+    Match,
+    Mix,
     Norm,
     Operation,
     Receive,
@@ -30,6 +33,7 @@ from localllm.plan import (
     SelectRows,
     Send,
     Softcap,
+    Weigh,
     Xielu,
 )
 from localllm.plan.rewrites.fusion import fuse_additions
@@ -44,10 +48,13 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Clamp: rowwise.clamp,
     Columns: columns.columns,
     Embed: products.embed,
+    Excess: streams.excess,
     Experts: experts.experts,
     Glu: rowwise.glu,
     Linear: products.linear_,
     LinearAdd: products.linear_add,
+    Match: streams.match,
+    Mix: streams.mix,
     Norm: rowwise.norm,
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
@@ -56,4 +63,5 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Send: boundaries.send,
     Softcap: rowwise.softcap,
     Xielu: rowwise.xielu,
+    Weigh: streams.weigh,
 }
