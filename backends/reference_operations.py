@@ -29,10 +29,13 @@ from localllm.plan import (
     Columns,
     Convolve,
     Embed,
+    Excess,
     Experts,
     Glu,
     Linear,
     LinearAttention,
+    Match,
+    Mix,
     Norm,
     Receive,
     Rotate,
@@ -43,6 +46,7 @@ from localllm.plan import (
     Softcap,
     Stack,
     Value,
+    Weigh,
     Weight,
     Xielu,
     rope_table,
@@ -302,6 +306,35 @@ def _columns(state: State, op: Columns) -> None:
     state.write(op.out, x.reshape(len(x), op.groups, -1)[:, :, op.start : op.stop].reshape(len(x), -1))
 
 
+def _weigh(state: State, op: Weigh) -> None:
+    state.write(op.out, state.read(op.x) * state.weight(op.weight))
+
+
+def _mix(state: State, op: Mix) -> None:
+    x = state.read(op.x)
+    slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, width of one)
+    own = op.coefficients
+    coefficients = state.read(own) if isinstance(own, Value) else np.tile(state.weight(own), (len(x), 1))
+    coefficients = coefficients.reshape(len(x), -1, op.slices)
+    y = np.zeros((len(x), op.out.width)) if op.base is None else state.read(op.base)
+    terms = coefficients[:, :, :, None] * slices[:, None]  # (rows, slices of out, slices, width of one)
+    state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
+
+
+def _match(state: State, op: Match) -> None:
+    x, like = state.read(op.x), state.read(op.like)
+    slices = x.reshape(len(x), op.groups, -1)
+    own = np.maximum((slices * slices).mean(axis=2, keepdims=True), op.eps)
+    wanted = (like * like).mean(axis=1)[:, None, None]
+    state.write(op.out, (slices * np.sqrt(wanted / own)).reshape(x.shape))
+
+
+def _excess(state: State, op: Excess) -> None:
+    x = state.read(op.x)
+    cutoff = x.mean(axis=1, keepdims=True) + op.deviations * x.std(axis=1, keepdims=True, ddof=1)
+    state.write(op.out, np.maximum(x - cutoff, 0.0))
+
+
 def _select_rows(state: State, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
@@ -335,6 +368,10 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Add: _add,
     Scale: _scale,
     Columns: _columns,
+    Weigh: _weigh,
+    Mix: _mix,
+    Match: _match,
+    Excess: _excess,
     SelectRows: _select_rows,
     Receive: _receive,
     Send: _send,

@@ -19,7 +19,7 @@ from typing import Any
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, rowwise
+from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, rowwise, streams
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer
@@ -149,6 +149,7 @@ def _cache(name: str) -> list[Labelled]:
 def _rowwise() -> list[Labelled]:
     floats, row = DELIVERIES["floats"], {"WIDTH": 2048, "STRIDE": 2048}
     slices = {"WIDTH": 2048, "X_STRIDE": 3072, "GROUP": 192, "START": 64, "TAKEN": 128}
+    sides = {"WIDTH": 2048, "X_STRIDE": 8192, "Y_STRIDE": 8192}
     capped = rowwise.Elements(
         OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
     )
@@ -160,10 +161,14 @@ def _rowwise() -> list[Labelled]:
     positions = rowwise.EmbedRows(format="F16", MAX_ROWS=ROWS, K=2048, N=1024, Y_STRIDE=2048, BY_POSITION=True)
     found: list[Labelled] = [
         ("elements xielu", xielu), ("embed positions", positions), ("elements cap", capped), ("elements gate", gate),
+        ("mix", streams.MixSlices(SLICES=4, C_STRIDE=16, HAS_BASE=True, **sides)),
+        ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
+        ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
         *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),
     ]  # fmt: skip
     for what, to in DELIVERIES.items():
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
+        found.append((f"weigh, {what}", streams.WeighRows(delivered=to, **sides)))
         found.append((f"columns, {what}", columns.TakeColumns(delivered=to, **slices)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]

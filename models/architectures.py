@@ -100,6 +100,7 @@ class Architecture:
     norms_rotated: bool = False  # q/k norms come after the rotation
     value_norm: bool = False  # the values of each head are normed, without weights
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
+    altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
@@ -182,6 +183,11 @@ _ROWS = (
     Architecture(
         "gemma3", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=62,
         qk_norm=True, logit_softcap=0.0, sliding=Sliding(6, stretched=False, rope_base=10000.0),
+    ),
+    Architecture(
+        "gemma3n", "neox", "gelu", ffn_scales=False, root_width_embedding=True, score_scale=1.0, qk_norm=True,
+        value_norm=True, kv_layers=20, per_layer_inputs=True, altup=True, logit_softcap=30.0,
+        ignored=("rope_freqs.weight",), sliding=Sliding(5, rope_base=10000.0),
     ),
     Architecture(
         "gemma4", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, score_scale=1.0,

@@ -31,6 +31,8 @@ _REASON = " (kernels are compiled for this number, and no known model comes near
 _MAX_VOCABULARY = 1 << 24
 _MAX_CONTEXT = 1 << 30
 _MAX_FACTOR = 1e6  # of factors that stretch positions or scale values
+_MAX_STREAMS = 64  # known models have 4
+TOP_TWENTIETH = 1.6448533535003662  # deviations that 5 % of a normal distribution exceed
 _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in GGUF's order, which counts from 1
 
 
@@ -106,6 +108,9 @@ class Config:
     logit_scale: float
     experts: ExpertConfig | None
     parallel: bool  # attention and feed-forward read the same rows
+    streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
+    active_stream: int  # that layers compute with
+    sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None
     attends: tuple[bool, ...]  # whether the layer has attention
@@ -168,6 +173,9 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         logit_scale=logit_scale,
         experts=None if "expert_count" in row.ignored else _experts(keys, row.routing),
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
+        streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
+        active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
+        sparsity=_sparsity(keys, row, layers),
         per_layer_width=_per_layer_width(keys, row),
         recurrent=_recurrent(keys, row),
         attends=attends,
@@ -254,6 +262,14 @@ def _per_layer_width(keys: Keys, row: Architecture) -> int:
     if not row.per_layer_inputs:
         return 0
     return keys.integer("embedding_length_per_layer_input", 0, _MAX_WIDTH // MAX_LAYERS, default=0)
+
+
+def _sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:
+    if not row.altup:
+        return (None,) * layers
+    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])  # where nothing says it
+    values = keys.reals("activation_sparsity_scale", layers, -math.inf, _MAX_FACTOR, default)
+    return tuple([None if value < -_MAX_FACTOR else value for value in values])
 
 
 def _windows(keys: Keys, row: Architecture, layers: int) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ class FeedForward:
         """The feed-forward of x, the normed rows of `residual`."""
         builder, name, experts = self.builder, f"blk.{layer}.", self.builder.config.experts
         if experts is None or name + "ffn_gate_inp.weight" not in builder.tensors:
-            return self.dense(name, x, builder.config.ffn_width[layer])
+            return self.dense(name, x, builder.config.ffn_width[layer], sparsity=builder.config.sparsity[layer])
         if experts.beside:
             return self.both(layer, x, residual, experts)
         router = builder.linear(name + "ffn_gate_inp", x, experts.count, builder.config.width)  # (T, experts)
@@ -37,14 +37,15 @@ class FeedForward:
         router = recorder.linear(normed, weight, None, 1.0 / math.sqrt(config.width))  # (T, experts)
         return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(name, own, router, experts)))
 
-    def dense(self, name: str, x: Value, inner: int, suffix: str = "") -> Value:
+    def dense(self, name: str, x: Value, inner: int, suffix: str = "", sparsity: float | None = None) -> Value:
         """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
         builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
         activation, up_name = builder.row.activation, f"{name}ffn_up{suffix}"
         match builder.row.ffn:
             case "gated":
                 gate = builder.ffn_linear(f"{name}ffn_gate{suffix}", x, inner, width)
-                hidden = recorder.glu(gate, builder.ffn_linear(up_name, x, inner, width), activation)
+                up = builder.ffn_linear(up_name, x, inner, width)
+                hidden = recorder.glu(gate if sparsity is None else recorder.excess(gate, sparsity), up, activation)
             case "fused":
                 gate = builder.rows(up_name, x, 0, inner, 2 * inner)
                 up = builder.rows(up_name, x, inner, 2 * inner, 2 * inner)

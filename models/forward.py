@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from localllm.models.altup import AltUpRecorder
 from localllm.models.architectures import Architecture
 from localllm.models.attention import Attention, Ropes
 from localllm.models.builder import Builder
@@ -47,12 +48,14 @@ def record(
     if per_layer is not None:
         per_layer.begin(x)
     mixers = Attention(builder, full, sliding), Recurrence(builder)
-    layers = LayerRecorder(builder, *mixers, FeedForward(builder), per_layer)
+    kind = AltUpRecorder if config.streams else LayerRecorder
+    layers = kind(builder, *mixers, FeedForward(builder), per_layer)
+    x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
     recorder.begin_layer()
-    x = builder.norm(architecture.output_norm, x)
+    x = builder.norm(architecture.output_norm, layers.end(x))
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)

@@ -70,8 +70,19 @@ class Keys:
         numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
         return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
 
-    def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
+    def reals(
+        self, key: str, count: int, low: float, high: float, default: tuple[float, ...] | None = None
+    ) -> tuple[float, ...]:
+        """Return an array of numbers within bounds, one per layer."""
         value = self._value(key, default)
+        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != count:
+            raise ModelError(f"{self.prefix}{key}: expected {count} numbers, one per layer, {found(value)}")
+        return tuple([self._real(key, item, low, high) for item in value])
+
+    def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
+        return self._real(key, self._value(key, default), low, high)
+
+    def _real(self, key: str, value: Any, low: float, high: float) -> float:
         try:
             number = math.nan if isinstance(value, bool | str) else float(value)
         except (TypeError, ValueError, OverflowError):

@@ -23,6 +23,14 @@ class LayerRecorder:
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
 
+    def begin(self, x: Value) -> Value:
+        """The rows that the first layer reads, from the embeddings."""
+        return x
+
+    def end(self, x: Value) -> Value:
+        """The rows that the output reads, from those of the last layer."""
+        return x
+
     def layer(self, x: Value, layer: int) -> Value:
         """Attention, then the feed-forward; or both of the same rows."""
         builder, name = self.builder, f"blk.{layer}."
@@ -33,8 +41,8 @@ class LayerRecorder:
         second = builder.optional_norm(name + "attn_norm_2", x)  # Falcon 40B: attention has a norm of its own
         mixers = self.mixers(layer)
         mixed = [mixer.mixed(normed if second is x else second, layer) for mixer in mixers]
-        last = layer == builder.config.layers - 1
-        if last:  # no later operation reads other rows; they skip the last feed-forward
+        selects = self.selects(layer)
+        if selects:
             mixed, x = [recorder.select_rows(value) for value in mixed], recorder.select_rows(x)
         y = reduce(recorder.add, [mixer.output(value, layer) for mixer, value in zip(mixers, mixed, strict=True)])
         if not builder.config.parallel:
@@ -47,7 +55,7 @@ class LayerRecorder:
             return x if scale is None else recorder.scale(x, float(scale[0]))
         if row.ffn_norm != row.attention_norm:
             normed = self.input_norm(name + row.ffn_norm, x)
-        elif last:
+        elif selects:
             normed = recorder.select_rows(normed)
         return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x), y))
 
@@ -58,7 +66,7 @@ class LayerRecorder:
         mixed = self.input_norm(name + builder.row.attention_norm, x)
         for mixer in mixers:
             mixed = mixer.mixed(mixed, layer)
-        if layer == builder.config.layers - 1:
+        if self.selects(layer):
             mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
         y = mixers[0].output(mixed, layer) if mixers else self.feed_forward(mixed, layer, x)
         return self.residual(x, y, name + builder.row.attention_post_norm)
@@ -68,6 +76,10 @@ class LayerRecorder:
         config = self.builder.config
         attention: list[Attention | Recurrence] = [self.attention] if config.attends[layer] else []
         return [*attention, self.recurrence] if config.recurs[layer] else attention
+
+    def selects(self, layer: int) -> bool:
+        """Whether nothing after the layer's attention reads rows whose logits are not wanted."""
+        return layer == self.builder.config.layers - 1
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

@@ -101,7 +101,8 @@ class _Parts:
     def unit(self, x: Value, groups: int, scale: float) -> Value:
         """Each of `groups` slices divided by its Euclidean length, times `scale`."""
         width = x.width // groups
-        weight = self.builder.tensors.constant(width, scale * width**-0.5)
+        factor = scale * width**-0.5
+        weight = self.builder.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
         return self.builder.recorder.rms_norm(x, weight, L2_EPS / width, groups)
 
 

@@ -6,7 +6,7 @@ The class records the names that were used, so that `show` can list the tensors 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -48,11 +48,15 @@ class Tensors:
 
     def ones(self, width: int) -> Weight:
         """A vector of ones, which no file holds: the weights of a norm that has none."""
-        return self.constant(width, 1.0)
+        return self.numbers(f"ones({width})", [1.0] * width)
 
-    def constant(self, width: int, value: float) -> Weight:
-        """A vector of one number, which no file holds."""
-        return Weight.of(_Constant(width, value))
+    def numbers(self, name: str, values: Sequence[float]) -> Weight:
+        """A vector that no file holds; equal names mean equal values."""
+        return Weight.of(_Numbers(name, tuple(values)))
+
+    def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
+        """A stack as one matrix, with the rows of all."""
+        return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
 
     def row(self, name: str, width: int) -> Weight:
         """Return a vector as a matrix of one row."""
@@ -117,23 +121,19 @@ class Tensors:
 
 
 @dataclass(frozen=True, slots=True)
-class _Constant:
-    """A vector of one number as a tensor."""
+class _Numbers:
+    """A vector in memory as a tensor."""
 
-    width: int
-    value: float
+    name: str
+    values: tuple[float, ...]
     format: str = "F32"
 
     @property
-    def name(self) -> str:
-        return f"{self.value:g}({self.width})"
-
-    @property
     def shape(self) -> tuple[int, ...]:
-        return (self.width,)
+        return (len(self.values),)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        return np.full((stop - start, self.width), self.value, np.float32).view(np.uint8)
+        return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
 
 
 def _text(shape: tuple[int, ...]) -> str:

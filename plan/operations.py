@@ -291,6 +291,67 @@ class Columns(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class Weigh(Unary):
+    """out = x * weight, number by number."""
+
+    weight: Weight  # (width,)
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (self.weight,)
+
+
+@dataclass(frozen=True, slots=True)
+class Mix(Unary):
+    """Slice i of out = slice i of base + the sum over j of coefficients[i * slices + j] * slice j of x.
+
+    A row of x is `slices` equal slices, and out has slices of the same width. The coefficients are those of the row, or
+    the same numbers for all rows. Without a base there is only the sum.
+    """
+
+    slices: int
+    coefficients: Value | Weight  # (slices of out * slices,)
+    base: Value | None
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        own = (self.coefficients,) if isinstance(self.coefficients, Value) else ()
+        return self.x, *own, *((self.base,) if self.base is not None else ())
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (self.coefficients,) if isinstance(self.coefficients, Weight) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Match(Unary):
+    """out = each of `groups` slices of x, scaled to the root mean square of the row of `like`.
+
+    The mean square of a slice counts as eps at least.
+    """
+
+    like: Value
+    eps: float
+    groups: int
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.x, self.like
+
+
+@dataclass(frozen=True, slots=True)
+class Excess(Unary):
+    """out = max(x - (mean + deviations * standard deviation), 0), mean and deviation over the numbers of the row.
+
+    It leaves the largest numbers of a normal distribution: "Gaussian top-k" (Gemma 3n, arXiv:2506.06644). The deviation
+    is that of a sample: of squares over width - 1, as in llama.cpp. Transformers divides by the width, which at the
+    8192 numbers of Gemma 3n moves the threshold by 6e-5 of the deviation.
+    """
+
+    deviations: float
+
+
+@dataclass(frozen=True, slots=True)
 class SelectRows(Unary):
     """out[l] = x[logit_rows[l]]: from batch rows to the rows whose logits are wanted."""
 

@@ -15,17 +15,21 @@ from localllm.plan.operations import (
     Clamp,
     Columns,
     Embed,
+    Excess,
     Experts,
     Gating,
     Glu,
     GluActivation,
     Linear,
+    Match,
+    Mix,
     Norm,
     Rotate,
     Scale,
     SelectRows,
     Softcap,
     Stack,
+    Weigh,
     Xielu,
 )  # fmt: skip
 from localllm.plan.plan import CacheLayer, Plan, Store
@@ -185,6 +189,28 @@ class Recorder:
             return x
         out = self._value(groups * (stop - start), x.rows, f"{x.name}[{start}:{stop}]")
         self._operations.append(Columns(out, x, groups, start, stop))
+        return out
+
+    def weigh(self, x: Value, weight: Tensor) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".weighed")
+        self._operations.append(Weigh(out, x, Weight.of(weight)))
+        return out
+
+    def mix(self, x: Value, slices: int, coefficients: Value | Tensor, base: Value | None = None) -> Value:
+        own = coefficients if isinstance(coefficients, Value) else Weight.of(coefficients)
+        count = (own.width if isinstance(own, Value) else own.shape[0]) // slices
+        out = self._value(x.width // slices * count, x.rows, x.name + ".mixed")
+        self._operations.append(Mix(out, x, slices, own, base))
+        return out
+
+    def match(self, x: Value, like: Value, eps: float, groups: int = 1) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".matched")
+        self._operations.append(Match(out, x, like, eps, groups))
+        return out
+
+    def excess(self, x: Value, deviations: float) -> Value:
+        out = self._value(x.width, x.rows, x.name + ".excess")
+        self._operations.append(Excess(out, x, deviations))
         return out
 
     def select_rows(self, x: Value) -> Value:

@@ -94,6 +94,22 @@ def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
 
 
+def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
+    """Up to four products and a base, each rounded once; coefficients are numbers of the row, or below 4."""
+    most = np.abs(x).max(axis=1, keepdims=True)
+    return 6 * UNIT * 4 * most * np.maximum(most, 4.0)
+
+
+def sized(width: int) -> Slack:
+    """As rms, of two rows, and with a root of the quotient."""
+    return lambda x, truth: 2 * (width / 16 + 14) * UNIT * np.abs(truth)
+
+
+def exceeding(x: np.ndarray, truth: np.ndarray) -> Any:
+    """The rounding of the cutoff: sums of 16 lanes, as of `layer`, relative to the largest x."""
+    return 4 * (x.shape[1] / 16 + 10) * UNIT * np.abs(x).max(axis=1, keepdims=True)
+
+
 def tanh_form(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     """exp's argument errs by 4 u of itself; the truth is 1 + tanh, which near -1 is rounded at 1e-16."""
     argument = 1.6 * (np.abs(x) + 0.045 * np.abs(x) ** 3)
@@ -170,6 +186,15 @@ CASES: dict[str, Case] = {
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
     "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
     "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
+    "weigh": Case(37, lambda r, x: r.weigh(x, vector(37, "weigh")), exact),
+    "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
+    "mix on a base": Case(64, lambda r, x: r.mix(x, 4, r.columns(x, 3, 19), r.scale(x, 0.5)), mixed),
+    "mix by the same numbers": Case(28, lambda r, x: r.mix(x, 1, vector(5, "mix")), mixed),
+    "match": Case(50, lambda r, x: r.match(x, r.columns(x, 3, 40), 1e-5), sized(50)),
+    "match slices": Case(51, lambda r, x: r.match(r.scale(x, 3.0), x, 1e-5, 3), sized(17)),
+    "match what is all but zero": Case(32, lambda r, x: r.match(r.scale(x, 1e-9), x, 1e-5), sized(32)),
+    "excess": Case(90, lambda r, x: r.excess(x, 1.5), exceeding),
+    "excess below the mean": Case(33, lambda r, x: r.excess(x, -0.5), exceeding),
     "columns of slices, and what they came from": Case(
         96, lambda r, x: r.add(r.columns(x, 3, 24, 4), r.columns(r.scale(x, 0.5), 0, 21, 4)), exact
     ),
@@ -534,6 +559,10 @@ NONE: dict[str, Build] = {
     "swiglu within limits": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_clamp", 3.0),
     "silu within limits": lambda r, x: r.glu(x, r.scale(x, 0.0), "silu_clamp", 3.0),
     "columns": lambda r, x: r.columns(x, 1, 6, 4),
+    "weigh": lambda r, x: r.weigh(x, vector(24)),
+    "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
+    "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
+    "excess": lambda r, x: r.excess(x, 0.5),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

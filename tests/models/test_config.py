@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config
+from localllm.models.config import TOP_TWENTIETH
 from localllm.models.rope import inverse_frequencies, magnitude
 
 MINIMAL: dict[str, Any] = {
@@ -243,12 +245,26 @@ def test_the_last_layers_share_keys_and_values_of_the_last_of_their_kind() -> No
     assert sharing("gemma4", 9, 5).kv_layer == (0, 1, 2, 3, 4, 2, 4, 4, 2)
     assert sharing("gemma4", 9, 9).kv_layer == tuple(range(9))
     assert sharing("gemma3", 9, 5).kv_layer == tuple(range(9))  # the key counts for some architectures only
+    assert len(set(sliding("gemma3n", 30, attention__sliding_window=512).kv_layer)) == 20
     message = r"^gemma4\.attention\.shared_kv_layers: layer 2 has 8 .*, found none of its kind in the first 2 layers$"
     with pytest.raises(ModelError, match=message):
         sharing("gemma4", 9, 2)
     message = r"^gemma4\.attention\.shared_kv_layers: layer 4 has 2 .*, found 4 key-value heads in the first 4 layers$"
     with pytest.raises(ModelError, match=message):
         sharing("gemma4", 6, 4, attention__head_count_kv=[4, 4, 4, 4, 2, 4])
+
+
+def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
+    """A share of 0 is stored as the deviation that nothing is below: minus infinity."""
+    found = sliding("gemma3n", 3, activation_sparsity_scale=[1.5, 0.0, -math.inf])
+    assert found.sparsity == (1.5, 0.0, None)
+    assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
+    assert (found.streams, found.active_stream) == (4, 0)
+    for value in ([1.5, 1.5], [1.5, 1.5, math.nan], [1.5, 1.5, 1e30], "1.5", 1.5):
+        with pytest.raises(ModelError, match=r"^gemma3n\.activation_sparsity_scale: expected "):
+            sliding("gemma3n", 3, activation_sparsity_scale=value)
+    with pytest.raises(ModelError, match=r"^gemma3n\.altup\.active_idx: expected an integer from 0 to 2, found 3$"):
+        sliding("gemma3n", altup__num_inputs=3, altup__active_idx=3)
 
 
 def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:

@@ -12,14 +12,11 @@ from tests.models.support import MemoryWeight, plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-MODELS = {
-    **VARIANTS,
-    **FAMILIES,
-    "dbrx": KIT["dbrx-moe"].loaded,
-    "gemma4": KIT["gemma4-e2b"].loaded,
-    "qwen35": KIT["qwen35-mtp"].loaded,
-    "jamba": KIT["jamba-dense"].loaded,
-}
+OF_KIT = {
+    "dbrx": "dbrx-moe", "gemma3n": "gemma3n-e2b", "gemma4": "gemma4-e2b", "qwen35": "qwen35-mtp",
+    "jamba": "jamba-dense",
+}  # fmt: skip
+MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[kit].loaded for name, kit in OF_KIT.items()}}
 
 
 def _columns() -> Plan:

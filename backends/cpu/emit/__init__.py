@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise
+from localllm.backends.cpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise, streams
 from localllm.backends.cpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -19,11 +19,14 @@ from localllm.plan import (
     Columns,
     Convolve,
     Embed,
+    Excess,
     Experts,
     Glu,
     Linear,
     LinearAdd,
     LinearAttention,
+    Match,
+    Mix,
     Norm,
     Operation,
     Receive,
@@ -33,6 +36,7 @@ from localllm.plan import (
     SelectRows,
     Send,
     Softcap,
+    Weigh,
     Xielu,
 )
 from localllm.plan.rewrites.fusion import fuse_additions
@@ -48,11 +52,14 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Columns: columns.columns,
     Convolve: recurrence.convolve,
     Embed: products.embed,
+    Excess: streams.excess,
     Experts: experts.experts,
     Glu: rowwise.glu,
     Linear: products.linear_,
     LinearAdd: products.linear_add,
     LinearAttention: recurrence.linear_attention,
+    Match: streams.match,
+    Mix: streams.mix,
     Norm: rowwise.norm,
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
@@ -62,4 +69,5 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Send: boundaries.send,
     Softcap: rowwise.softcap,
     Xielu: rowwise.xielu,
+    Weigh: streams.weigh,
 }

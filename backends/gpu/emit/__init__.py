@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, rowwise
+from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, rowwise, streams
 from localllm.backends.gpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -18,6 +18,7 @@ from localllm.plan import (
     Clamp,
     Columns,
     Embed,
+    Excess,
     Experts,
     Glu,
     HeadsAppend,
@@ -25,6 +26,8 @@ from localllm.plan import (
     LinearAdd,
     LinearGlu,
     LinearGroup,
+    Match,
+    Mix,
     Norm,
     Operation,
     Receive,
@@ -33,6 +36,7 @@ from localllm.plan import (
     SelectRows,
     Send,
     Softcap,
+    Weigh,
     Xielu,
 )
 from localllm.plan.rewrites.fusion import fuse_additions, fuse_heads, fuse_linears
@@ -47,6 +51,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Clamp: rowwise.clamp,
     Columns: columns.columns,
     Embed: rowwise.embed,
+    Excess: streams.excess,
     Experts: experts.experts,
     Glu: rowwise.glu,
     HeadsAppend: attention.heads_append,
@@ -54,6 +59,8 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     LinearAdd: products.linear_add,
     LinearGlu: products.linear_glu,
     LinearGroup: products.linear_group,
+    Match: streams.match,
+    Mix: streams.mix,
     Norm: rowwise.norm,
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
@@ -62,4 +69,5 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Send: boundaries.send,
     Softcap: rowwise.softcap,
     Xielu: rowwise.xielu,
+    Weigh: streams.weigh,
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import rowwise
 from localllm.backends.gpu.kernels.kernel import Launch
@@ -26,7 +25,6 @@ from localllm.plan import (
     Value,
     Xielu,
 )
-
 
 FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # of an elementwise operation
 

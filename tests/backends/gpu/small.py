@@ -37,6 +37,7 @@ class Small:
 WIDTH = 96
 VECTOR = MemoryWeight.of("vector", np.linspace(0.5, 1.5, WIDTH))
 GROUPS = MemoryWeight.of("groups", np.linspace(0.5, 1.5, WIDTH).reshape(3, 32))
+FEW = MemoryWeight.of("few", np.linspace(0.5, 1.5, 78))
 FREQUENCIES = tuple(0.5**i for i in range(5))
 
 
@@ -53,7 +54,8 @@ def rows(r: Recorder, x: Value) -> Value:
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
     y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
-    return r.softcap(r.select_rows(y), 3.0)
+    y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(x, 0, 6), r.columns(x, 5, 44, 2))
+    return r.softcap(r.select_rows(r.excess(y, 0.5)), 3.0)
 
 
 def layer(r: Recorder, x: Value) -> Value:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import localllm
-from localllm.backends.base import Backend, CacheTypes, Limits
+from localllm.backends.base import Backend
+from localllm.backends.reference import ReferenceBackend
 from localllm.cli.main import main
-from localllm.plan import BLOCK
+from tests.backends.test_kit import logits as kit_logits
 from tests.backends.test_reference_logits import ARCHITECTURES, logits, paths
 from tests.conftest import reference
 from tests.localllm.support import Terminal
-from tests.models.kit import KIT
-from tests.models.support import Driver, nmse, plan_of
+from tests.models.kit import KIT, LIMIT
+from tests.models.support import nmse
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -74,16 +75,10 @@ def test_chat_in_a_terminal(backend_name: str) -> None:
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize("name", ["gemma4-26b-a4b", "gemma4-e2b"])
+@pytest.mark.parametrize("name", ["gemma3n-e2b", "gemma4-26b-a4b", "gemma4-e2b"])
 def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
-    """Layers that share keys and values, per-layer embeddings, experts beside a dense feed-forward."""
+    """Layers that share keys and values, streams, per-layer embeddings, experts beside a dense feed-forward."""
     model = KIT[name]
-    limits, cache = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32")
-    executable = gpu.bind(plan_of(*model.loaded()), limits, cache)
-    try:
-        driver = Driver(executable)
-        parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
-        ours = np.concatenate([driver.step([(0, part)]) for part in parts])
-    finally:
-        executable.close()
-    assert nmse(ours, model.stored["logits"]).max() < model.limit
+    ours = kit_logits(gpu, model)
+    assert nmse(ours, model.stored["logits"]).max() < model.limit()
+    assert nmse(ours, kit_logits(ReferenceBackend(), model)).max() < LIMIT

@@ -1,0 +1,62 @@
+"""Emitters of the operations on several streams of rows."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.arguments import Rows, RowsOrNone
+from localllm.backends.cpu.emit.products import NOTHING
+from localllm.backends.cpu.kernels import streams as kernels
+from localllm.backends.cpu.kernels.streams import ExcessArguments, MatchArguments, MixArguments, WeighArguments
+from localllm.backends.cpu.lowering import Lowering
+from localllm.backends.cpu.places import BufferOf, CountOf, VectorOf, output_to, rows_in
+from localllm.backends.cpu.simd import LANES
+from localllm.plan import Excess, Match, Mix, Value, Weigh
+
+
+def weigh(low: Lowering, op: Weigh) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)
+    arguments = WeighArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), weight=VectorOf(op.weight, LANES), width=op.out.width,
+        rows=CountOf(op.out.rows),
+    )  # fmt: skip
+    low.call(kernels.weigh(), arguments, op.out.rows, "weigh")
+
+
+def mix(low: Lowering, op: Mix) -> None:
+    own, width = op.coefficients, op.x.width // op.slices
+    base = NOTHING
+    if op.base is not None:
+        buffer = low.floats(op.base)
+        base = RowsOrNone(address=BufferOf(buffer), stride=buffer.stride)
+    arguments = MixArguments(
+        x=rows_in(low.floats(op.x)),
+        y=output_to(low.make(op.out)),
+        coefficients=rows_in(low.floats(own))
+        if isinstance(own, Value)
+        else Rows(address=VectorOf(own, LANES), stride=0),
+        base=base,
+        slices=op.slices,
+        made=op.out.width // width,
+        width=width,
+        rows=CountOf(op.out.rows),
+    )
+    low.call(kernels.mix(), arguments, op.out.rows, "mix")
+
+
+def match(low: Lowering, op: Match) -> None:
+    arguments = MatchArguments(
+        x=rows_in(low.floats(op.x)), like=rows_in(low.floats(op.like)), y=output_to(low.make(op.out)),
+        like_width=op.like.width, width=op.x.width // op.groups, groups=op.groups, eps=op.eps,
+        rows=CountOf(op.out.rows),
+    )  # fmt: skip
+    low.call(kernels.match(), arguments, op.out.rows, "match")
+
+
+def excess(low: Lowering, op: Excess) -> None:
+    x = low.floats(op.x)
+    low.values.release(op.x)  # the last pass reads a number before it writes it
+    arguments = ExcessArguments(
+        x=rows_in(x), y=output_to(low.make(op.out)), width=op.out.width, deviations=op.deviations,
+        rows=CountOf(op.out.rows),
+    )  # fmt: skip
+    low.call(kernels.excess(), arguments, op.out.rows, "excess")

@@ -1,0 +1,132 @@
+"""Operations on several streams of rows: mix slices, match their size, weigh numbers, keep what exceeds a threshold.
+
+Rows are padded as in `rowwise`: the last vector of a slice reaches into the next one, which is written after it.
+"""
+
+from __future__ import annotations
+
+from localllm.backends.cpu.arguments import Address, Float32, Int64, Output, Rows, RowsOrNone, Struct
+from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, own_rows
+from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+
+
+class WeighArguments(Struct):
+    x: Rows
+    y: Output
+    weight: Address
+    width: Int64
+    rows: Address
+
+
+def weigh() -> PlanKernel[WeighArguments]:
+    """Emit y = x * weight."""
+
+    def body(f: Function, a: WeighArguments, thread: Value, threads: Value) -> None:
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            x, y = a.x.row(row), a.y.row(row)
+            with f.loop(0, a.width, LANES) as i:
+                f.store(y + i * 4, f.load(x + i * 4, f32x16) * f.load(a.weight + i * 4, f32x16))
+
+    return kernel("weigh", WeighArguments, body)
+
+
+class MixArguments(Struct):
+    x: Rows
+    y: Output
+    coefficients: Rows  # stride 0: the same for all rows
+    base: RowsOrNone
+    slices: Int64  # of x
+    made: Int64  # slices of y
+    width: Int64  # of a slice
+    rows: Address
+
+
+def mix() -> PlanKernel[MixArguments]:
+    """Emit slice i of y = slice i of base + the sum over j of coefficients[i * slices + j] * slice j of x."""
+
+    def body(f: Function, a: MixArguments, thread: Value, threads: Value) -> None:
+        slices, size = a.slices, a.width * 4
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row, f.loop(0, a.made) as made:
+            x, y = a.x.row(row), a.y.row(row) + made * size
+            coefficients = a.coefficients.row(row) + made * slices * 4
+            with f.loop(0, a.width, LANES) as i:
+                total = f.var(f.zeros(f32x16))
+                with f.when(a.base.given):
+                    total.set(f.load(a.base.row(row) + (made * size + i * 4), f32x16))
+                with f.loop(0, slices) as j:
+                    coefficient = f.broadcast(coefficients + j * 4, F32)
+                    total.set(f.fma(f.load(x + (j * size + i * 4), f32x16), coefficient, total.get()))
+                f.store(y + i * 4, total.get())
+
+    return kernel("mix", MixArguments, body)
+
+
+class MatchArguments(Struct):
+    x: Rows
+    y: Output
+    like: Rows
+    like_width: Int64
+    width: Int64  # of a slice
+    groups: Int64
+    eps: Float32
+    rows: Address
+
+
+def match() -> PlanKernel[MatchArguments]:
+    """Emit y = each slice of x times the root of: mean square of `like` / (mean square of the slice, or eps)."""
+
+    def body(f: Function, a: MatchArguments, thread: Value, threads: Value) -> None:
+        size = a.width * 4
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            zero = f.constant(F32, 0.0)
+            wanted = _squares(f, a.like.row(row), a.like_width, zero) / f.to_float(a.like_width)
+            with f.loop(0, a.groups) as group:
+                x, y = a.x.row(row) + group * size, a.y.row(row) + group * size
+                own = _squares(f, x, a.width, zero) / f.to_float(a.width)
+                factor = f.splat(f.sqrt(wanted / f.fmax(a.eps, own)))
+                with f.loop(0, a.width, LANES) as i:
+                    f.store(y + i * 4, f.load(x + i * 4, f32x16) * factor)
+
+    return kernel("match", MatchArguments, body)
+
+
+class ExcessArguments(Struct):
+    x: Rows
+    y: Output
+    width: Int64
+    deviations: Float32
+    rows: Address
+
+
+def excess() -> PlanKernel[ExcessArguments]:
+    """Emit y = max(x - (mean + deviations * standard deviation), 0)."""
+
+    def body(f: Function, a: ExcessArguments, thread: Value, threads: Value) -> None:
+        zero = f.zeros(f32x16)
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            x, y = a.x.row(row), a.y.row(row)
+            total = f.var(zero)
+            with f.loop(0, a.width, LANES) as i:
+                total.set(total.get() + _inside(f, a.width, i, f.load(x + i * 4, f32x16)))
+            mean = f.reduce(total.get(), lambda p, q: p + q) / f.to_float(a.width)
+            deviation = f.sqrt(_squares(f, x, a.width, mean) / f.to_float(a.width - 1))
+            cutoff = f.splat(f.fma(a.deviations, deviation, mean))
+            with f.loop(0, a.width, LANES) as i:
+                f.store(y + i * 4, f.fmax(zero, f.load(x + i * 4, f32x16) - cutoff))  # in this order a NaN stays one
+
+    return kernel("excess", ExcessArguments, body)
+
+
+def _squares(f: Function, x: Value, width: Value, mean: Value) -> Value:
+    """The sum of (x - mean)^2 over a row."""
+    center, squares = f.splat(mean), f.var(f.zeros(f32x16))
+    with f.loop(0, width, LANES) as i:
+        value = _inside(f, width, i, f.load(x + i * 4, f32x16) - center)
+        squares.set(f.fma(value, value, squares.get()))
+    return f.reduce(squares.get(), lambda p, q: p + q)
+
+
+def _inside(f: Function, width: Value, i: Value, value: Value) -> Value:
+    """16 values from i on; zero beyond the width."""
+    left = f.splat(Value(f, f.builder.trunc((width - i).ir, I32)))
+    return f.select(f.lane_numbers() < left, value, f.zeros(f32x16))

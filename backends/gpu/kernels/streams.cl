@@ -1,0 +1,55 @@
+// Operations on several streams of rows. A row of x is SLICES slices of WIDTH numbers. Constants: X_STRIDE, Y_STRIDE.
+
+#ifdef MIX  // C_STRIDE: from row to row of the coefficients; 0 where all rows have the same
+KERNEL(128, mix_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *coefficients, GLOBAL const float *base,
+                 GLOBAL float *y) {
+  int i = GROUP_X * 128 + ITEM, own = i / WIDTH * SLICES;
+  if (i >= Y_STRIDE) return;
+  x += (size_t)GROUP_Y * X_STRIDE + i % WIDTH;
+  coefficients += (size_t)GROUP_Y * C_STRIDE + own;
+  size_t at = (size_t)GROUP_Y * Y_STRIDE + i;
+  float total = HAS_BASE ? base[at] : 0.0f;
+  for (int j = 0; j < SLICES; j++) total = FMA(x[(size_t)j * WIDTH], coefficients[j], total);
+  y[at] = total;
+}
+#endif
+
+#ifdef WEIGH
+KERNEL(128, weigh)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *weight, GLOBAL float *y,
+                   GLOBAL float *blocks LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int i = GROUP_X * 128 + ITEM, own = smaller(i, WIDTH - 1);
+  float v = x[(size_t)GROUP_Y * X_STRIDE + own] * weight[own];
+  deliver(v, i, WIDTH, y + (size_t)GROUP_Y * Y_STRIDE, blocks + (size_t)GROUP_Y * BLOCKS_STRIDE, local_memory);
+}
+#endif
+
+#ifdef MATCH  // a work-group has a slice. Constants: L_WIDTH (of a row of `like`), EPS
+KERNEL(128, match_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *like, GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  x += (size_t)GROUP_Y * X_STRIDE + (size_t)GROUP_X * WIDTH;
+  y += (size_t)GROUP_Y * Y_STRIDE + (size_t)GROUP_X * WIDTH;
+  like += (size_t)GROUP_Y * L_WIDTH;
+  float wanted = 0.0f, square = 0.0f;
+  for (int i = ITEM; i < L_WIDTH; i += 128) wanted = FMA(like[i], like[i], wanted);
+  for (int i = ITEM; i < WIDTH; i += 128) square = FMA(x[i], x[i], square);
+  wanted = group_sum(wanted, local_memory, 128) / (float)L_WIDTH;
+  square = group_sum(square, local_memory, 128) / (float)WIDTH;
+  float factor = SQRT(wanted / FMAX(square, EPS));
+  for (int i = ITEM; i < WIDTH; i += 128) y[i] = x[i] * factor;
+}
+#endif
+
+#ifdef EXCESS  // Constant: FACTOR, the standard deviations above the mean
+KERNEL(128, excess)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  x += (size_t)GROUP_Y * X_STRIDE;
+  y += (size_t)GROUP_Y * Y_STRIDE;
+  float mean = 0.0f, square = 0.0f;
+  for (int i = ITEM; i < WIDTH; i += 128) mean += x[i];
+  mean = group_sum(mean, local_memory, 128) / (float)WIDTH;
+  for (int i = ITEM; i < WIDTH; i += 128) square = FMA(x[i] - mean, x[i] - mean, square);
+  float cutoff = FMA(FACTOR, SQRT(group_sum(square, local_memory, 128) / (float)(WIDTH - 1)), mean);
+  for (int i = ITEM; i < WIDTH; i += 128) y[i] = x[i] - cutoff < 0.0f ? 0.0f : x[i] - cutoff;
+}
+#endif

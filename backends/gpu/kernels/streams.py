@@ -1,0 +1,94 @@
+"""Kernels of the operations on several streams of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.kernels.kernel import Buffers, Factor, FloatIn, FloatOut, Kernel, Shape
+from localllm.backends.gpu.kernels.rowwise import Delivered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixSlicesBuffers(Buffers):
+    x: FloatIn
+    coefficients: FloatIn
+    base: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixSlices(Kernel[MixSlicesBuffers]):
+    """Sums of slices times coefficients. C_STRIDE is 0 if all rows have the same coefficients."""
+
+    name, parts, flag = "mix_slices", "streams", "MIX"
+    WIDTH: Shape
+    SLICES: Shape
+    X_STRIDE: Shape
+    C_STRIDE: Shape
+    Y_STRIDE: Shape
+    HAS_BASE: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighRowsBuffers(Buffers):
+    x: FloatIn
+    weight: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeighRows(Kernel[WeighRowsBuffers]):
+    name, parts, flag = "weigh", "blocks streams", "WEIGH"
+    WIDTH: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    delivered: Delivered
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchSlicesBuffers(Buffers):
+    x: FloatIn
+    like: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatchSlices(Kernel[MatchSlicesBuffers]):
+    """Scale slices; a work-group scales one of WIDTH numbers."""
+
+    name, parts, flag = "match_slices", "streams", "MATCH"
+    WIDTH: Shape
+    L_WIDTH: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    EPS: Factor
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessRowsBuffers(Buffers):
+    x: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExcessRows(Kernel[ExcessRowsBuffers]):
+    """What exceeds a threshold; a work-group has a row."""
+
+    name, parts, flag = "excess", "streams", "EXCESS"
+    WIDTH: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    FACTOR: Factor
+
+    @property
+    def local_floats(self) -> int:
+        return 128
