@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import rowwise
 from localllm.backends.gpu.kernels.kernel import Launch
@@ -26,7 +25,6 @@ from localllm.plan import (
     Value,
     Xielu,
 )
-
 
 FACTORS = ("FACTOR", "FACTOR1", "FACTOR2", "FACTOR3")  # of an elementwise operation
 
@@ -64,8 +62,8 @@ def norm(low: Lowering, op: Norm) -> None:
     to = low.deliver(op.out) if op.groups == 1 else Delivery(low.make(op.out))
     kernel = rowwise.NormRows(
         SIZE=rowwise.norm_size(width), K=width, X_STRIDE=x.stride, Y_STRIDE=op.out.width, LAYER=op.kind == "layer",
-        EPS=float(op.eps), HAS_BIAS=op.bias is not None, GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0,
-        delivered=to.delivered,
+        NORMS=op.kind != "none", EPS=float(op.eps), HAS_BIAS=op.bias is not None,
+        GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0, delivered=to.delivered,
     )  # fmt: skip
     weight, bias = low.vector(op.weight), low.vector(op.bias)
     buffers = rowwise.NormRowsBuffers(x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)
