@@ -52,6 +52,15 @@ class Keys:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
         return tuple(self._integer(key, item, low, high, reason) for item in value)
 
+    def reals(self, key: str, layers: int, low: float, high: float, default: float | None = None) -> tuple[float, ...]:
+        """Return one number per layer: from an array, or one number for all layers."""
+        value = self._value(key, default)
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            return (self._real(key, value, low, high),) * layers
+        if len(value) != layers:
+            raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
+        return tuple(self._real(key, item, low, high) for item in value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool | np.bool_):
@@ -71,7 +80,9 @@ class Keys:
         return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
 
     def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        value = self._value(key, default)
+        return self._real(key, self._value(key, default), low, high)
+
+    def _real(self, key: str, value: Any, low: float, high: float) -> float:
         try:
             number = math.nan if isinstance(value, bool | str) else float(value)
         except (TypeError, ValueError, OverflowError):

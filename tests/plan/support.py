@@ -12,7 +12,11 @@ from tests.models.support import MemoryWeight, plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-MODELS = {**VARIANTS, **FAMILIES, "dbrx": KIT["dbrx-moe"].loaded, "gemma4": KIT["gemma4-e2b"].loaded}
+MODELS = {
+    **VARIANTS,
+    **FAMILIES,
+    **{name: KIT[name].loaded for name in ("dbrx-moe", "gemma4-e2b", "apertus")},
+}
 
 
 def _columns() -> Plan:
