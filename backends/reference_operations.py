@@ -104,7 +104,8 @@ def _norm(state: State, op: Norm) -> None:
     x = x.reshape(len(x), op.groups, -1)  # (rows, groups, width of a group)
     if op.kind == "layer":
         x = x - x.mean(axis=2, keepdims=True)
-    y = x / np.sqrt((x * x).mean(axis=2, keepdims=True) + op.eps) * state.weight(op.weight)
+    scale = 1.0 if op.kind == "none" else 1.0 / np.sqrt((x * x).mean(axis=2, keepdims=True) + op.eps)
+    y = x * scale * state.weight(op.weight)
     if op.bias is not None:
         y = y + state.weight(op.bias)
     state.write(op.out, y.reshape(len(x), -1))
@@ -151,7 +152,10 @@ def _attention(state: State, op: Attention) -> None:
     slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
     for row in range(len(q)):
         own = batch.positions[row]
-        seen = np.arange(max(0, own + 1 - op.window) if op.window else 0, own + 1)  # (P,), up to the row's position
+        first = 0
+        if op.window:
+            first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
+        seen = np.arange(first, own + 1)  # (P,), up to the row's position
         slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
         values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
@@ -208,6 +212,7 @@ _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "gelu": lambda gate, up, limit: _gelu(gate) * up,
     "sigmoid": lambda gate, up, limit: _sigmoid(gate) * up,
     "relu": lambda gate, up, limit: _relu(gate) * up,
+    "relu2": lambda gate, up, limit: _relu(gate) ** 2 * up,
     "softplus": lambda gate, up, limit: _softplus(gate) * up,
     "identity": lambda gate, up, limit: gate * up,
     "swiglu_oai": lambda gate, up, limit: _swiglu_oai(gate, up),

@@ -116,7 +116,8 @@ def _attention(
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
         cache=attention.cache_shape(cache, CacheLayer(8, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
-        FACTOR=head**-0.5, WINDOW=window, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
+        FACTOR=head**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
+        HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
     label = f"{head} x {group} {cache.keys}"
     return [

@@ -55,7 +55,7 @@ class AltUpRecorder(LayerRecorder):
             mixed, low, active, predicted = (recorder.select_rows(value) for value in (mixed, low, active, predicted))
         y = builder.norm(name + "post_attention_norm", self.attention.output(mixed, layer))
         y = recorder.scale(recorder.add(recorder.add(active, y), low), math.sqrt(0.5))
-        z = self.feed_forward(builder.norm(name + "ffn_norm", y), layer, y)
+        z = self.feed_forward(builder.norm(name + "ffn_norm", y), layer, y, y)
         y = recorder.add(y, builder.norm(name + "post_ffw_norm", z))
         corrects = tensors.matrix(name + "altup_correct_coef.weight", count, count)
         shares = recorder.linear(self.modes(y, name), corrects, tensors.ones(count))

@@ -21,10 +21,15 @@ class ExpertGating:
 
     gating: Gating
     normalize: bool  # divide the chosen weights by their sum
-    from_file: bool = False  # keys of the file override the two above, and may scale the weights
+    from_file: bool | Literal["gating"] = False  # keys of the file override the two above or one, and may scale
     scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
     beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
+    weighted_input: bool = False  # the weights multiply what the experts read, not what they give
+    router: Literal["", "unnormed"] = ""  # unnormed: the router reads what the layer reads
+    norm: str = ""  # the tensor that norms for the experts what the layer reads; "": they read what the router reads
+    dense: bool = False  # the layer has a dense feed-forward beside the experts
+    sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +44,8 @@ class Sliding:
     rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
     only_rope: bool = False  # layers that see everything are not rotated
     depth: int = 0  # only models of so many layers slide; 0: all
+    chunked: bool = False  # a window is a chunk of the context instead
+    half: bool = False  # layers that see everything rotate half of the dimensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +55,8 @@ class Multipliers:
     logits: Literal["multiplied", "divided"] = "divided"  # by `logit_scale`
     embedding: float = 1.0
     depth: float = 0.0  # residual branches are scaled by depth / sqrt(layers); 0: by 1
-    width: int = 0  # the logit scale is width / the model's width; 0: 1
+    width: int = 0  # the logit scale is width / the model's width; 0: `logit`
+    logit: float = 0.0  # 0: 1
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
@@ -69,8 +77,8 @@ class Architecture:
     """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
 
     name: str  # general.architecture, and the prefix of the keys
-    rope_style: RopeStyle
-    activation: Activation = "silu"
+    rope_style: RopeStyle | None  # None: nothing is rotated
+    activation: Activation | Literal["xielu"] = "silu"
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
     qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
     ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
@@ -94,7 +102,7 @@ class Architecture:
     eps: float = 0.0  # of the norms where the file says 0; 0: the file must say it
     sections: bool = False  # the key `rope.dimension_sections` counts
     parallel_key: bool = False  # the key `use_parallel_residual` says whether the layer is parallel
-    gated: bool = False  # the matrix `attn_gate` gates what the heads see
+    gated: GluActivation | None = None  # the matrix `attn_gate` gates what the heads see, or each head
     embedding_norm: bool = False  # embeddings are normed, without weights
     post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
     norms_rotated: bool = False  # q/k norms come after the rotation
@@ -104,6 +112,18 @@ class Architecture:
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
+    alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance
+    alibi_depth: int = 0  # only in models of so many layers; 0: all
+    rope_depth: int = 0  # only models of so many layers are rotated; 0: all
+    score_scale_key: str = "attention.scale"  # which key `attention_scale` means
+    scores_by_width: bool = False  # scores are divided by the width of a head, not by its root
+    unit_qk_norm: bool = False  # queries and keys of rotated layers are normed without weights
+    unit_qk_norm_but: int = 0  # but not in models of so many experts
+    unrotated_temperature: tuple[float, int] | None = None  # growth of queries that are not rotated, and its length
+    embedding_skip: bool = False  # the embedding is added behind every layer, times a number of the layer
+    limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
+    lead_rotated: bool = False  # the leading dense layers are rotated
+    norm_by_eps: bool = False  # norms are RMS where the file gives the epsilon of RMS norms
     halves: bool = False  # `feed_forward_length` counts gate and up together
     sliding: Sliding | None = None
     recurrent: Recurrent | None = None
@@ -114,6 +134,7 @@ class Architecture:
 
 COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
+FFN_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 GRANITE = Multipliers(switch=True)
 
 _ROWS = (
@@ -122,8 +143,19 @@ _ROWS = (
     ),
     Architecture(  # Trinity
         "afmoe", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, root_width_embedding=True,
-        post_norms=True, gated=True, no_rope_every=4, sliding=Sliding(4),
+        post_norms=True, gated="sigmoid", no_rope_every=4, sliding=Sliding(4),
         routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(
+        "apertus", "neox", "xielu", ffn_scales=False, ffn="plain", qk_norm=True, attention_scale=True,
+    ),
+    Architecture("arcee", "norm", "relu2", ffn_scales=False, ffn="plain", attention_scale=True),  # AFM 4.5B
+    Architecture(
+        "arctic", "norm", ffn_scales=False, ignored=("attn_output.bias",),
+        routing=ExpertGating("softmax", True, norm="ffn_norm_exps", dense=True),
+    ),
+    Architecture(  # 7B is rotated, 13B has ALiBi
+        "baichuan", "norm", ffn_scales=False, ignored=("attn_output.bias",), rope_depth=32, alibi=8.0, alibi_depth=40,
     ),
     Architecture(  # Ling
         "bailingmoe", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
@@ -133,12 +165,18 @@ _ROWS = (
         routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture("bitnet", "neox"),
+    Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
     Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
     Architecture("codeshell", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("cogvlm", "neox", ffn_scales=False, ignored=("rope_freqs.weight", "attn_qkv.scale")),  # its text
     Architecture(  # Command R7B, Command A, Aya Expanse
         "cohere2", "norm", norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
+    ),
+    Architecture(  # North
+        "cohere2moe", "norm", norm="layer", norm_by_eps=True, ffn_norm="attn_norm", parallel=True,
+        multipliers=COHERE, lead_rotated=True, sliding=Sliding(4, first=True, only_rope=True),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True, sum_scale=0.5),
     ),
     Architecture(  # Command R and R+
         "command-r", "norm", ffn_scales=False, norm="layer", ffn_norm="attn_norm", parallel=True, multipliers=COHERE,
@@ -200,6 +238,7 @@ _ROWS = (
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture("gpt2", None, "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
         routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
@@ -223,6 +262,13 @@ _ROWS = (
         "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
         recurrent=Recurrent("mamba2", "without_heads"), routing=ExpertGating("softmax", True),
     ),
+    Architecture(  # Grok 1 and 2
+        "grok", "neox", "gelu", ffn_scales=False, post_norms=True, attention_post_norm="attn_output_norm",
+        ffn_post_norm="layer_output_norm", attention_scale=True, score_scale_key="attention.output_scale",
+        attention_softcap=30.0, logit_softcap=0.0,
+        multipliers=Multipliers("multiplied", 78.38367176906169, logit=0.5773502691896257),
+        routing=ExpertGating("softmax", True, activation="gelu", dense=True, sum_scale=0.5**0.5),
+    ),
     Architecture("hunyuan-dense", "neox", ffn_scales=False, norms_rotated=True),
     Architecture("hunyuan-moe", "neox", ffn_scales=False, norms_rotated=True, routing=ExpertGating("softmax", True)),
     Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text
@@ -242,9 +288,25 @@ _ROWS = (
         "lfm2moe", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
         recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0), routing=ExpertGating("sigmoid", True),
     ),
+    Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
+    Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
+    Architecture(
+        "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
+        sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(  # its text
+        "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
+        unit_qk_norm_but=128, no_rope_every=4, unrotated_temperature=(0.1, 8192),
+        sliding=Sliding(4, window=8192, chunked=True),
+        routing=ExpertGating("sigmoid_of_chosen", False, from_file=True, weighted_input=True),
+    ),
     Architecture("maincoder", "norm", ffn_scales=False, qk_norm=True, norms_rotated=True),
     Architecture("mamba", "norm", recurrent=Recurrent("mamba", "all", alone=True)),  # Falcon Mamba too
     Architecture("mamba2", "norm", recurrent=Recurrent("mamba2", "all", alone=True)),
+    Architecture(
+        "maple", "neox", ffn_scales=False, qk_norm=True, limits="swiglu_clamp", sliding=Sliding(0, only_rope=True),
+        routing=ExpertGating("softmax", True),
+    ),
     Architecture(
         "mellum", "neox", ffn_scales=False, qk_norm=True, sliding=Sliding(4, stretched=False),
         routing=ExpertGating("softmax", True, scales=True),
@@ -264,12 +326,14 @@ _ROWS = (
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),
     ),
+    Architecture("mpt", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", clamp=True, alibi=0.0),
     Architecture(
         "muse-glimmer", "norm", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, embedding_norm=True,
-        post_norm_eps=1e-08, post_norms=True, gated=True, logit_softcap=0.0, multipliers=COHERE,
+        post_norm_eps=1e-08, post_norms=True, gated="sigmoid", logit_softcap=0.0, multipliers=COHERE,
         sliding=Sliding(4, only_rope=True),
     ),
     Architecture("nanbeige", "norm"),
+    Architecture("nemotron", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),  # Nemotron 4, Minitron
     Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(
         "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,
@@ -327,10 +391,29 @@ _ROWS = (
     Architecture(  # its text
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
+    Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
     Architecture("seed_oss", "neox", ffn_scales=False, ffn_norm="post_attention_norm"),
+    Architecture(
+        "smallthinker", "neox", ffn_scales=False, sliding=Sliding(4, first=True, only_rope=True),
+        routing=ExpertGating("softmax", True, from_file="gating", activation="relu", router="unnormed"),
+    ),
     Architecture("smollm3", "norm", no_rope_every=4, ffn_scales=False),
+    Architecture(
+        "spark2_5", "neox", "gelu", ffn_scales=False, ignored=("attn_gate.scale",), gated="sigmoid",
+        sliding=Sliding(0),
+    ),
     Architecture("stablelm", "neox", norm="layer", ffn_scales=False),
+    Architecture("starcoder", None, "gelu", norm="layer", ffn="plain", ffn_scales=False),  # and SantaCoder
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
+    Architecture(  # Step 3.5
+        "step35", "neox", ffn_scales=False, gated="sigmoid", limits="silu_clamp",
+        sliding=Sliding(0, stretched=False, half=True, factors=False),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(
+        "talkie", "neox", ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, embedding_norm=True,
+        norms_rotated=True, unit_qk_norm=True, embedding_skip=True, multipliers=COHERE,
+    ),
     Architecture("xverse", "norm", ffn_scales=False),
 )  # fmt: skip
 

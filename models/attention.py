@@ -27,6 +27,7 @@ class Attention:
     full: Ropes
     sliding: Ropes  # of the layers with a window
     stored: dict[int, int] = field(default_factory=dict)  # the cache layer of each layer so far that has one
+    still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
 
     def mixed(self, x: Value, layer: int) -> Value:
         """What the heads see, (T, heads * head_dim)."""
@@ -34,22 +35,30 @@ class Attention:
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
         q, *own = self.projections(x, layer)
-        ropes = (self.sliding if window else self.full) if config.rotated[layer] else NOT_ROTATED
-        q = self.placed(name + "attn_q_norm", q, heads, ropes.query)
+        rotated = config.rotated[layer]
+        ropes = (self.sliding if window else self.full) if rotated else self.still
+        unit = config.unit_qk_norm and rotated
+        q = self.placed(name + "attn_q_norm", q, heads, ropes.query, unit)
         if own:
             k, v = own[0], own[-1]
             if builder.row.value_norm:
                 v = recorder.rms_norm(v, builder.tensors.ones(v.width // kv_heads), config.eps, kv_heads)
-            k = self.placed(name + "attn_k_norm", k, kv_heads, ropes.key)
+            both = (
+                builder.row.qk_norm or name + "attn_q_norm.weight" in builder.tensors
+            )  # that of keys alone is ignored
+            k = self.placed(name + "attn_k_norm" if both else "", k, kv_heads, ropes.key, unit)
             self.stored[layer] = recorder.append(k, v, kv_heads)
         sinks = builder.tensors.optional(name + "attn_sinks.weight", heads)
+        slopes = builder.tensors.slopes(heads, config.alibi) if config.alibi else None
+        chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
-        mixed = recorder.attention(q, stored, heads, scale, window, config.attention_softcap, sinks)
+        mixed = recorder.attention(q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked)
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
-        if not builder.row.gated:
+        if builder.row.gated is None:
             return mixed
-        return recorder.glu(builder.linear(name + "attn_gate", x, mixed.width, config.width), mixed, "sigmoid")
+        each = heads if builder.tensors.height(name + "attn_gate.weight") == heads else mixed.width
+        return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
 
     def output(self, mixed: Value, layer: int) -> Value:
         """The output matrix times what the heads see, which a file may norm first."""
@@ -90,23 +99,31 @@ class Attention:
         bias = builder.tensors.optional(f"{name}.bias", of)
         return builder.recorder.linear(x, weight, bias and bias.rows_of_each(*part), builder.scale(name))
 
-    def placed(self, name: str, x: Value, heads: int, rope: Rope | None) -> Value:
-        """Queries or keys, normed and rotated to their positions, in the architecture's order."""
+    def placed(self, name: str, x: Value, heads: int, rope: Rope | None, unit: bool) -> Value:
+        """Queries or keys, normed and rotated to their positions, in the architecture's order.
+
+        With `unit` a norm without weights comes before the one that the file may have.
+        """
         recorder, late = self.builder.recorder, self.builder.row.norms_rotated
         head_dim = x.width // heads
         if rope is not None and late:
             x = recorder.rotate(x, head_dim, rope)
+        if unit:
+            x = recorder.rms_norm(x, self.builder.tensors.ones(head_dim), self.builder.config.eps, heads)
         x = self.head_norm(name, x, heads)
         return recorder.rotate(x, head_dim, rope) if rope is not None and not late else x
 
     def head_norm(self, name: str, x: Value, heads: int) -> Value:
         """The norm of each head, with shared or own weights, or of all as one row: the shape of the weights decides."""
         builder = self.builder
-        name, head_dim, eps = name + ".weight", x.width // heads, builder.config.eps
+        bias, name, head_dim, eps = name + ".bias", name + ".weight", x.width // heads, builder.config.eps
         if not builder.row.qk_norm and name not in builder.tensors:
             return x
+        if builder.config.unit_qk_norm:  # what is left are numbers of heads
+            return builder.recorder.multiply(x, builder.tensors.repeated(name, heads, head_dim), heads)
         weight = builder.tensors.either(name, (head_dim,), (heads * head_dim,), (heads, head_dim))
         groups = 1 if tuple(weight.shape) == (heads * head_dim,) else heads
-        if builder.row.norm == "rms":
+        if builder.config.norm == "rms":
             return builder.recorder.rms_norm(x, weight, eps, groups)
-        return builder.recorder.layer_norm(x, weight, None, eps, groups)
+        added = builder.tensors.optional(bias, *weight.shape)
+        return builder.recorder.layer_norm(x, weight, added, eps, groups)

@@ -28,7 +28,7 @@ class Builder:
             weight = (
                 self.tensors.vector(f"{name}.weight", x.width) if self.row.norm_weights else self.tensors.ones(x.width)
             )
-        if self.row.norm == "rms":
+        if self.config.norm == "rms":
             return self.recorder.rms_norm(x, weight, eps)
         return self.recorder.layer_norm(x, weight, self.tensors.optional(f"{name}.bias", x.width), eps)
 

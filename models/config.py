@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
-from localllm.models.architectures import ARCHITECTURES, Architecture, ExpertGating
+from localllm.models.architectures import ARCHITECTURES, Architecture
 from localllm.models.errors import ModelError
 from localllm.models.keys import Keys, found
-from localllm.plan import Gating, GluActivation
+from localllm.plan import Gating, GluActivation, NormKind
 
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
@@ -66,6 +66,7 @@ class ExpertConfig:
     activation: GluActivation
     matrix_scales: bool  # apply `.scale` tensors
     beside: bool  # beside a dense feed-forward
+    limits: tuple[float, ...]  # of the unit, by layer; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,11 @@ class Config:
     rotated: tuple[bool, ...]
     windows: tuple[int, ...]  # number of positions that a row sees; 0: all
     attention_scale: tuple[float, ...]
+    norm: NormKind
+    alibi: float  # steepness of the fall of scores with the distance; 0: none
+    unit_qk_norm: bool  # queries and keys of rotated layers are normed without weights
+    limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
+    xielu: tuple[tuple[float, float, float, float], ...]  # positive, negative, beta, eps by layer, if it has them
     attention_softcap: float  # 0: none
     clamp: float  # bound of queries, keys and values; 0: none
     logit_softcap: float  # 0: none
@@ -128,6 +134,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
     if row.sliding is not None and row.sliding.depth not in (0, layers):
         row = replace(row, sliding=None)
+    norm, count = _norm(keys, row), keys.integer("expert_count", 0, _MAX_EXPERTS, default=0, reason=_REASON)
     fewest = 0 if row.recurrent is not None else 1
     heads = keys.per_layer("attention.head_count", blocks, fewest, _MAX_HEADS, reason=_REASON)
     kv_heads = keys.per_layer("attention.head_count_kv", blocks, fewest, _MAX_HEADS, default=heads, reason=_REASON)
@@ -145,7 +152,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     head_dim = tuple([of_sliding if window else of_full for window in windows])
     rope = _rope(keys, of_full, context_length)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
-    eps_key, least = f"attention.layer_norm{'_rms' if row.norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
+    eps_key, least = f"attention.layer_norm{'_rms' if norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
     return Config(
         architecture=architecture,
         layers=layers,
@@ -158,10 +165,15 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         vocabulary=_vocabulary(keys),
         context_length=context_length,
         eps=keys.real(eps_key, least, 1.0) or row.eps,
-        rope=rope,
+        rope=_halved(keys, rope) if row.sliding and row.sliding.half else rope,
         window_rope=_window_rope(keys, row, rope, of_sliding),
         rotated=_rotated(keys, row, windows),
         windows=windows,
+        norm=norm,
+        alibi=_alibi(keys, row, layers),
+        unit_qk_norm=row.unit_qk_norm and not (row.unit_qk_norm_but and row.unit_qk_norm_but == count),
+        limits=_limits(keys, row, "shexp", blocks),
+        xielu=_xielu(keys, layers) if row.activation == "xielu" else (),
         attention_scale=tuple(
             [_attention_scale(keys, row, layers, size, width // max(1, *heads)) for size in head_dim]
         ),
@@ -171,7 +183,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         embedding_scale=embedding_scale,
         residual_scale=residual_scale,
         logit_scale=logit_scale,
-        experts=None if "expert_count" in row.ignored else _experts(keys, row.routing),
+        experts=None if "expert_count" in row.ignored else _experts(keys, row, blocks),
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
@@ -194,12 +206,50 @@ def _check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...]
 
 def _rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
     """Which layers are rotated, from the windows of all."""
-    own, sliding, every = row.multipliers, row.sliding, row.no_rope_every
+    own, sliding, every, layers = row.multipliers, row.sliding, row.no_rope_every, len(windows)
+    if row.rope_style is None or row.rope_depth not in (0, layers):
+        return (False,) * layers
     if own and own.switch and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
-        return (False,) * len(windows)
+        return (False,) * layers
+    if sliding is not None and (sliding.only_rope or sliding.chunked) and not any(windows):
+        return (True,) * layers
     if sliding is not None and sliding.only_rope:
-        return tuple([window > 0 for window in windows])
-    return tuple([not every or (layer + 1) % every != 0 for layer in range(len(windows))])
+        lead = keys.integer("leading_dense_block_count", 0, layers, default=0) if row.lead_rotated else 0
+        return tuple([window > 0 or layer < lead for layer, window in enumerate(windows)])
+    return tuple([not every or (layer + 1) % every != 0 for layer in range(layers)])
+
+
+def _norm(keys: Keys, row: Architecture) -> NormKind:
+    rms = row.norm_by_eps and keys.real("attention.layer_norm_rms_epsilon", 0.0, 1.0, default=0.0) > 0.0
+    return "rms" if rms else row.norm
+
+
+def _alibi(keys: Keys, row: Architecture, layers: int) -> float:
+    if row.alibi is None or row.alibi_depth not in (0, layers):
+        return 0.0
+    return keys.real("attention.max_alibi_bias", 0.0, _MAX_FACTOR, default=row.alibi) or row.alibi
+
+
+def _limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple[float, ...]:
+    """Limits of feed-forward units by layer, "exp" of experts, "shexp" of all others; numbers near 0 mean none."""
+    if row.limits is None:
+        return (0.0,) * blocks
+    limits = keys.reals(f"swiglu_clamp_{which}", blocks, 0.0, _MAX_FACTOR, default=0.0)
+    return tuple([limit if limit > 1e-6 else 0.0 for limit in limits])
+
+
+def _xielu(keys: Keys, layers: int) -> tuple[tuple[float, float, float, float], ...]:
+    """The numbers of xIELU by layer; files hold those that were learned, before the functions that bound them."""
+    own = replace(keys, prefix="")
+    bounds = {"alpha_p": -_MAX_FACTOR, "alpha_n": -_MAX_FACTOR, "beta": 0.0, "eps": -1.0}
+    found = [own.reals(f"xielu.{key}", layers, low, _MAX_FACTOR) for key, low in bounds.items()]
+    return tuple(
+        [(_softplus(p), beta + _softplus(n), beta, min(eps, 0.0)) for p, n, beta, eps in zip(*found, strict=True)]
+    )
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
 
 
 def _mixers(
@@ -317,8 +367,8 @@ def _attention_scale(keys: Keys, row: Architecture, layers: int, head_dim: int, 
         return row.score_scale
     if layers == row.wide_scores:
         return 1.0 / math.sqrt(share)
-    scale = keys.real("attention.scale", 0.0, _MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
-    return scale or 1.0 / math.sqrt(head_dim)
+    scale = keys.real(row.score_scale_key, 0.0, _MAX_FACTOR, default=0.0) if row.attention_scale else 0.0
+    return scale or 1.0 / (head_dim if row.scores_by_width else math.sqrt(head_dim))
 
 
 def _softcap(keys: Keys, key: str, default: float | None) -> float:
@@ -333,7 +383,7 @@ def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tupl
     defaults = {
         "embedding_scale": own.embedding,
         "residual_scale": own.depth / math.sqrt(layers),
-        "logit_scale": own.width / width,
+        "logit_scale": own.width / width or own.logit,
     }
     embedding, residual, logits = (
         keys.real(key, 0.0, _MAX_FACTOR, default=default) or 1.0 for key, default in defaults.items()
@@ -341,7 +391,8 @@ def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tupl
     return embedding, residual, 1.0 / logits if own.logits == "divided" else logits
 
 
-def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
+def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
+    routing = row.routing
     count = keys.integer("expert_count", 0, _MAX_EXPERTS, default=0, reason=_REASON)
     if not count:
         return None
@@ -353,11 +404,13 @@ def _experts(keys: Keys, routing: ExpertGating | None) -> ExpertConfig | None:
     if routing.from_file:
         number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
         gating = _GATINGS[number - 1] if number else gating
-        normalize = keys.flag("expert_weights_norm", normalize)
+        if routing.from_file != "gating":
+            normalize = keys.flag("expert_weights_norm", normalize)
         scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
     used = keys.integer("expert_used_count", 1, min(count, _MAX_USED), reason=_REASON if count > _MAX_USED else "")
+    limits = _limits(keys, row, "exp", blocks)
     return ExpertConfig(
-        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside
+        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits
     )
 
 
@@ -413,6 +466,12 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
         temperature=keys.real("attention.temperature_scale", 0.0, _MAX_FACTOR, default=0.0),
         sections=_sections(keys),
     )
+
+
+def _halved(keys: Keys, rope: RopeConfig) -> RopeConfig:
+    if rope.n_rot % 4:
+        raise ModelError(f"{keys.prefix}rope.dimension_count: expected a multiple of 4, found {rope.n_rot}")
+    return replace(rope, n_rot=rope.n_rot // 2)
 
 
 def _n_rot(keys: Keys, key: str, head_dim: int, default: int) -> int:

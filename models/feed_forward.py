@@ -16,51 +16,87 @@ class FeedForward:
 
     builder: Builder
 
-    def __call__(self, x: Value, layer: int, residual: Value) -> Value:
-        """The feed-forward of x, the normed rows of `residual`."""
+    def __call__(self, x: Value, layer: int, residual: Value, before: Value) -> Value:
+        """The feed-forward of x, the normed rows of `residual`; `before` are the rows that the layer reads."""
         builder, name, experts = self.builder, f"blk.{layer}.", self.builder.config.experts
         if experts is None or name + "ffn_gate_inp.weight" not in builder.tensors:
-            return self.dense(name, x, builder.config.ffn_width[layer], sparsity=builder.config.sparsity[layer])
+            return self.dense(layer, x, builder.config.ffn_width[layer], sparsity=builder.config.sparsity[layer])
         if experts.beside:
             return self.both(layer, x, residual, experts)
-        router = builder.linear(name + "ffn_gate_inp", x, experts.count, builder.config.width)  # (T, experts)
-        return self.experts(name, x, router, experts)
+        routing = builder.row.routing
+        assert routing is not None
+        read = builder.norm(name + routing.norm, before) if routing.norm else x
+        routed = before if routing.router == "unnormed" else read
+        router = builder.linear(name + "ffn_gate_inp", routed, experts.count, builder.config.width)  # (T, experts)
+        y = self.experts(layer, read, router, experts)
+        suffix = "" if routing.dense else "_shexp"
+        shared = builder.tensors.height(f"{name}ffn_up{suffix}.weight")
+        if not shared:
+            return y
+        both = builder.recorder.add(y, self.shared(layer, x, shared, suffix))
+        return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
         """The dense feed-forward, plus experts that norm the residual stream on their own, as their router does."""
         builder, name = self.builder, f"blk.{layer}."
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
-        dense = builder.norm(name + "post_ffw_norm_1", self.dense(name, x, config.ffn_width[layer]))
+        dense = builder.norm(name + "post_ffw_norm_1", self.dense(layer, x, config.ffn_width[layer]))
         own = builder.norm(name + "pre_ffw_norm_2", residual)
         normed = recorder.rms_norm(residual, tensors.vector(name + "ffn_gate_inp.scale", config.width), config.eps)
         weight = tensors.matrix(name + "ffn_gate_inp.weight", experts.count, config.width)
         router = recorder.linear(normed, weight, None, 1.0 / math.sqrt(config.width))  # (T, experts)
-        return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(name, own, router, experts)))
+        return recorder.add(dense, builder.norm(name + "post_ffw_norm_2", self.experts(layer, own, router, experts)))
 
-    def dense(self, name: str, x: Value, inner: int, suffix: str = "", sparsity: float | None = None) -> Value:
+    def dense(self, layer: int, x: Value, inner: int, suffix: str = "", sparsity: float | None = None) -> Value:
         """The down matrix times the hidden rows (T, inner); gate and up are two matrices, one, or up alone."""
         builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
-        activation, up_name = builder.row.activation, f"{name}ffn_up{suffix}"
+        name = f"blk.{layer}."
+        up_name = f"{name}ffn_up{suffix}"
         match builder.row.ffn:
             case "gated":
                 gate = builder.ffn_linear(f"{name}ffn_gate{suffix}", x, inner, width)
-                up = builder.ffn_linear(up_name, x, inner, width)
-                hidden = recorder.glu(gate if sparsity is None else recorder.excess(gate, sparsity), up, activation)
+                if sparsity is not None:
+                    gate = recorder.excess(gate, sparsity)
+                hidden = self.gated(gate, builder.ffn_linear(up_name, x, inner, width), layer)
             case "fused":
                 gate = builder.rows(up_name, x, 0, inner, 2 * inner)
                 up = builder.rows(up_name, x, inner, 2 * inner, 2 * inner)
-                hidden = recorder.glu(gate, up, activation)
+                hidden = self.gated(gate, up, layer)
             case "plain":
-                hidden = recorder.activate(builder.ffn_linear(up_name, x, inner, width), activation)
+                hidden = self.activated(builder.ffn_linear(up_name, x, inner, width), layer)
+                if name + "ffn.act.scales" in builder.tensors:  # AWQ's scales of MPT
+                    hidden = recorder.multiply(hidden, builder.tensors.inverse(name + "ffn.act.scales", inner))
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
-    def experts(self, name: str, x: Value, router: Value, experts: ExpertConfig) -> Value:
-        """The experts that the router chooses, plus the shared expert if the file has one."""
-        builder = self.builder
+    def gated(self, gate: Value, up: Value, layer: int) -> Value:
+        row, limit = self.builder.row, self.builder.config.limits[layer]
+        activation = row.limits if row.limits and limit else row.activation
+        assert activation != "xielu", "gates nothing"
+        return self.builder.recorder.glu(gate, up, activation, limit)
+
+    def activated(self, x: Value, layer: int) -> Value:
+        activation, recorder = self.builder.row.activation, self.builder.recorder
+        if activation == "xielu":
+            return recorder.xielu(x, *self.builder.config.xielu[layer])
+        return recorder.activate(x, activation)
+
+    def shared(self, layer: int, x: Value, inner: int, suffix: str) -> Value:
+        """What stands beside the experts for every token; the file may hold a gate for it."""
+        builder, name = self.builder, f"blk.{layer}."
+        y = self.dense(layer, x, inner, suffix)
+        if name + "ffn_gate_inp_shexp.weight" not in builder.tensors:
+            return y
+        own = builder.tensors.row(name + "ffn_gate_inp_shexp.weight", builder.config.width)
+        return builder.recorder.glu(builder.recorder.linear(x, own), y, "sigmoid")
+
+    def experts(self, layer: int, x: Value, router: Value, experts: ExpertConfig) -> Value:
+        """The experts that the router chooses."""
+        builder, name, limit = self.builder, f"blk.{layer}.", experts.limits[layer]
         config, recorder, tensors = builder.config, builder.recorder, builder.tensors
+        assert builder.row.routing is not None
         gate, up = self.gate_and_up(name, experts)
-        y = recorder.experts(
+        return recorder.experts(
             x,
             router,
             gate,
@@ -70,17 +106,11 @@ class FeedForward:
             experts.gating,
             experts.normalize,
             experts.scale,
-            experts.activation,
+            builder.row.limits if builder.row.limits and limit else experts.activation,
             tensors.optional(name + "exp_probs_b.bias", experts.count),
+            limit,
+            builder.row.routing.weighted_input,
         )
-        shared = tensors.height(name + "ffn_up_shexp.weight")
-        if not shared:
-            return y
-        z = self.dense(name, x, shared, "_shexp")
-        if name + "ffn_gate_inp_shexp.weight" in tensors:
-            own = tensors.row(name + "ffn_gate_inp_shexp.weight", config.width)
-            z = recorder.glu(recorder.linear(x, own), z, "sigmoid")
-        return recorder.add(y, z)
 
     def gate_and_up(self, name: str, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""

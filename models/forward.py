@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from localllm.models.altup import AltUpRecorder
 from localllm.models.architectures import Architecture
-from localllm.models.attention import Attention, Ropes
+from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
@@ -21,7 +21,7 @@ from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.tensors import Tensors
-from localllm.plan import Plan, Recorder, Rope, Tensor
+from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
 
 def record(
@@ -40,6 +40,8 @@ def record(
     builder = Builder(config, architecture, checked, recorder)
     if architecture.embedding_norm:
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
+    x = builder.optional_norm("token_embd_norm", _with_positions(builder, x, context or config.context_length))
+    embedding = x
     factors = _factors(config, checked, context or config.context_length)
     full = _ropes(config, architecture, config.rope, factors)
     of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
@@ -47,13 +49,15 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    mixers = Attention(builder, full, sliding), Recurrence(builder)
+    mixers = Attention(builder, full, sliding, still=_still(config, architecture)), Recurrence(builder)
     kind = AltUpRecorder if config.streams else LayerRecorder
     layers = kind(builder, *mixers, FeedForward(builder), per_layer)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
         x = layers.layer(x, layer)
+        if architecture.embedding_skip:
+            x = _skip(builder, embedding, x, layer)
     recorder.begin_layer()
     x = builder.norm(architecture.output_norm, layers.end(x))
     scale = config.logit_scale
@@ -68,11 +72,45 @@ def record(
     return recorder.finish(logits, checked.used())
 
 
+def _with_positions(builder: Builder, x: Value, context: int) -> Value:
+    """Add the embeddings of positions that the file may hold."""
+    name, count = "position_embd.weight", builder.tensors.height("position_embd.weight")
+    if not count:
+        return x
+    if context > count:
+        raise ModelError(f"{name}: holds {count} positions, fewer than the context of {context}; use a smaller context")
+    positions = builder.recorder.embed(builder.tensors.matrix(name, count, x.width), positions=True)
+    return builder.recorder.add(x, positions)
+
+
+def _skip(builder: Builder, embedding: Value, x: Value, layer: int) -> Value:
+    """Add the embedding behind a layer, times a number of the layer."""
+    name, recorder = f"blk.{layer}.layer_output_scale.weight", builder.recorder
+    scale = builder.tensors.optional_numbers(name, 1)
+    if scale is None:
+        raise ModelError(f"{name}: the file does not hold this tensor; expected shape (1)")
+    own = recorder.select_rows(embedding) if embedding.rows != x.rows else embedding
+    return recorder.add(x, recorder.scale(own, float(scale[0])))
+
+
+def _still(config: Config, architecture: Architecture) -> Ropes:
+    """Return rotations by no angle that make queries grow with the position, if the architecture has them."""
+    if architecture.unrotated_temperature is None or not any(config.windows):
+        return NOT_ROTATED
+    (growth, length), head_dim = architecture.unrotated_temperature, config.head_dim[0]
+    if head_dim % 2:
+        raise ModelError(f"{config.architecture}.attention.key_length: expected an even number, found {head_dim}")
+    angles = (0.0,) * (head_dim // 2)
+    own = Rope("norm", head_dim, angles, temperature=growth, temperature_length=length, temperature_start=1)
+    return Ropes(own, None)
+
+
 def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | None:
     """Return divisors of the frequencies: one set, or one for the trained context and one for longer ones."""
     beyond = "long" if context > config.rope.original_context else "short"
+    most = max(config.rope.n_rot, config.window_rope.n_rot) // 2
     for name in ("rope_freqs.weight", f"rope_factors_{beyond}.weight"):
-        factors = tensors.optional_numbers(name, config.rope.n_rot // 2)
+        factors = tensors.optional_numbers(name, most)
         if factors is not None:
             if not factors.all():
                 raise ModelError(f"{name}: holds a zero; frequencies are divided by these numbers")
@@ -87,8 +125,9 @@ def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
             f"{config.head_dim[0]}, found {rope.n_rot}"
         )
-    style = "neox" if rope.sections and architecture.sections else architecture.rope_style
-    keys = Rope(style, rope.n_rot, inverse_frequencies(rope, factors), magnitude(rope))
+    style = "neox" if rope.sections and architecture.sections else architecture.rope_style or "norm"
+    own = None if factors is None else factors[: rope.n_rot // 2]
+    keys = Rope(style, rope.n_rot, inverse_frequencies(rope, own), magnitude(rope))
     if not rope.temperature:
         return Ropes(keys, keys)
     return Ropes(replace(keys, temperature=rope.temperature, temperature_length=rope.original_context), keys)

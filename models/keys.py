@@ -52,6 +52,17 @@ class Keys:
             raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
         return tuple(self._integer(key, item, low, high, reason) for item in value)
 
+    def reals(
+        self, key: str, layers: int, low: float, high: float, default: float | tuple[float, ...] | None = None
+    ) -> tuple[float, ...]:
+        """Return one number per layer: from an array, or one number for all layers."""
+        value = self._value(key, default)
+        if isinstance(value, str) or not hasattr(value, "__len__"):
+            return (self._real(key, value, low, high),) * layers
+        if len(value) != layers:
+            raise ModelError(f"{self.prefix}{key}: expected {layers} numbers, one per layer, found {len(value)}")
+        return tuple(self._real(key, item, low, high) for item in value)
+
     def flag(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool | np.bool_):
@@ -69,15 +80,6 @@ class Keys:
             return tuple(not period or (layer + (not first)) % period != 0 for layer in range(layers))
         numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
         return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
-
-    def reals(
-        self, key: str, count: int, low: float, high: float, default: tuple[float, ...] | None = None
-    ) -> tuple[float, ...]:
-        """Return an array of numbers within bounds, one per layer."""
-        value = self._value(key, default)
-        if isinstance(value, str) or not hasattr(value, "__len__") or len(value) != count:
-            raise ModelError(f"{self.prefix}{key}: expected {count} numbers, one per layer, {found(value)}")
-        return tuple([self._real(key, item, low, high) for item in value])
 
     def real(self, key: str, low: float, high: float, default: float | None = None) -> float:
         return self._real(key, self._value(key, default), low, high)

@@ -12,6 +12,8 @@ from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
 from localllm.plan import Value
 
+OLD_POST_NORM = "layer_output_norm"
+
 
 @dataclass(frozen=True, slots=True)
 class LayerRecorder:
@@ -46,18 +48,20 @@ class LayerRecorder:
             mixed, x = [recorder.select_rows(value) for value in mixed], recorder.select_rows(x)
         y = reduce(recorder.add, [mixer.output(value, layer) for mixer, value in zip(mixers, mixed, strict=True)])
         if not builder.config.parallel:
-            x = self.residual(x, y, name + row.attention_post_norm)
-            z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x)
+            before, x = x, self.residual(x, y, name + row.attention_post_norm)
+            z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x, before)
             x = self.residual(x, z, name + row.ffn_post_norm)
             if self.per_layer is not None:
                 x = recorder.add(x, self.per_layer.branch(x, layer))
+            if row.embedding_skip:  # its number is not of the layer's result
+                return x
             scale = builder.tensors.optional_numbers(name + "layer_output_scale.weight", 1)
             return x if scale is None else recorder.scale(x, float(scale[0]))
         if row.ffn_norm != row.attention_norm:
             normed = self.input_norm(name + row.ffn_norm, x)
         elif selects:
             normed = recorder.select_rows(normed)
-        return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x), y))
+        return recorder.add(x, recorder.add(self.feed_forward(normed, layer, x, x), y))
 
     def alone(self, x: Value, layer: int) -> Value:
         """A layer that has one part: attention, a recurrent mixer, or a feed-forward."""
@@ -68,7 +72,7 @@ class LayerRecorder:
             mixed = mixer.mixed(mixed, layer)
         if self.selects(layer):
             mixed, x = recorder.select_rows(mixed), recorder.select_rows(x)
-        y = mixers[0].output(mixed, layer) if mixers else self.feed_forward(mixed, layer, x)
+        y = mixers[0].output(mixed, layer) if mixers else self.feed_forward(mixed, layer, x, x)
         return self.residual(x, y, name + builder.row.attention_post_norm)
 
     def mixers(self, layer: int) -> list[Attention | Recurrence]:
@@ -85,6 +89,8 @@ class LayerRecorder:
         """x + y; the architecture may norm or scale y first."""
         builder = self.builder
         if builder.row.post_norms:
+            if f"{norm}.weight" not in builder.tensors and norm.endswith(OLD_POST_NORM):  # Grok's name since 2025
+                norm = norm.removesuffix(OLD_POST_NORM) + "post_ffw_norm"
             y = builder.norm(norm, y, builder.row.post_norm_eps)
         if builder.config.residual_scale != 1.0:
             y = builder.recorder.scale(y, builder.config.residual_scale)

@@ -58,6 +58,18 @@ class Tensors:
         """A stack as one matrix, with the rows of all."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
 
+    def repeated(self, name: str, heads: int, width: int) -> Weight:
+        """A vector of one number per head as weights (heads, width), each number `width` times."""
+        return Weight.of(_Repeated(self._checked(name, (heads, 1)), width))
+
+    def inverse(self, name: str, width: int) -> Weight:
+        """One divided by each number of a vector."""
+        return Weight.of(_Inverse(self.vector(name, width)))
+
+    def slopes(self, heads: int, steepness: float) -> Weight:
+        """The slopes of ALiBi by head (arXiv:2108.12409), which no file holds; a usual steepness is 8."""
+        return Weight.of(_Slopes(heads, steepness))
+
     def row(self, name: str, width: int) -> Weight:
         """Return a vector as a matrix of one row."""
         return replace(self.vector(name, width), shape=(1, width))
@@ -134,6 +146,70 @@ class _Numbers:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """Weights of heads, of which each has one number."""
+
+    weight: Weight  # (heads, 1)
+    width: int
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight.name} x {self.width}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.weight.shape[0], self.width)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        numbers = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+        return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inverse:
+    """The inverse of each number of a vector."""
+
+    weight: Weight
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"1 / {self.weight.name}"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.weight.shape)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        numbers = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+        with np.errstate(divide="ignore"):
+            return (1.0 / numbers.astype(np.float32)).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Slopes:
+    """Slopes of heads: a geometric series down to 2^-steepness; heads beyond a power of two take steps in between."""
+
+    heads: int
+    steepness: float
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"slopes({self.heads}, {self.steepness:g})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.heads,)
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
+        steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in halves
+        return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -12,10 +12,10 @@ from localllm.plan.weights import Weight
 
 Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
 GluActivation = Literal[
-    "silu", "gelu", "sigmoid", "relu", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp"
+    "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp"
 ]
 Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"]
-NormKind = Literal["rms", "layer"]
+NormKind = Literal["rms", "layer", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Embed(Producer):
 
 @dataclass(frozen=True, slots=True)
 class Norm(Unary):
-    """RMS norm or layer norm over each of `groups` equal slices of a row (groups = heads for q/k norms).
+    """RMS norm, layer norm or neither over each of `groups` equal slices of a row (groups = heads for q/k norms).
 
     `weight` and `bias` have the width of one group; they are (groups, width of one) if every group has its own. Mean
     and variance are as in the papers, with eps inside the root.
@@ -108,7 +108,8 @@ class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
     Head h of q reads key-value head h // (heads / kv_heads). With a `window`, a row at position p sees only positions
-    above p - window, itself included. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
+    above p - window, itself included; if `chunked`, from the last multiple of the window on. With a `softcap`, a score
+    s becomes softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409).
@@ -122,6 +123,7 @@ class Attention(Producer):
     softcap: float = 0.0  # 0: none
     sinks: Weight | None = None  # (heads,)
     slopes: Weight | None = None  # (heads,)
+    chunked: bool = False
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -146,7 +148,7 @@ class Glu(Producer):
     """out = activation(gate) * up; each number of a narrower gate gates one of as many equal slices of the row.
 
     "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
-    With u = up within +-limit, "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u.
+    "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u with u = up within +-limit.
     """
 
     gate: Value

@@ -74,6 +74,12 @@ class Recorder:
         self._operations.append(Norm(out, x, Weight.of(weight), _given(bias), eps, groups, "layer"))
         return out
 
+    def multiply(self, x: Value, weight: Tensor, groups: int = 1) -> Value:
+        """Multiply rows by numbers of their own: a norm that norms nothing."""
+        out = self._value(x.width, x.rows, weight.name)
+        self._operations.append(Norm(out, x, Weight.of(weight), None, 0.0, groups, "none"))
+        return out
+
     def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:
         out = self._value(weight.shape[0], x.rows, weight.name)
         self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
@@ -94,13 +100,14 @@ class Recorder:
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
+        chunked: bool = False,
     ) -> Value:  # fmt: skip
         out = self._value(q.width, q.rows, f"attention.{layer}")
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         self._layers[layer] = replace(stored, window=window)
-        operation = Attention(out, q, layer, heads, scale, window, softcap, _given(sinks), _given(slopes))
-        self._operations.append(operation)
+        own = _given(sinks), _given(slopes)
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked))
         return out
 
     def _store(self, store: Store) -> int:

@@ -28,8 +28,8 @@ class Rope:
     """Rotary position embedding over the first `n_rot` of every head's dimensions.
 
     The angle of pair i at position p is `p * inverse_frequency[i]`; cosine and sine are multiplied by `magnitude` and,
-    if `temperature` is not zero, by `1 + temperature * ln(1 + floor(p / temperature_length))` (queries of Ministral 3
-    past their original context). `rope_table` defines the numbers.
+    if `temperature` is not zero, by `1 + temperature * ln(1 + floor((p + temperature_start) / temperature_length))`
+    (queries of Ministral 3 and Llama 4 past some length). `rope_table` defines the numbers.
     """
 
     style: RopeStyle
@@ -38,11 +38,16 @@ class Rope:
     magnitude: float = 1.0
     temperature: float = 0.0
     temperature_length: int = 1
+    temperature_start: int = 0
+
+    def factors(self, positions: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what cosines and sines are multiplied by at these positions."""
+        lengths = np.floor((positions + self.temperature_start) / self.temperature_length)
+        return self.magnitude * (1.0 + self.temperature * np.log1p(lengths))
 
 
 def rope_table(rope: Rope, positions: NDArray[np.int32]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return cosines and sines, float64 (positions, n_rot/2), of every pair and position, magnitude included."""
     p = positions.astype(np.float64)[:, None]
     angle = p * np.array(rope.inverse_frequency)  # (positions, n_rot/2)
-    magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(p / rope.temperature_length)))
-    return np.cos(angle) * magnitude, np.sin(angle) * magnitude
+    return np.cos(angle) * rope.factors(p), np.sin(angle) * rope.factors(p)

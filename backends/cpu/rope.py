@@ -50,5 +50,5 @@ def table(rope: Rope, start: int, stop: int) -> NDArray[np.float32]:
     s, c = np.where(swap, cosine, sine), np.where(swap, sine, cosine)
     s = np.where(quarter >= 2, -s, s)
     c = np.where((quarter == 1) | (quarter == 2), -c, c)
-    magnitude = rope.magnitude * (1.0 + rope.temperature * np.log1p(np.floor(positions / rope.temperature_length)))
+    magnitude = rope.factors(positions)
     return np.stack([c * magnitude, s * magnitude], axis=1).astype(np.float32)

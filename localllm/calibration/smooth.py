@@ -86,6 +86,8 @@ def groups(plan: Plan) -> list[FoldGroup]:
             maker = made.get(maker.x.index)
         if isinstance(maker, Norm) and maker.groups == 1:
             vectors = [w for w in (maker.weight, maker.bias) if w is not None]
+            if any(w.tensor not in plan.tensors for w in vectors):  # a norm without weights in the file
+                continue
             found.append(FoldGroup(read, tuple(_rows(w, maker.out.width) for w in vectors)))
         elif isinstance(maker, Glu) and maker.activation in LINEAR_IN_UP and maker.gate.width == maker.up.width:
             found += _after(read, made.get(maker.up.index), readers[maker.up.index])

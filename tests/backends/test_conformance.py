@@ -205,6 +205,9 @@ for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
         width, lambda r, x, w=weight, g=groups: r.rms_norm(x, w, 1e-5, g), rms(width // groups)
     )
 weight = MemoryWeight.of("rms of each", random.standard_normal((3, 20)))
+NUMBERS = vector(60)
+CASES["multiply"] = Case(60, lambda r, x: r.multiply(x, NUMBERS), exact)
+CASES["multiply, by head"] = Case(60, lambda r, x, w=weight: r.multiply(x, w, 3), exact)
 CASES["rms 60 in 3 with weights of their own"] = Case(60, lambda r, x, w=weight: r.rms_norm(x, w, 1e-5, 3), rms(20))
 for shape, groups, bias in (((64,), 1, True), ((45,), 1, True), ((9,), 1, False), ((20,), 3, True), ((3, 20), 3, True)):
     weight = MemoryWeight.of("layer", random.standard_normal(shape))
@@ -389,6 +392,7 @@ class Heads:
     softcap: float = 0.0
     sinks: bool = False
     slopes: bool = False
+    chunked: bool = False
 
 
 HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
@@ -408,6 +412,7 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(8, 2, 24, window=33, softcap=2.0, sinks=True),
     Heads(4, 2, 32, slopes=True),
     Heads(6, 2, 16, window=70, softcap=1.5, sinks=True, slopes=True),
+    Heads(4, 2, 16, window=48, chunked=True),
 )
 
 
@@ -423,7 +428,7 @@ def attend(h: Heads) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = (r.linear(x, pick) for pick in picks)
         r.append(k, v, h.kv_heads)
-        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes)
+        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked)
 
     return build
 

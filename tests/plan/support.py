@@ -12,11 +12,8 @@ from tests.models.support import MemoryWeight, plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-OF_KIT = {
-    "dbrx": "dbrx-moe", "gemma3n": "gemma3n-e2b", "gemma4": "gemma4-e2b", "qwen35": "qwen35-mtp",
-    "jamba": "jamba-dense",
-}  # fmt: skip
-MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[kit].loaded for name, kit in OF_KIT.items()}}
+OF_KIT = ("dbrx-moe", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense")
+MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 
 
 def _columns() -> Plan:

@@ -78,12 +78,13 @@ class _Rows:
         self.step = Step.at(a.step)
         positions = self.step.positions
         self.limits = [f.load_i32(positions, first + token) for token in range(tokens)]
-        self.window = a.window if shape.window else None
         self.start = f.i64(0)  # the first visible block
-        if self.window is not None:
+        self.oldest: list[Value] = []  # the first visible position of each token, if there is a window
+        if shape.window:
             # A row that sees nothing of a block has the lowest maximum there, so the block's weight becomes 0.
-            oldest = self.limits[0] - self.window + 1
-            self.start = f.select(oldest > 0, oldest, f.i64(0)) // BLOCK
+            chunks = [limit // a.window * a.window for limit in self.limits] if shape.chunked else []
+            self.oldest = chunks or [limit - a.window + 1 for limit in self.limits]
+            self.start = f.select(self.oldest[0] > 0, self.oldest[0], f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
         self.partitions = (self.start // PARTITION, (self.stop + (PARTITION - 1)) // PARTITION)
         at = a.scratch.row(thread)
@@ -128,11 +129,12 @@ class _Rows:
         def seen(score: Value, panel: Value, row: int | Value) -> Value:
             if softcap is not None:
                 score = softcap * tanh(f, score / softcap)
-            limit = self.limits[row // shape.group if isinstance(row, int) else 0]  # many rows belong to one token
+            token = row // shape.group if isinstance(row, int) else 0  # many rows belong to one token
+            limit, oldest = self.limits[token], self.oldest[token] if self.oldest else None
             if shape.slopes:
                 slope = f.broadcast(f.pointer(a.slopes) + (head * shape.group + row % shape.group) * 4, F32)
                 score = f.fma(slope, f.to_float(_positions(f, number * BLOCK + panel * LANES - limit)), score)
-            return _visible(f, score, number * BLOCK + panel * LANES, limit, self.window)
+            return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the
         # next head's.
@@ -251,14 +253,14 @@ def _tile(f: Function, a: MergeArguments, shape: Shape, tile: Value, thread: Val
         yield _Rows(f, a, shape, row, 1, thread, work)
 
 
-def _visible(f: Function, score: Value, first: Value, last: Value, window: Value | None) -> Value:
-    """Mask the scores of positions first .. first + 15: LOWEST where a row at position `last` must not look."""
+def _visible(f: Function, score: Value, first: Value, last: Value, oldest: Value | None) -> Value:
+    """Mask the scores of positions first .. first + 15: LOWEST after position `last` and before `oldest`."""
 
     lowest = f.constant(f32x16, LOWEST)
     lanes = _positions(f, first)
     score = f.fmax(f.constant(f32x16, FLOOR), score)  # in this order a NaN stays one
     seen = f.select(lanes <= _splat(f, last), score, lowest)
-    return seen if window is None else f.select(lanes <= _splat(f, last - window), lowest, seen)
+    return seen if oldest is None else f.select(lanes < _splat(f, oldest), lowest, seen)
 
 
 def _positions(f: Function, first: Value) -> Value:

@@ -24,10 +24,11 @@ class Shape:
     softcap: bool = False
     sinks: bool = False
     slopes: bool = False
+    chunked: bool = False
 
     @property
     def name(self) -> str:
-        extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes") if getattr(self, n))
+        extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
         return f"{self.head_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
 
     @property

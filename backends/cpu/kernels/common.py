@@ -252,7 +252,7 @@ _LOG = (
 
 
 def softplus(f: Function, x: Value) -> Value:
-    """Return log(1 + e^x) = max(x, 0) + log(1 + t) with t = e^-|x|, whose logarithm is halved first where t is large."""
+    """Return log(1 + e^x) as max(x, 0) + log(1 + t) with t = e^-|x|; 1 + t is halved first where t is large."""
 
     def c(number: float) -> Value:
         return f.constant(x.type, number)

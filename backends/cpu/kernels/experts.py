@@ -253,7 +253,7 @@ class CombineArguments(Struct):
 
 
 def combine(weighted: bool = True) -> PlanKernel[CombineArguments]:
-    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice; without `weighted`, of x[pair]."""
+    """Emit y[row] = sum of weight * x[pair] over the row's pairs, in order of choice, or of x[pair] alone."""
 
     def body(f: Function, a: CombineArguments, thread: Value, threads: Value) -> None:
         used = a.used

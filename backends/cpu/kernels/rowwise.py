@@ -7,7 +7,6 @@ whole vectors; nothing reads the padding.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from localllm.backends.cpu.arguments import (
     Address,
@@ -36,7 +35,7 @@ from localllm.backends.cpu.kernels.common import (
     tanh,
 )  # fmt: skip
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
-from localllm.plan import Activation, GluActivation
+from localllm.plan import Activation, GluActivation, NormKind
 
 
 def _add(a: Value, b: Value) -> Value:
@@ -72,8 +71,11 @@ class NormArguments(Struct):
     copies: Copies  # of y
 
 
-def norm(kind: Literal["rms", "layer"]) -> PlanKernel[NormArguments]:
-    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0."""
+def norm(kind: NormKind) -> PlanKernel[NormArguments]:
+    """Emit y = (x - mean) / sqrt(variance + eps) * weight + bias over each group; "rms" takes the mean as 0.
+
+    "none" takes the mean as 0 and the root as 1.
+    """
 
     def body(f: Function, a: NormArguments, thread: Value, threads: Value) -> None:
         width = a.width
@@ -103,12 +105,14 @@ def norm(kind: Literal["rms", "layer"]) -> PlanKernel[NormArguments]:
                         total.set(total.get() + load(x, i))
                     mean.set(f.reduce(total.get(), _add) / count)
                 center = f.splat(mean.get())
-                squares = f.var(zero)
-                with f.loop(0, width, LANES) as i:
-                    v = inside(i, load(x, i) - center)
-                    squares.set(f.fma(v, v, squares.get()))
-                variance = f.reduce(squares.get(), _add) / count
-                scale = f.splat(f.constant(F32, 1.0) / f.sqrt(variance + a.eps))
+                scale = f.constant(f32x16, 1.0)
+                if kind != "none":
+                    squares = f.var(zero)
+                    with f.loop(0, width, LANES) as i:
+                        v = inside(i, load(x, i) - center)
+                        squares.set(f.fma(v, v, squares.get()))
+                    variance = f.reduce(squares.get(), _add) / count
+                    scale = f.splat(f.constant(F32, 1.0) / f.sqrt(variance + a.eps))
                 with f.loop(0, width, LANES) as i:
                     out = f.var(inside(i, (load(x, i) - center) * scale * f.load(weight + i * 4, f32x16)))
                     bias = a.bias

@@ -56,8 +56,8 @@ def attention(low: Lowering, op: Attention) -> None:
     shape = kernels.AttentionShape(
         MAX_ROWS=low.limits.rows, PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
-        WINDOW=op.window, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap), HAS_SINKS=op.sinks is not None,
-        HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
+        WINDOW=op.window, CHUNKED=op.chunked, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
+        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.head_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)

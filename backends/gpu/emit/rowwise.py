@@ -62,8 +62,8 @@ def norm(low: Lowering, op: Norm) -> None:
     to = low.deliver(op.out) if op.groups == 1 else Delivery(low.make(op.out))
     kernel = rowwise.NormRows(
         SIZE=rowwise.norm_size(width), K=width, X_STRIDE=x.stride, Y_STRIDE=op.out.width, LAYER=op.kind == "layer",
-        EPS=float(op.eps), HAS_BIAS=op.bias is not None, GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0,
-        delivered=to.delivered,
+        NORMS=op.kind != "none", EPS=float(op.eps), HAS_BIAS=op.bias is not None,
+        GROUP_STRIDE=width if len(op.weight.shape) > 1 else 0, delivered=to.delivered,
     )  # fmt: skip
     weight, bias = low.vector(op.weight), low.vector(op.bias)
     buffers = rowwise.NormRowsBuffers(x=x, weight=weight, bias=bias, y=to.y, blocks=to.y_blocks)

@@ -1,5 +1,6 @@
-// Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (0: none), SOFTCAP (0:
-// none), HAS_SINKS, HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
+// Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (0: none), CHUNKED,
+// SOFTCAP (0: none), HAS_SINKS, HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values,
+// a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define GROUP_PARTS ((GROUP + GROUPED - 1) / GROUPED)
@@ -39,7 +40,13 @@ DEVICE void value_unit(SHAPE_PARAMETER GLOBAL const uchar *values, size_t block,
   unit_values(VALUE_TYPE, (GLOBAL const uint *)at + own * VALUE_WORDS, 1, scales, 1, unit, v);
 }
 
-DEVICE int first_seen(SHAPE_PARAMETER int position) { return WINDOW ? larger(0, position + 1 - WINDOW) : 0; }
+DEVICE int first_seen(SHAPE_PARAMETER int position) {
+#if CHUNKED
+  return position / WINDOW * WINDOW;
+#else
+  return WINDOW ? larger(0, position + 1 - WINDOW) : 0;
+#endif
+}
 
 #ifdef STAGE_attend_partition
 // One partition of PARTITION positions of one row, for up to GROUPED query heads of a key-value head. Partitions begin

@@ -189,6 +189,7 @@ class AttentionShape(Macros):
     Q_STRIDE: Shape
     FACTOR: Factor
     WINDOW: Shape
+    CHUNKED: bool
     HAS_SOFTCAP: bool
     SOFTCAP: Factor
     HAS_SINKS: bool

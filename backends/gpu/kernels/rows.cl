@@ -36,13 +36,16 @@ KERNEL(SIZE, norm_rows)(SHAPE_PARAMETER GLOBAL const float *RESTRICT x, GLOBAL c
   y += (size_t)GROUP_Y * Y_STRIDE + (size_t)group * K;
   blocks += (size_t)GROUP_Y * BLOCKS_STRIDE;
   weight += group * GROUP_STRIDE;
-  float mean = 0.0f, square = 0.0f;
+  float mean = 0.0f, factor = 1.0f;
 #if LAYER
   for (int i = ITEM; i < K; i += SIZE) mean += x[i];
   mean = group_sum(mean, local_memory, SIZE) / (float)K;
 #endif
+#if NORMS
+  float square = 0.0f;
   for (int i = ITEM; i < K; i += SIZE) square = FMA(x[i] - mean, x[i] - mean, square);
-  float factor = 1.0f / SQRT(group_sum(square, local_memory, SIZE) / (float)K + EPS);
+  factor = 1.0f / SQRT(group_sum(square, local_memory, SIZE) / (float)K + EPS);
+#endif
   for (int base = 0; base < K; base += SIZE) {
     int i = base + ITEM, own = smaller(i, K - 1);
     float v = (x[own] - mean) * factor * weight[own];

@@ -76,6 +76,7 @@ class NormRows(Kernel[NormRowsBuffers]):
     X_STRIDE: Shape
     Y_STRIDE: Shape
     LAYER: bool
+    NORMS: bool = True
     EPS: Factor
     HAS_BIAS: bool
     GROUP_STRIDE: Shape

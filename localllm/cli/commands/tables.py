@@ -34,7 +34,7 @@ def architectures() -> str:
 
     rows = []
     for each in ARCHITECTURES.values():
-        rope = {"norm": "neighbours", "neox": "halves"}[each.rope_style]
+        rope = {"norm": "neighbours", "neox": "halves", None: ""}[each.rope_style]
         if each.no_rope_every:
             rope += f", every {each.no_rope_every}th layer none"
         norms = {"rms": "RMS", "layer": "layer"}[each.norm] + (", q and k" if each.qk_norm else "")
