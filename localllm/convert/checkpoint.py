@@ -16,7 +16,8 @@ from localllm.convert.card import general_keys, sampling_keys
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
-from localllm.convert.recipes import BY_CLASS, From, Recipe, Sizes
+from localllm.convert.recipe import From, Recipe, Sizes
+from localllm.convert.recipes import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
 from localllm.convert.safetensors import open_shards
 from localllm.convert.shelf import Shelf
@@ -121,7 +122,8 @@ def _recipe(config: HfConfig) -> Recipe:
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
     """Return all tensors of the file: the embedding, computed ones, layer by layer, the output."""
-    top = {key: list(_made(shelf, recipe, sizes, "", key, (source,))) for key, source in _TOP.items()}
+    origins = {**_TOP, **recipe.top}
+    top = {key: list(_made(shelf, recipe, sizes, "", key, (origin,))) for key, origin in origins.items()}
     if not top["token_embd"]:
         raise ConvertError("tensor 'model.embed_tokens.weight' is missing; download the model again")
     if top["output"] and _alike(top["output"][0], top["token_embd"][0]):

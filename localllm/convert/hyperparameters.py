@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipes import Recipe
+from localllm.convert.recipe import Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 
@@ -18,14 +18,21 @@ _INTEGERS = {
     "attention.key_length": ("head_dim",),
     "attention.value_length": ("head_dim",),
     "feed_forward_length": ("intermediate_size",),
-    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts"),
-    "expert_used_count": ("num_experts_per_tok", "num_experts_per_token", "experts_per_token"),
+    "expert_count": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
+    "expert_used_count": (
+        "num_experts_per_tok",
+        "num_experts_per_token",
+        "experts_per_token",
+        "moe_topk",
+        "moe_k",
+        "num_activated_experts",
+    ),
     "expert_feed_forward_length": ("moe_intermediate_size",),
     "expert_shared_feed_forward_length": ("shared_expert_intermediate_size", "shared_intermediate_size"),
     "expert_shared_count": ("n_shared_experts",),
     "expert_group_count": ("n_group",),
     "expert_group_used_count": ("topk_group",),
-    "leading_dense_block_count": ("first_k_dense_replace",),
+    "leading_dense_block_count": ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index"),
 }
 _REALS = {
     "attn_logit_softcapping": ("attn_logit_softcapping",),
@@ -33,13 +40,15 @@ _REALS = {
     "attention.scale": ("attention_multiplier",),
     "embedding_scale": ("embedding_multiplier",),
     "residual_scale": ("residual_multiplier",),
-    "logit_scale": ("logits_scaling",),
-    "expert_weights_scale": ("routed_scaling_factor",),
+    "logit_scale": ("logits_scaling", "logit_scale"),
+    "expert_weights_scale": ("routed_scaling_factor", "route_scale"),
+    "attention.clamp_kqv": ("clip_qkv",),
 }
 _FLAGS = {"expert_weights_norm": ("norm_topk_prob",)}
 _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
+    "relu2": ("relu2",),
 }
 
 

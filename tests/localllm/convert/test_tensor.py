@@ -8,7 +8,8 @@ import pytest
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
-from localllm.convert.recipes import RECIPES, Sizes
+from localllm.convert.recipe import Sizes
+from localllm.convert.recipes import RECIPES
 
 RANDOM = np.random.default_rng(5)
 
