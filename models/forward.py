@@ -40,7 +40,9 @@ def record(
     builder = Builder(config, architecture, checked, recorder)
     if architecture.embedding_norm:
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
-    x = builder.optional_norm("token_embd_norm", _with_positions(builder, x, context or config.context_length))
+    x = _with_positions(builder, x, context or config.context_length)
+    if architecture.output_norm != "token_embd_norm":  # LFM2's name for the norm of the output
+        x = builder.optional_norm("token_embd_norm", x)
     embedding = x
     factors = _factors(config, checked, context or config.context_length)
     full = _ropes(config, architecture, config.rope, factors)
