@@ -20,6 +20,7 @@ _SPACE = "\v"
 _WHITE = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
+WHITE_SPACE = frozenset(" \t\n\v\f\r" + _WHITE)
 _WHITE_FOLDED = dict.fromkeys(map(ord, _WHITE), _SPACE)
 _STANDS_FOR = {"L": "λ", "N": "ν", "M": "μ", "P": "π", "S": "σ"}  # by first letter of the Unicode category; else OTHER
 _HAN, _OTHER = "漢", "ω"
@@ -196,6 +197,7 @@ _ROWS: tuple[tuple[str, PreRule], ...] = (
         PreRule((_LINES,), force_bos=True, escape_spaces=True, byte_level=False, newline_words=True),
     ),
     ("sarvam-moe", PreRule((_LINES,), escape_spaces=True, byte_level=False)),
+    ("whitespace", PreRule((r"\S+",), byte_level=False)),
 )
 PRE_RULES: Mapping[str, PreRule] = {name: rule for names, rule in _ROWS for name in names.split()}
 
