@@ -42,7 +42,7 @@ class Tokenizer:
     """The tokenizer of a vocabulary. Threads may share it.
 
     `bos`, `eos`: ids or None. `eog`: ids that end a generation. `adds`: names of what `add_special` adds, "bos" before
-    a text, "eos" or "seperator" after it.
+    a text, "eos" or "seperator" after it. `note`: a line for the user if the rule is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
@@ -52,11 +52,15 @@ class Tokenizer:
         self.adds = tuple(vocab.adds)
         self.add_bos = "bos" in vocab.adds
         self.eog = vocab.ends
+        self.note = vocab.note
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key."""
-        return cls(read_vocab(metadata))
+    def from_metadata(cls, metadata: Mapping[str, Any], force: bool = False) -> Tokenizer:
+        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key.
+
+        With `force` take the known rule whose name is nearest to the file's `tokenizer.ggml.pre`; `note` says so.
+        """
+        return cls(read_vocab(metadata, force))
 
     @cached_property
     def special(self) -> Mapping[str, int]:

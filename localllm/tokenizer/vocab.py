@@ -15,7 +15,7 @@ import numpy as np
 from localllm.tokenizer.dna import shown_tokens
 from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.kinds import LETTERS, NO_TEXT_MODELS, PLAIN, SPACES, VOCAB_KINDS, VocabKind
-from localllm.tokenizer.pretokenize import PreRule, pre_rule
+from localllm.tokenizer.pretokenize import PreRule, nearest, pre_rule, unknown_rule
 
 # Kinds of token, as bits: a token may become control in addition to the file's type.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
@@ -91,6 +91,7 @@ class Vocab:
     ends: frozenset[int]  # tokens that end a generation
     strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
+    note: str  # a line for the user if the rule is guessed, else ""
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
@@ -98,15 +99,20 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
 
 
-def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong."""
+def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
+    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong.
+
+    With `force` take the nearest known rule for an unknown one.
+    """
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
         raise TokenizerError(f"{_KEY}model is '{model}': the file has no tokenizer; give token ids instead of text")
     if model not in VOCAB_KINDS:
         raise TokenizerError(f"{_KEY}model '{model}' is not supported; supported: {', '.join(VOCAB_KINDS)}")
     kind = VOCAB_KINDS[model]
-    rule = _rule(metadata, kind) if kind.merges else None
+    named = kind.pre or _typed(metadata, _KEY + "pre", str, "a string", "") or "default"
+    taken = nearest(named) if force and kind.merges else named
+    rule = pre_rule(taken) if kind.merges else None
     tokens = _tokens(metadata)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     kinds = _kinds(metadata, len(tokens))
@@ -134,11 +140,8 @@ def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
         ends=ends,
         strip_before=_strip_before(metadata, ids),
         strip_after=_strip_after(metadata, ids, kinds),
+        note="" if taken == named else f"{unknown_rule(named)}; {taken} is used instead, so some ids may be wrong",
     )
-
-
-def _rule(metadata: Mapping[str, Any], kind: VocabKind) -> PreRule:
-    return pre_rule(kind.pre or _typed(metadata, _KEY + "pre", str, "a string", "") or "default")
 
 
 def _adds(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None) -> Sequence[str]:
