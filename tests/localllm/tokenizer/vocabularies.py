@@ -220,6 +220,12 @@ def charsmap(replaced: dict[str, str]) -> bytes:
     return array.nbytes.to_bytes(4, "little") + array.tobytes() + bytes(texts)
 
 
+def sentencepiece(prefix: bool) -> dict[str, Any]:
+    special = {"<unk>": UNKNOWN, "<s>": CONTROL, "</s>": CONTROL, "World": USER}
+    words = [*_SHOWN[::2], *_some(8, 1200), "▁", "▁▁"]
+    return _vocabulary("llama", special, words, byte=True, add_space_prefix=prefix)
+
+
 def rwkv() -> dict[str, Any]:
     names = {"\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
     single = [names.get(chr(b), chr(b) if 32 <= b < 127 else f"\\x{b:02x}") for b in range(256)]
@@ -250,6 +256,8 @@ def vocabularies() -> dict[str, dict[str, Any]]:
         "t5": unigram(True, True, REPLACED),
         "t5, all spaces": unigram(True, False, REPLACED),
         "t5, no prefix": unigram(False, False),
+        "llama": sentencepiece(prefix=True),
+        "llama, no prefix": sentencepiece(prefix=False),
         "rwkv": rwkv(),
         "plamo2": plamo(),
     }
