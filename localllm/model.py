@@ -56,9 +56,10 @@ class Model(Closing):
     ids, `logits` returns the logits of every token.
     """
 
-    def __init__(self, file: GGUFFile) -> None:
+    def __init__(self, file: GGUFFile, force: bool = False) -> None:
+        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
         self.file = file
-        self.tokenizer = Tokenizer.from_metadata(file.metadata) if has_tokenizer(file.metadata) else None
+        self.tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
         self.sampling_defaults = file_defaults(file.metadata)
         self.context = 0
         self.batch_rows = BATCH_ROWS
@@ -102,6 +103,7 @@ class Model(Closing):
                 backend=options.backend,
                 gpu_layers=0 if options.gpu_layers == 0 else "auto",
                 device=options.device,
+                force=options.force,
             )
         try:
             self.speculation = Speculation(self.reader(), speculation, draft.reader() if draft is not None else None)
@@ -334,7 +336,7 @@ def load(
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
-        model = Model(file)
+        model = Model(file, chosen.force)
         if file.tensors:
             model.bind(chosen, progress, observe)
             if chosen.speculation.kind != "off":

@@ -62,7 +62,7 @@ def bind(
     limits = limits_at(context)
     held = sum(tensor.nbytes for tensor in file.tensors.values())
     asked = CacheTypes(options.cache_type_k, options.cache_type_v)
-    cache = choose_types(asked, plan, limits, held, options.force)
+    cache = choose_types(asked, plan, limits, held, options.force or options.any_cache)
 
     def planner(card: Card, name: str) -> Planner:
         return Planner(card, name, plan, limits_at, context, cache.types)

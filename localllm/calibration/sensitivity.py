@@ -75,16 +75,17 @@ class Trial(Closing):
         backend: str = "auto",
         threads: int | None = None,
         progress: Progress | None = None,
+        force: bool = False,
     ) -> None:
         """`text` must fill at least two windows of `ctx_size` tokens; at most `windows` are used. It may also be
         windows.
 
-        `imatrix` holds the importance that the quantizers will use.
+        `imatrix` holds the importance that the quantizers will use. `force` is that of LoadOptions.
         """
         self._progress, self._imatrix = progress, imatrix
         with ExitStack() as stack:
             file = stack.enter_context(open_gguf(resolve(path)))
-            self._model = Model(file)
+            self._model = Model(file, force)
             self._swapped = {n: _Swapped(t) for n, t in file.tensors.items() if len(t.shape) > 1}
             weights: dict[str, Tensor] = {**file.tensors, **self._swapped}
             options = LoadOptions(ctx_size=ctx_size, backend=backend, threads=threads)

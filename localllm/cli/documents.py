@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from localllm.cli.commands.tables import architectures, formats
+from localllm.cli.commands.tables import architectures, formats, pre_tokenizers, tokenizers
 from localllm.cli.flags import typed
 from localllm.cli.terminal.formatting import markdown
 from localllm.options import Options, declared
@@ -49,7 +49,13 @@ def _options(groups: list[type[Options]]) -> str:
     return markdown(("option", "what it does", "default"), rows)
 
 
-SECTIONS: dict[str, Callable[[], str]] = {"formats": formats, "architectures": architectures, "commands": commands}
+SECTIONS: dict[str, Callable[[], str]] = {
+    "formats": formats,
+    "architectures": architectures,
+    "tokenizers": tokenizers,
+    "pre-tokenizers": pre_tokenizers,
+    "commands": commands,
+}
 
 
 def brought_up_to_date(document: str) -> str:

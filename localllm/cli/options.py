@@ -37,7 +37,8 @@ class Opening(Options):
     force: bool = same(
         LoadOptions,
         "force",
-        help="allow a cache type that harms the model; with run, replace a saved --prompt-cache",
+        help="allow a harmful cache type, or the nearest known tokenizer rule; with run, replace a saved "
+        "--prompt-cache",
     )
 
     @property
@@ -56,7 +57,7 @@ class Measuring(Options):
     @property
     def options(self) -> LoadOptions:
         """Return the load options; they allow harmful cache types, because measuring them is useful."""
-        return self.load.changed({"ctx_size": self.ctx_size, "force": True})
+        return self.load.changed({"ctx_size": self.ctx_size, "any_cache": True})
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,7 @@ class Bench(Options):
         "md", "-o", "--output", kind=one_of("md", "json", "csv"), metavar="KIND", help="output format: md, json or csv"
     )
     load: LoadOptions = group(LoadOptions, without=("ctx_size", "threads", "force"))
+    force: bool = same(LoadOptions, "force", help="take the nearest known tokenizer rule")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
 
     @property
@@ -138,7 +140,9 @@ class Perplexity(Options):
     )
     kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
     save_base: str = _file("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
-    force: bool = option(False, "--force", help="overwrite the --save-base FILE")
+    force: bool = option(
+        False, "--force", help="overwrite the --save-base FILE, and take the nearest known tokenizer rule"
+    )
     json: bool = same(Show, "json")
 
 
@@ -150,7 +154,7 @@ class Imatrix(Options):
     )
     chunks: int = same(Perplexity, "chunks")
     process_output: bool = option(False, "--process-output", help="include the output matrix")
-    force: bool = option(False, "--force", help="overwrite FILE")
+    force: bool = option(False, "--force", help="overwrite FILE, and take the nearest known tokenizer rule")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +162,7 @@ class Quantize(Options):
     words: tuple[str, ...] = _words(
         help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
     )
-    force: bool = option(False, "--force", help="overwrite OUT")
+    force: bool = option(False, "--force", help="overwrite OUT, and take the nearest known tokenizer rule")
     dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
     allow_requantize: bool = option(
         False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"

@@ -22,6 +22,7 @@ class LoadKeywords(TypedDict, total=False):
     spec: str | None
     draft_max: int
     force: bool
+    any_cache: bool
 
 
 class GenerateKeywords(TypedDict, total=False):

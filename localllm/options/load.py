@@ -46,4 +46,7 @@ class LoadOptions(Options):
         help="format of the values in the cache",
     )  # fmt: skip
     speculation: SpeculationOptions = group(SpeculationOptions)
-    force: bool = option(False, "--force", help="allow a cache type that harms the model")
+    force: bool = option(
+        False, "--force", help="allow a cache type that harms the model, or the nearest known tokenizer rule"
+    )
+    any_cache: bool = option(False, help="allow a cache type that harms the model")

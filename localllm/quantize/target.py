@@ -61,14 +61,16 @@ def jobs_for(
     threads: int | None,
     windows: int = WINDOWS,
     progress: Callable[[str, int, int], None] | None = None,
+    force: bool = False,
 ) -> tuple[list[Job], float]:
-    """Return the jobs that reach the goal, and their measured divergence on the text."""
+    """Return the jobs that reach the goal, and their measured divergence on the text. `force`: as in LoadOptions."""
     choices = candidates(source, options, imatrix is not None)
     coarsest = {name: min(formats, key=_bits) for name, formats in choices.items()}
     _check_possible(source, goal, coarsest)
     with Trial(
-        source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress
-    ) as trial:
+        source.path, text, ctx_size=CONTEXT, windows=windows, imatrix=imatrix, threads=threads, progress=progress,
+        force=force,
+    ) as trial:  # fmt: skip
         known = set(trial.names)
         effects = trial.effects({name: formats for name, formats in choices.items() if name in known})
         if goal.max_bytes:

@@ -53,9 +53,10 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's interface)
 
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body).set_lineno(line)  # variables set inside end with it
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):

@@ -23,6 +23,7 @@ _FILE = "<chat template>"  # as in Python's tracebacks
 _KEPT = 8  # number of compiled templates kept
 _SYSTEM = ("system", "developer")
 _MODELS = ("assistant", "model")
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")  # names of a message's reasoning, the most common first
 _RUN = re.compile(rb"(?s)(.)\1*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -80,12 +81,16 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
     messages: list[Message] = request["messages"]
     now = datetime.fromisoformat(request["now"])
     tools = request["tools"]
-    variables = given(request["extra"]) | {
-        "tools": given(tools),
-        "add_generation_prompt": request["add_generation_prompt"],
-        "bos_token": Text.of(request["bos"], OWN),
-        "eos_token": Text.of(request["eos"], OWN),
-    }
+    variables = (
+        {"documents": None}
+        | given(request["extra"])
+        | {
+            "tools": given(tools),
+            "add_generation_prompt": request["add_generation_prompt"],
+            "bos_token": Text.of(request["bos"], OWN),
+            "eos_token": Text.of(request["eos"], OWN),
+        }
+    )
     # Some templates insist on these: tools even if there are none, and two names of older ones.
     functions = given(json.dumps(tools or [], indent=4, ensure_ascii=False))
     insisted = {"functions": functions, "datetime": given(now.strftime("%d %B %Y"))} | variables
@@ -109,8 +114,14 @@ def _render_some(code: CodeType, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _marked(message: Message) -> Message:
-    """Mark a message with its origin: the role comes from our list, an answer from the model, the rest from outside."""
+    """Mark a message with its origin: the role comes from our list, an answer from the model, the rest from outside.
+
+    Reasoning has the names that templates read, as in transformers.
+    """
     role = message["role"]
+    thought = next((message[name] for name in _THOUGHTS if message.get(name) is not None), None)
+    if thought is not None:
+        message = {"thinking": thought, **message, "reasoning_content": thought}
     content = given(message, MODEL if role in _MODELS else GIVEN)
     return content | {
         key: given(message[key], mark) for key, mark in (("role", OWN), ("name", GIVEN)) if key in message

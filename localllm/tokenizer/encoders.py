@@ -1,18 +1,25 @@
-"""Encode text without special tokens: byte-level BPE ("gpt2"), BPE over UTF-8 ("gemma4"), SentencePiece ("llama").
+"""Encode text without special tokens: one encoder for every `tokenizer.ggml.model`.
 
-All split text into words that no token crosses, merge each word once, and cache the result, because words repeat.
+Where no token crosses the words of a text, it is split into words, and the ids of a word are cached, because words
+repeat.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from localllm.gguf.strings import StringArray
+from localllm.tokenizer.charsmap import CharsMap
+from localllm.tokenizer.dna import DnaEncoder, knows_dna
 from localllm.tokenizer.errors import TokenizerError
 from localllm.tokenizer.merge import NEVER, Rank, merge
-from localllm.tokenizer.pretokenize import PreRule, PreTokenizer
-from localllm.tokenizer.vocab import Vocab
+from localllm.tokenizer.plain import cheapest_encoder, longest_encoder
+from localllm.tokenizer.pretokenize import WHITE_SPACE, PreRule, PreTokenizer
+from localllm.tokenizer.unigram import normalizer, viterbi
+from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, UNUSED, USER_DEFINED, Vocab
+from localllm.tokenizer.wordpiece import word_encoder, word_splitter
 
 SPACE = "\u2581"  # SentencePiece's space
 _CACHED_WORDS = 1 << 16
@@ -31,18 +38,28 @@ BYTE_LETTERS = _byte_letters()
 _LETTER_OF = dict(enumerate(BYTE_LETTERS))
 
 
-class TextEncoder:
-    """`encode(text)` returns the ids of plain text; made once per vocabulary."""
+Split = Callable[[str, bool], list[str]]  # (text, start): its words
 
-    def __init__(self, split: Callable[[str], list[str]], encode_word: Callable[[str], list[int]]) -> None:
+
+class Encoder(Protocol):
+    """What `text_encoder` returns."""
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        """Return the ids of plain text. `start`: a word starts with it, and may need a space before it."""
+
+
+class TextEncoder:
+    """Splits text into words, and encodes each of them once."""
+
+    def __init__(self, split: Split, encode_word: Callable[[str], list[int]]) -> None:
         self._split = split
         self._encode_word = encode_word
         self._known: dict[str, list[int]] = {}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, start: bool = True) -> list[int]:
         ids: list[int] = []
         known = self._known
-        for word in self._split(text):
+        for word in self._split(text, start):
             found = known.get(word)
             if found is None:
                 found = self._encode_word(word)
@@ -54,16 +71,92 @@ class TextEncoder:
         return ids
 
 
-def text_encoder(vocab: Vocab) -> TextEncoder:
+def text_encoder(vocab: Vocab) -> Encoder:
     """Return the encoder of a vocabulary. This builds the expensive table of merges."""
+    return _ENCODERS[vocab.model](vocab)
+
+
+def _byte_pairs(vocab: Vocab) -> TextEncoder:
     rule = vocab.rule
-    if rule is None:
-        return TextEncoder(_space_splitter(vocab), _sentencepiece(vocab))
+    assert rule is not None  # this kind of vocabulary has one
     split = PreTokenizer(rule).split
     if not rule.escape_spaces:
-        return TextEncoder(split, _bpe(vocab, rule))
+        return TextEncoder(lambda text, start: split(text), _bpe(vocab, rule))
     finer = _space_splitter(vocab)
-    return TextEncoder(lambda text: [word for line in split(text) for word in finer(line)], _bpe(vocab, rule))
+    return TextEncoder(lambda text, start: [word for line in split(text) for word in finer(line)], _bpe(vocab, rule))
+
+
+def _dna(vocab: Vocab) -> Encoder:
+    words = _byte_pairs(vocab)
+    return DnaEncoder(vocab.ids, words) if knows_dna(vocab.ids) else words
+
+
+def _without_space(vocab: Vocab) -> TextEncoder:
+    """White space separates words and is dropped."""
+    rule = vocab.rule
+    assert rule is not None
+    split = PreTokenizer(rule).split
+    white = re.compile(f"[{re.escape(''.join(WHITE_SPACE))}]+")
+
+    def words(text: str, start: bool) -> list[str]:
+        if vocab.lowercase:
+            text = "".join(map(str.lower, text))  # letter by letter: a sigma at the end of a word is one like others
+        return [word for part in white.split(text) for word in split(part)]
+
+    return TextEncoder(words, _bpe(vocab, rule))
+
+
+def _sentencepiece(vocab: Vocab) -> TextEncoder:
+    finer, first = _space_splitter(vocab), " " if vocab.add_space_prefix else ""
+    return TextEncoder(lambda text, start: finer(first + text if start else text), _by_score(vocab))
+
+
+def _wordpiece(vocab: Vocab) -> TextEncoder:
+    assert vocab.unknown is not None  # this kind of vocabulary needs one
+    split = word_splitter(vocab.lowercase, vocab.strip_accents)
+    return TextEncoder(lambda text, start: split(text), word_encoder(_ids(vocab, ~HIDDEN), vocab.unknown))
+
+
+def _unigram(vocab: Vocab) -> TextEncoder:
+    assert vocab.unknown is not None
+    ids, kinds = _ids(vocab, NORMAL | USER_DEFINED | UNUSED), vocab.kinds
+    worst = min((score for score, kind in zip(vocab.scores, kinds, strict=True) if kind & NORMAL), default=0.0)
+    free = frozenset(token for token in ids.values() if kinds[token] & USER_DEFINED)
+    charsmap = CharsMap(vocab.charsmap) if vocab.charsmap else None
+    normalize = normalizer(charsmap, SPACE, vocab.add_space_prefix, vocab.merge_spaces)
+    encode = viterbi(ids, vocab.scores, free, worst, vocab.unknown)
+    if SPACE not in ids:  # unknown, so it may be one token with its neighbours
+        return TextEncoder(lambda text, start: [normalize(text, start)], encode)
+    finer = _space_splitter(vocab)
+    return TextEncoder(lambda text, start: finer(normalize(text, start)), encode)
+
+
+def _longest(vocab: Vocab) -> TextEncoder:
+    return TextEncoder(lambda text, start: [text], longest_encoder(_ids(vocab, ~HIDDEN)))
+
+
+def _cheapest(vocab: Vocab) -> TextEncoder:
+    bytes_ = {byte: vocab.ids[text] for byte in range(256) if (text := f"<0x{byte:02X}>") in vocab.ids}
+    ids = _ids(vocab, ~(HIDDEN | BYTE))
+    return TextEncoder(lambda text, start: [text], cheapest_encoder(ids, vocab.scores, bytes_))
+
+
+def _ids(vocab: Vocab, kinds: int) -> Mapping[str, int]:
+    """Return the tokens of these kinds that text may become: never a hidden one."""
+    return {text: i for text, i in vocab.ids.items() if vocab.kinds[i] & kinds and not vocab.kinds[i] & HIDDEN}
+
+
+_ENCODERS: Mapping[str, Callable[[Vocab], Encoder]] = {
+    "llama": _sentencepiece,
+    "gpt2": _byte_pairs,
+    "gemma4": _byte_pairs,
+    "bert": _wordpiece,
+    "t5": _unigram,
+    "rwkv": _longest,
+    "plamo2": _cheapest,
+    "hybriddna": _dna,
+    "whitespace": _without_space,
+}
 
 
 def _space_splitter(vocab: Vocab) -> Callable[[str], list[str]]:
@@ -115,7 +208,7 @@ def _merge_rank(vocab: Vocab) -> Rank:
     return lambda left, right: get(f"{left} {right}", NEVER)
 
 
-def _sentencepiece(vocab: Vocab) -> Callable[[str], list[int]]:
+def _by_score(vocab: Vocab) -> Callable[[str], list[int]]:
     ids, scores, unknown = vocab.ids, vocab.scores, vocab.unknown
     assert unknown is not None  # this kind of vocabulary has a default
 

@@ -12,14 +12,19 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import pairwise
 
+from localllm.notice import Notice, Setting
+from localllm.printable import printable
 from localllm.tokenizer.errors import TokenizerError
 
+_LONGEST_NAME = 40  # characters of a name to compare
 _SPACE = "\v"
 _WHITE = (
     "\x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u2028\u2029\u202f\u205f\u3000"
 )
+WHITE_SPACE = frozenset(" \t\n\v\f\r" + _WHITE)
 _WHITE_FOLDED = dict.fromkeys(map(ord, _WHITE), _SPACE)
 _STANDS_FOR = {"L": "λ", "N": "ν", "M": "μ", "P": "π", "S": "σ"}  # by first letter of the Unicode category; else OTHER
 _HAN, _OTHER = "漢", "ω"
@@ -196,18 +201,28 @@ _ROWS: tuple[tuple[str, PreRule], ...] = (
         PreRule((_LINES,), force_bos=True, escape_spaces=True, byte_level=False, newline_words=True),
     ),
     ("sarvam-moe", PreRule((_LINES,), escape_spaces=True, byte_level=False)),
+    ("whitespace", PreRule((r"\S+",), byte_level=False)),
 )
 PRE_RULES: Mapping[str, PreRule] = {name: rule for names, rule in _ROWS for name in names.split()}
 
 
 def pre_rule(name: str) -> PreRule:
     """Return the rule named by `tokenizer.ggml.pre`. TokenizerError for an unknown name: guessing gives wrong ids."""
-    try:
-        return PRE_RULES[name]
-    except KeyError:
-        raise TokenizerError(
-            f"tokenizer.ggml.pre '{name}' is not supported; supported: {', '.join(sorted(PRE_RULES))}"
-        ) from None
+    if name not in PRE_RULES:
+        advice = (f"; the nearest known is {nearest(name)}, and ", Setting("force", True), " takes it")
+        raise TokenizerError(Notice(unknown_rule(name), *advice))
+    return PRE_RULES[name]
+
+
+def unknown_rule(name: str) -> str:
+    return f"tokenizer.ggml.pre '{printable(name)}' is not supported"
+
+
+def nearest(name: str) -> str:
+    """Return the known name that looks most like `name`; "default", as for a file without one, if none does."""
+    if name in PRE_RULES:
+        return name
+    return next(iter(get_close_matches(name[:_LONGEST_NAME].lower(), PRE_RULES, 1, cutoff=0.5)), "default")
 
 
 class _ClassOf(dict[int, str]):

@@ -15,8 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from localllm.tokenizer.encoders import BYTE_LETTERS, SPACE, TextEncoder, text_encoder
+from localllm.tokenizer.encoders import BYTE_LETTERS, SPACE, Encoder, text_encoder
 from localllm.tokenizer.errors import TokenizerError
+from localllm.tokenizer.kinds import ESCAPES, LETTERS, SPACES
+from localllm.tokenizer.plain import unescaped
 from localllm.tokenizer.stream import StreamDecoder
 from localllm.tokenizer.vocab import BYTE, HIDDEN, NORMAL, SPECIAL, Vocab, read_vocab
 
@@ -39,20 +41,26 @@ class SpecialGuard(Protocol):
 class Tokenizer:
     """The tokenizer of a vocabulary. Threads may share it.
 
-    `bos`, `eos`: ids or None. `eog`: ids that end a generation. `add_bos`, `add_eos`: what `add_special` adds.
+    `bos`, `eos`: ids or None. `eog`: ids that end a generation. `adds`: names of what `add_special` adds, "bos" before
+    a text, "eos" or "seperator" after it. `note`: a line for the user if the rule is guessed, else "".
     """
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self.vocab_size = len(vocab.tokens)
         self.bos, self.eos = vocab.bos, vocab.eos
-        self.add_bos, self.add_eos = vocab.add_bos, vocab.add_eos
+        self.adds = tuple(vocab.adds)
+        self.add_bos = "bos" in vocab.adds
         self.eog = vocab.ends
+        self.note = vocab.note
 
     @classmethod
-    def from_metadata(cls, metadata: Mapping[str, Any]) -> Tokenizer:
-        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key."""
-        return cls(read_vocab(metadata))
+    def from_metadata(cls, metadata: Mapping[str, Any], force: bool = False) -> Tokenizer:
+        """Return the tokenizer of a file's metadata; TokenizerError names a missing, broken or unsupported key.
+
+        With `force` take the known rule whose name is nearest to the file's `tokenizer.ggml.pre`; `note` says so.
+        """
+        return cls(read_vocab(metadata, force))
 
     @cached_property
     def special(self) -> Mapping[str, int]:
@@ -85,23 +93,24 @@ class Tokenizer:
     def encode(
         self, text: str, add_special: bool = True, parse_special: bool = False, guard: SpecialGuard | None = None
     ) -> list[int]:
-        """Return the ids of `text`. `add_special` adds BOS and EOS if the file says so, but never doubles one.
+        """Return the ids of `text`. `add_special` adds the tokens `adds`, but never doubles one.
 
         Control tokens in the text are plain text, unless `parse_special`; user-defined tokens are always recognised.
         With a `guard`, both are recognised where it allows them.
         """
-        vocab = self._vocab
         ids: list[int] = []
         for part in self._parts(_valid(text), parse_special, guard):
             if isinstance(part, int):
                 ids.append(part)
             else:  # at the start or after a special token: a space precedes the first word
-                made = self._encoder.encode(" " + part if vocab.add_space_prefix else part)
+                made = self._encoder.encode(part)
                 ids += made if guard is None or guard.tokens.isdisjoint(made) else self._spelled(made, guard.tokens)
-        if add_special and self.add_bos and vocab.bos is not None and ids[:1] != [vocab.bos]:
-            ids.insert(0, vocab.bos)
-        if add_special and self.add_eos and vocab.eos is not None and ids[-1:] != [vocab.eos]:
-            ids.append(vocab.eos)
+        if add_special:
+            for name, token in self._vocab.adds.items():
+                if name == "bos" and ids[:1] != [token]:
+                    ids.insert(0, token)
+                elif name != "bos" and ids[-1:] != [token]:
+                    ids.append(token)
         return ids
 
     def decode(self, ids: Iterable[int], special: bool = False, drop_space: bool = True) -> str:
@@ -134,9 +143,11 @@ class Tokenizer:
                 return _bytes(text)
         if not kind & NORMAL:
             return b""  # unused
-        if vocab.spaces_escaped:
+        if vocab.writes == SPACES:
             return _bytes(text.replace(SPACE, " "))
-        if vocab.rule is not None and vocab.rule.byte_level:
+        if vocab.writes == ESCAPES:
+            return unescaped(text)
+        if vocab.writes == LETTERS:
             try:
                 return bytes([_BYTE_OF[letter] for letter in text])
             except KeyError:
@@ -150,7 +161,7 @@ class Tokenizer:
         return index
 
     @cached_property
-    def _encoder(self) -> TextEncoder:
+    def _encoder(self) -> Encoder:
         return text_encoder(self._vocab)
 
     def _spelled(self, ids: list[int], without: Set[int]) -> Iterator[int]:
@@ -160,7 +171,7 @@ class Tokenizer:
                 yield token
                 continue
             for letter in self.piece(token).decode("utf-8", "replace"):
-                yield from (i for i in self._encoder.encode(letter) if i not in without)
+                yield from (i for i in self._encoder.encode(letter, start=False) if i not in without)
 
     @cached_property
     def _special_by_prefix(self) -> dict[str, tuple[dict[str, tuple[int, int]], list[int]]]:
@@ -222,6 +233,8 @@ class Tokenizer:
             between = text[start:place]
             if strip:
                 between = between.lstrip(_C_SPACES)
+            if token in vocab.strip_before:
+                between = between.rstrip(_C_SPACES)
             if between:
                 parts.append(between)
             if token >= 0:

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from localllm.tokenizer.dna import shown_tokens
 from localllm.tokenizer.errors import TokenizerError
-from localllm.tokenizer.pretokenize import PreRule, pre_rule
+from localllm.tokenizer.kinds import LETTERS, NO_TEXT_MODELS, PLAIN, SPACES, VOCAB_KINDS, VocabKind
+from localllm.tokenizer.pretokenize import PreRule, nearest, pre_rule, unknown_rule
 
 # Kinds of token, as bits: a token may become control in addition to the file's type.
 UNKNOWN, UNUSED, NORMAL, CONTROL, USER_DEFINED, BYTE = 1, 2, 4, 8, 16, 32
@@ -22,13 +24,6 @@ HIDDEN = UNKNOWN | CONTROL  # not shown, and recognised in text only on request
 _KINDS = np.array([0, NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE], np.uint8)  # index: type id in the file
 
 _KEY = "tokenizer.ggml."
-NO_TEXT_MODELS = ("none", "no_vocab", "test")  # a file without a tokenizer, for token ids only
-_NO_IDS: Mapping[str, int] = {}
-_DEFAULT_IDS: Mapping[str, Mapping[str, int]] = {
-    "llama": {"bos": 1, "eos": 2, "unknown": 0},
-    "gpt2": {"bos": 11, "eos": 11},
-    "gemma4": _NO_IDS,
-}
 _REQUIRED_IN_RANGE = ("bos", "eos", "eot", "eom")  # real files often have other ids one past the end: ignored
 
 # Tokens known by their text, if the file does not give the id: the first found counts.
@@ -65,32 +60,38 @@ _EXCEPTIONS: tuple[tuple[tuple[str, ...], str, int], ...] = (
     (("<|tool_response>",), "</s>", NORMAL),  # gemma 4: a tag of HTML
     (("<|plamo:eos|>",), "</s>", NORMAL),
 )
+_MASKS: tuple[tuple[str, str, tuple[str, ...]], ...] = (  # token, key, what its value contains
+    ("<mask>", _KEY + "pre", ("jina-v2-de", "jina-v2-es", "jina-v2-code")),
+    ("<mask>", "general.architecture", ("nomic-bert-moe", "jina-bert-v3")),
+    ("[MASK]", "general.name", ("modern-bert",)),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Vocab:
     """Everything that `Tokenizer` needs, checked. `kinds` holds one byte of kind bits per token."""
 
-    model: str  # "llama", "gpt2" or "gemma4"
+    model: str  # a key of VOCAB_KINDS
     tokens: list[str]
     ids: dict[str, int]
     kinds: bytes
-    scores: list[float]  # for "llama" only, else empty
-    merges: Sequence[str]  # "left right", best first; may decode on demand; empty for "llama"
-    rule: PreRule | None  # how to split text into words before merging; None for "llama"
+    scores: list[float]  # empty without
+    merges: Sequence[str]  # "left right", best first; may decode on demand; empty without
+    rule: PreRule | None  # how to split text into words before merging; None without merges
+    writes: str  # how token texts write spaces and bytes: SPACES, LETTERS, ESCAPES or PLAIN
     bos: int | None
     eos: int | None
     unknown: int | None
-    add_bos: bool
-    add_eos: bool
+    adds: Mapping[str, int]  # ids around a text, by name: "bos" before it, "eos" or "seperator" after it
     add_space_prefix: bool
+    merge_spaces: bool  # "t5": make one space of many
+    lowercase: bool  # "bert", "whitespace"
+    strip_accents: bool  # "bert"
+    charsmap: bytes  # "t5": the table of replaced characters; empty without
     ends: frozenset[int]  # tokens that end a generation
+    strip_before: frozenset[int]  # special tokens that absorb the white space before them
     strip_after: frozenset[int]  # special tokens that absorb the white space after them
-
-    @property
-    def spaces_escaped(self) -> bool:
-        """Whether token texts write a space as U+2581 and bytes as `<0x..>` tokens."""
-        return self.rule is None or self.rule.escape_spaces
+    note: str  # a line for the user if the rule is guessed, else ""
 
 
 def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
@@ -98,44 +99,59 @@ def has_tokenizer(metadata: Mapping[str, Any]) -> bool:
     return metadata.get(_KEY + "model", "none") not in NO_TEXT_MODELS
 
 
-def read_vocab(metadata: Mapping[str, Any]) -> Vocab:
-    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong."""
+def read_vocab(metadata: Mapping[str, Any], force: bool = False) -> Vocab:
+    """Read the vocabulary from a file's metadata. TokenizerError names the key for anything missing or wrong.
+
+    With `force` take the nearest known rule for an unknown one.
+    """
     model = _typed(metadata, _KEY + "model", str, "a string")
     if model in NO_TEXT_MODELS:
         raise TokenizerError(f"{_KEY}model is '{model}': the file has no tokenizer; give token ids instead of text")
-    if model not in _DEFAULT_IDS:
-        raise TokenizerError(f"{_KEY}model '{model}' is not supported; supported: {', '.join(_DEFAULT_IDS)}")
-    rule = None if model == "llama" else _rule(metadata, model)
+    if model not in VOCAB_KINDS:
+        raise TokenizerError(f"{_KEY}model '{model}' is not supported; supported: {', '.join(VOCAB_KINDS)}")
+    kind = VOCAB_KINDS[model]
+    named = kind.pre or _typed(metadata, _KEY + "pre", str, "a string", "") or "default"
+    taken = nearest(named) if force and kind.merges else named
+    rule = pre_rule(taken) if kind.merges else None
     tokens = _tokens(metadata)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     kinds = _kinds(metadata, len(tokens))
-    special = _special_ids(metadata, model, rule, len(tokens))
+    special = _special_ids(metadata, kind, rule, len(tokens))
     ends = _complete(ids, kinds, special)
-    add_bos = _flag(metadata, "add_bos_token", rule is None or rule.add_bos)
+    lowercase = _flag(metadata, "normalizer.lowercase", kind.lowercase)
     return Vocab(
         model=model,
-        tokens=tokens,
+        tokens=shown_tokens(tokens, ids) if model == "hybriddna" else tokens,
         ids=ids,
         kinds=bytes(kinds),
-        scores=_scores(metadata, len(tokens)) if rule is None else [],
+        scores=_scores(metadata, len(tokens)) if kind.scores else [],
         merges=_merges(metadata, rule) if rule is not None else (),
         rule=rule,
+        writes=kind.writes if rule is None else SPACES if rule.escape_spaces else LETTERS if rule.byte_level else PLAIN,
         bos=special.get("bos"),
         eos=special.get("eos"),
         unknown=special.get("unknown"),
-        add_bos=(add_bos or (rule is not None and rule.force_bos)) and "bos" in special,
-        add_eos=_flag(metadata, "add_eos_token", False) and "eos" in special,
-        add_space_prefix=rule is None and _flag(metadata, "add_space_prefix", True),
+        adds={name: special[name] for name in _adds(metadata, kind, rule) if name in special},
+        add_space_prefix=rule is None and _flag(metadata, "add_space_prefix", kind.prefix),
+        merge_spaces=_flag(metadata, "remove_extra_whitespaces", False),
+        lowercase=lowercase,
+        strip_accents=_flag(metadata, "normalizer.strip_accents", lowercase),
+        charsmap=_charsmap(metadata),
         ends=ends,
+        strip_before=_strip_before(metadata, ids),
         strip_after=_strip_after(metadata, ids, kinds),
+        note="" if taken == named else f"{unknown_rule(named)}; {taken} is used instead, so some ids may be wrong",
     )
 
 
-def _rule(metadata: Mapping[str, Any], model: str) -> PreRule:
-    if model == "gemma4":
-        return pre_rule("gemma4")
-    name = _typed(metadata, _KEY + "pre", str, "a string", "")
-    return pre_rule(name or "default")
+def _adds(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None) -> Sequence[str]:
+    """Return the names of the ids around a text."""
+    if kind.adds_always:
+        return kind.adds
+    add_bos = _flag(metadata, "add_bos_token", "bos" in kind.adds or (rule is not None and rule.add_bos))
+    add_eos = _flag(metadata, "add_eos_token", "eos" in kind.adds)
+    add_bos = add_bos or (rule is not None and rule.force_bos)
+    return [name for name, wanted in (("bos", add_bos), ("eos", add_eos)) if wanted]
 
 
 def _tokens(metadata: Mapping[str, Any]) -> list[str]:
@@ -171,7 +187,7 @@ def _merges(metadata: Mapping[str, Any], rule: PreRule) -> Sequence[str]:
 
 
 def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the first `count` numbers of an array, which must be of the NumPy kinds `kinds`."""
+    """Return the first `count` numbers of an array (0: all), which must be of the NumPy kinds `kinds`."""
     key = _KEY + name
     value = _typed(metadata, key, (np.ndarray, Sequence), "an array of numbers")
     try:
@@ -182,7 +198,14 @@ def _numbers(metadata: Mapping[str, Any], name: str, count: int, kinds: str) -> 
         raise TokenizerError(f"{key} must be an array of {'whole ' if 'f' not in kinds else ''}numbers")
     if len(array) < count:
         raise TokenizerError(f"{key} has {len(array)} entries, but {_KEY}tokens has {count}; they must be equal")
-    return array[:count]
+    return array[:count] if count else array
+
+
+def _charsmap(metadata: Mapping[str, Any]) -> bytes:
+    table = metadata.get(_KEY + "precompiled_charsmap", b"")
+    if not isinstance(table, bytes):
+        table = _numbers(metadata, "precompiled_charsmap", 0, "iu").astype(np.uint8).tobytes()
+    return table
 
 
 def _scores(metadata: Mapping[str, Any], count: int) -> list[float]:
@@ -200,12 +223,13 @@ def _kinds(metadata: Mapping[str, Any], count: int) -> bytearray:
     return bytearray(_KINDS[np.where(known, types, 0)].tobytes())
 
 
-def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, count: int) -> dict[str, int]:
-    """Return ids by name: bos, eos, eot, eom, unknown, fim_*; absent if neither the file nor a default gives one."""
-    ids = {name: i for name, i in _DEFAULT_IDS[model].items() if i < count}
+def _special_ids(metadata: Mapping[str, Any], kind: VocabKind, rule: PreRule | None, count: int) -> dict[str, int]:
+    """Return ids by name: bos, eos, eot, eom, unknown, seperator (as the key is spelled), fim_*; absent if neither the
+    file nor a default gives one."""
+    ids = {name: i for name, i in kind.ids.items() if i < count}
     if rule is not None and rule.no_default_bos:
         ids.pop("bos", None)
-    for name in ("bos", "eos", "eot", "eom", "unknown", *_FIM_TEXTS):
+    for name in ("bos", "eos", "eot", "eom", "unknown", "seperator", *_FIM_TEXTS):
         key = f"{_KEY}{name}_token_id"
         value = metadata.get(key)
         if value is None:
@@ -216,6 +240,9 @@ def _special_ids(metadata: Mapping[str, Any], model: str, rule: PreRule | None, 
             ids[name] = int(value)
         elif name in _REQUIRED_IN_RANGE:
             raise TokenizerError(f"{key} is {value}, but the vocabulary has {count} tokens (0 to {count - 1})")
+    for name in kind.needs:
+        if name not in ids:
+            raise TokenizerError(f"{_KEY}{name}_token_id is missing: the file's tokenizer cannot be used without it")
     return ids
 
 
@@ -240,6 +267,16 @@ def _complete(ids: Mapping[str, int], kinds: bytearray, special: dict[str, int])
             ends.discard(ids[text])
             kinds[ids[text]] = kind
     return frozenset(ends)
+
+
+def _strip_before(metadata: Mapping[str, Any], ids: Mapping[str, int]) -> frozenset[int]:
+    """Return the mask token of embedding models, which absorbs the white space before it; names identify them."""
+    found = {
+        ids[token]
+        for token, key, names in _MASKS
+        if token in ids and any(name in str(metadata.get(key, "")).lower() for name in names)
+    }
+    return frozenset(found)
 
 
 def _strip_after(metadata: Mapping[str, Any], ids: Mapping[str, int], kinds: bytearray) -> frozenset[int]:

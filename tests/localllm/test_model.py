@@ -16,10 +16,13 @@ from localllm.engine import ContextFull
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
 from localllm.model import NoTokenizer, NoWeights
 from localllm.plan import BLOCK
+from localllm.tokenizer import TokenizerError
 from tests.backends.support import model as random_model
 from tests.backends.support import tokens
 from tests.conftest import reference
+from tests.localllm.support import localllm as program
 from tests.localllm.support import write_model
+from tests.localllm.tokenizer.test_pretokenize import probe_metadata
 from tests.models.support import nmse
 
 PROMPT = "Tell me a story"
@@ -276,6 +279,21 @@ def test_a_vocabulary_without_weights_tokenizes(path: Path, tmp_path: Path) -> N
                 NoWeights, match=r"words\.gguf: holds a vocabulary but no weights; it can only tokenize"
             ):
                 ask()
+
+
+def test_an_unknown_tokenizer_rule_is_refused_and_force_takes_the_nearest(tmp_path: Path) -> None:
+    target = tmp_path / "words.gguf"
+    write_gguf(target, probe_metadata("qwen2.1"), [])
+    with pytest.raises(
+        TokenizerError, match=r"'qwen2\.1' is not supported; the nearest known is qwen2, and force=True"
+    ):
+        localllm.load(target)
+    with localllm.load(target, force=True) as words:
+        assert words.tokenizer is not None
+        assert "qwen2 is used instead" in words.tokenizer.note
+    refused, taken = program("run", target, "hi"), program("run", target, "hi", "--force")
+    assert "the nearest known is qwen2, and --force takes it" in refused.stderr
+    assert "holds a vocabulary but no weights" in taken.stderr  # the next obstacle
 
 
 def test_a_reference_vocabulary_tokenizes() -> None:

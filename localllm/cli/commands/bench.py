@@ -97,10 +97,11 @@ def bench(own: Bench, name: str) -> None:
     tests.sort(key=lambda test: test.depth)
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
+    options = own.load.changed({"any_cache": True, "force": own.force})
     with _PRINTERS[own.output](_columns(own)) as show:
         for threads in own.threads:
             with LoadProgress() as progress:
-                model = load(name, own.load, progress=progress, ctx_size=context, threads=threads, force=True)
+                model = load(name, options, progress=progress, ctx_size=context, threads=threads)
             with model:
                 tell(model)
                 for test in (*tests, *guessed):

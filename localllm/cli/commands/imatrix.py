@@ -20,7 +20,7 @@ def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
     with LoadProgress() as progress:
-        model = load(name, opening.options, progress=progress, observe=True)
+        model = load(name, opening.options, progress=progress, observe=True, force=own.force)
         with model:
             tell(model)
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)

@@ -49,11 +49,11 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
     with ExitStack() as open_things, LoadProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
         ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
-        model = open_things.enter_context(_load(name, opening, ctx_size, progress))
+        model = open_things.enter_context(_load(name, opening, own, ctx_size, progress))
         windows = _windows(model, ctx_size, own, stored)
         base: LogitsSource | None = stored
         if own.kld and stored is None:
-            base = ModelSource(open_things.enter_context(_load(own.kld, opening, ctx_size, progress)), windows)
+            base = ModelSource(open_things.enter_context(_load(own.kld, opening, own, ctx_size, progress)), windows)
         source = ModelSource(model, windows)
         saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
         with saving as keep:
@@ -85,8 +85,8 @@ def model_files(name: str) -> tuple[Path, ...]:
         return file.paths
 
 
-def _load(name: str, opening: Measuring, ctx_size: int, progress: Progress) -> Model:
-    model = load(name, opening.options, progress=progress, ctx_size=ctx_size)
+def _load(name: str, opening: Measuring, own: Perplexity, ctx_size: int, progress: Progress) -> Model:
+    model = load(name, opening.options, progress=progress, ctx_size=ctx_size, force=own.force)
     tell(model)
     return model
 

@@ -72,7 +72,7 @@ def quantize(own: Quantize) -> None:
         note = ""
         if asked.kind == MIXED:
             windows = own.chunks or WINDOWS
-            jobs, kld = jobs_for(source, goal, options, text, imatrix, own.threads, windows, progress)
+            jobs, kld = jobs_for(source, goal, options, text, imatrix, own.threads, windows, progress, own.force)
             note = f", KL divergence {kld:.5f} on {own.file}"
         if own.dry_run:
             show(source, jobs, imatrix, own)
@@ -207,7 +207,9 @@ def _jobs(source: Source, asked: _Asked, options: Options) -> list[Job]:
 
 
 def _measured(own: Quantize, source: Source, text: str, progress: RateProgress) -> Imatrix:
-    with load(source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+    with load(
+        source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True, force=own.force
+    ) as model:
         return measure(model, cut(model, text, CONTEXT, own.chunks or None), own.file, progress=progress)
 
 
@@ -218,7 +220,9 @@ def _method(
     if not own.method:
         yield None
         return
-    with load(source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True) as model:
+    with load(
+        source.path, ctx_size=CONTEXT, threads=own.threads, progress=progress, observe=True, force=own.force
+    ) as model:
         windows = cut(model, text, CONTEXT, own.chunks or None)
         yield METHODS[own.method](model, windows, {job.name: job.after for job in jobs}, progress)
 

@@ -79,7 +79,7 @@ def text_report(before: Path, after: Path, text: str, own: Quantize, progress: R
     name = own.test or own.file
     with ExitStack() as stack:
         models = [
-            stack.enter_context(load(path, ctx_size=CONTEXT, threads=own.threads, progress=progress))
+            stack.enter_context(load(path, ctx_size=CONTEXT, threads=own.threads, progress=progress, force=own.force))
             for path in (before, after)
         ]
         windows = cut(models[0], text, CONTEXT, own.chunks or None)

@@ -127,7 +127,7 @@ def _tokenizer(file: GGUFFile) -> dict[str, Any]:
         "tokens": words.vocab_size,
         "bos": named(words.bos),
         "eos": named(words.eos),
-        "adds": [name for name, wanted in (("bos", words.add_bos), ("eos", words.add_eos)) if wanted],
+        "adds": list(words.adds),
         "ends": [named(token) for token in sorted(words.eog)],
     }
 

@@ -1,4 +1,4 @@
-"""The support matrix as text, made from the program's own tables; `localllm show` prints it."""
+"""The support matrix as text, made from the program's own tables; `localllm show` and the documents print it."""
 
 from __future__ import annotations
 
@@ -50,3 +50,34 @@ def architectures() -> str:
         )
     header = ("architecture", "feed-forward", "norms", "rotated dimensions", "experts chosen by", "sliding window")
     return markdown(header, rows)
+
+
+def tokenizers() -> str:
+    """Return the table of tokenizer models, and what each adds to a text where the file says nothing."""
+    from localllm.tokenizer.kinds import VOCAB_KINDS
+
+    rows = [
+        (name, kind.method, ", ".join(kind.adds).replace("seperator", "separator"))
+        for name, kind in VOCAB_KINDS.items()
+    ]
+    return markdown(("tokenizer.ggml.model", "method", "adds"), rows)
+
+
+def pre_tokenizers() -> str:
+    """Return the names of `tokenizer.ggml.pre`, one row for each rule, and the flags that a name implies."""
+    from localllm.tokenizer.pretokenize import PRE_RULES, PreRule
+
+    names: dict[PreRule, list[str]] = {}
+    for name, rule in PRE_RULES.items():
+        names.setdefault(rule, []).append(name)
+    flags = {
+        "ignore_merges": "a word that is a token stays whole",
+        "add_bos": "adds BOS",
+        "force_bos": "always adds BOS",
+        "escape_spaces": "U+2581 for a space",
+    }
+    rows = [
+        (", ".join(same), ", ".join(text for flag, text in flags.items() if getattr(rule, flag)))
+        for rule, same in names.items()
+    ]
+    return markdown(("tokenizer.ggml.pre", "implies"), rows)

@@ -59,10 +59,12 @@ def write(pieces: Iterable[Piece]) -> Statistics:
 
 
 def tell(model: Model) -> None:
-    """Print what loading decided: where the model runs, and the cache types."""
+    """Print what loading decided: where the model runs, the cache types, a guessed tokenizer rule."""
     for note in (model.placed, model.cache.note):
         if note:
             say(note)
+    if model.tokenizer is not None and model.tokenizer.note:
+        say(f"note: {model.tokenizer.note}", YELLOW)
 
 
 def sampling_of(model: Model, asked: Mapping[str, Any]) -> SamplingOptions:

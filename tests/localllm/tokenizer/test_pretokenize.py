@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from localllm.tokenizer import Tokenizer, TokenizerError
 from localllm.tokenizer.encoders import BYTE_LETTERS
-from localllm.tokenizer.pretokenize import PRE_RULES, PreTokenizer, pre_rule
+from localllm.tokenizer.pretokenize import PRE_RULES, PreTokenizer, nearest, pre_rule
 
 PROBE = (
     "I'll say: DON'T HelloWorld's 3.14 1234567 x=[1,22,333]\n\n  def f(a_b):\r\n\t return '…'   \n"
@@ -82,12 +82,7 @@ def test_ids_are_llama_cpps_under_every_pre_tokenizer(crc: int, pre: str) -> Non
 
 def test_no_name_of_the_table_is_untested() -> None:
     tested = {pre for names in LLAMA_CPP.values() for pre in names.split()}
-    by_lines = {
-        "gemma4",
-        "granite-embed-multi-311m",
-        "sarvam-moe",
-    }  # no byte letters: the gemma 4 vocabulary tests them
-    assert tested | by_lines == set(PRE_RULES)
+    assert tested == {pre for pre, rule in PRE_RULES.items() if rule.byte_level}  # test_llama_ids has the others
 
 
 @pytest.mark.parametrize(
@@ -134,8 +129,21 @@ def test_time_grows_with_the_text_and_not_its_square(run: str) -> None:
         assert time.process_time() - start < 2
 
 
-def test_unknown_pre_tokenizer_is_an_error_that_names_it_and_the_known() -> None:
-    with pytest.raises(
-        TokenizerError, match=r"tokenizer\.ggml\.pre 'klingon' is not supported; supported: .*llama-bpe"
-    ):
-        pre_rule("klingon")
+def test_an_unknown_name_is_refused_with_the_nearest_which_force_takes() -> None:
+    with pytest.raises(TokenizerError) as error:
+        Tokenizer.from_metadata(probe_metadata("Qwen2.1"))
+    expected = "tokenizer.ggml.pre 'Qwen2.1' is not supported; the nearest known is qwen2, and force=True takes it"
+    assert str(error.value) == expected
+    forced = Tokenizer.from_metadata(probe_metadata("Qwen2.1"), force=True)
+    assert forced.encode(PROBE) == Tokenizer.from_metadata(probe_metadata("qwen2")).encode(PROBE)
+    assert (
+        forced.note == "tokenizer.ggml.pre 'Qwen2.1' is not supported; qwen2 is used instead, so some ids may be wrong"
+    )
+    assert Tokenizer.from_metadata(probe_metadata("qwen2"), force=True).note == ""
+
+
+def test_a_name_like_no_other_is_read_as_no_name() -> None:
+    start = time.process_time()
+    assert nearest("\n" * 1_000_000) == "default"
+    assert time.process_time() - start < 1
+    assert nearest("deepseek-v9") == "deepseek-v3"

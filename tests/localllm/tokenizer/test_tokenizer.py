@@ -120,7 +120,7 @@ def test_bos_and_eos_as_the_file_says_and_never_twice() -> None:
 
 
 def test_defaults_of_a_file_that_says_nothing() -> None:
-    assert (SPM.add_bos, SPM.add_eos) == (True, False)
+    assert SPM.adds == ("bos",)
     metadata = {key: value for key, value in bpe_metadata().items() if "_token" not in key}
     tokenizer = Tokenizer.from_metadata(metadata)
     assert (tokenizer.bos, tokenizer.eos, tokenizer.add_bos) == (11, 11, False)
@@ -232,7 +232,7 @@ def test_an_id_outside_the_vocabulary_is_an_error(token: int) -> None:
 
 BROKEN: list[tuple[dict[str, Any], str]] = [
     (bpe_metadata(model=None), "model is missing"),
-    (bpe_metadata(model="bert"), "model 'bert' is not supported; supported: llama, gpt2, gemma4"),
+    (bpe_metadata(model="klingon"), "model 'klingon' is not supported; supported: llama, gpt2, gemma4, bert, t5, rwkv"),
     (bpe_metadata(model="none"), "model is 'none'"),
     (bpe_metadata(model=7), "model is of type int"),
     (bpe_metadata(pre="klingon"), "pre 'klingon' is not supported"),

@@ -1,0 +1,52 @@
+"""Text with DNA ("hybriddna"): between <dna> and </dna> every six letters are one token, all else is BPE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+_OPEN, _CLOSE, _UNKNOWN = "<dna>", "</dna>", "<oov>"
+_MARKER = "\ue000"  # ends the vocabulary's text of a DNA token, which may else equal a token of BPE
+_LETTERS = 6
+_SECTION = re.compile(f"{_OPEN}(.*?)({_CLOSE}|\\Z)", re.DOTALL)
+
+
+class _Words(Protocol):
+    def encode(self, text: str, start: bool = True) -> list[int]: ...
+
+
+def shown_tokens(tokens: list[str], ids: Mapping[str, int]) -> list[str]:
+    """Return the texts of all tokens without the marker of DNA tokens, which follow the unknown one."""
+    after = ids.get(_UNKNOWN, len(tokens)) + 1
+    return tokens[:after] + [text.removesuffix(_MARKER) or text for text in tokens[after:]]
+
+
+def knows_dna(ids: Mapping[str, int]) -> bool:
+    """Return whether the vocabulary has the tokens around DNA; without them, all text is BPE."""
+    return all(text in ids for text in (_OPEN, _CLOSE, _UNKNOWN))
+
+
+class DnaEncoder:
+    """Encodes sections of DNA by table, and the text between them with `words`."""
+
+    def __init__(self, ids: Mapping[str, int], words: _Words) -> None:
+        self._ids, self._words = ids, words
+
+    def encode(self, text: str, start: bool = True) -> list[int]:
+        ids: list[int] = []
+        place = 0
+        for section in _SECTION.finditer(text):
+            ids += self._words.encode(text[place : section.start()], start)
+            ids += [self._ids[_OPEN], *self._sixes(section[1])]
+            if section[2]:
+                ids.append(self._ids[_CLOSE])
+            place = section.end()
+        return ids + self._words.encode(text[place:], start)
+
+    def _sixes(self, text: str) -> Iterator[int]:
+        """Yield the token of every six letters; the last are filled with A."""
+        letters = text.encode().upper()
+        for i in range(0, len(letters), _LETTERS):
+            six = letters[i : i + _LETTERS].ljust(_LETTERS, b"A").decode("ascii", "replace")
+            yield self._ids.get(six + _MARKER, self._ids[_UNKNOWN])

@@ -1,0 +1,64 @@
+"""Unigram ("t5"): normalize as SentencePiece does, then choose the tokens with the highest sum of scores (Viterbi)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from localllm.tokenizer.charsmap import CharsMap
+from localllm.tokenizer.matching import Matcher
+
+_PENALTY = 10.0  # score of an unknown character below the worst token's
+
+
+def normalizer(charsmap: CharsMap | None, space: str, prefix: bool, merge: bool) -> Callable[[str, bool], str]:
+    """Return a function of a text, and whether a word may start before it: spaces become `space`.
+
+    `prefix` puts one before the first word. `merge` makes one of many, and drops those at the end.
+    """
+
+    def normalize(text: str, start: bool) -> str:
+        if charsmap is not None:
+            text = charsmap.apply(text)
+        if merge:
+            return "".join(space + word for word in text.split(" ") if word)
+        words = text.lstrip(" ")
+        leading = text[: len(text) - len(words)]
+        return (leading + " " * (prefix and start and bool(words)) + words).replace(" ", space)
+
+    return normalize
+
+
+def viterbi(
+    ids: Mapping[str, int], scores: Sequence[float], free: frozenset[int], worst: float, unknown: int
+) -> Callable[[str], list[int]]:
+    """Return a function that encodes normalized text. `scores` is by id; tokens in `free` score 0.
+
+    `worst` is the lowest score of a normal token. Characters without a token are unknown; a run of them is one token.
+    """
+    at = Matcher(ids).at
+    points = {token: 0.0 if token in free else scores[token] for token in ids.values()}
+    penalty = float(np.float32(worst) - np.float32(_PENALTY))
+
+    def encode(text: str) -> list[int]:
+        count = len(text)
+        best = [float("-inf")] * (count + 1)  # score of the best tokens up to each place
+        last = [(0, unknown)] * (count + 1)  # where the last of them begins, and its id
+        best[0] = 0.0
+        for start in range(count):
+            single = False
+            for stop, token in at(text, start):
+                single = single or stop == start + 1
+                if (score := best[start] + points[token]) > best[stop]:
+                    best[stop], last[stop] = score, (start, token)
+            if not single and (score := best[start] + penalty) > best[start + 1]:
+                best[start + 1], last[start + 1] = score, (start, unknown)
+        out: list[int] = []
+        while count:
+            count, token = last[count]
+            if token != unknown or out[-1:] != [unknown]:
+                out.append(token)
+        return out[::-1]
+
+    return encode

@@ -1,0 +1,63 @@
+"""Templates render as in transformers, with tools and reasoning: small ones, and the 70 reference templates."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import pytest
+
+from localllm.confined import Confined
+from localllm.template import ChatTemplate, Rendered, TemplateError, renderer
+from tests.conftest import reference
+from tests.localllm.template.conversations import CASES, NOW, SMALL
+from tests.localllm.template.make_transformers import DATA, REFUSED, checksum
+
+STORED = json.loads(DATA.read_text(encoding="utf-8"))
+# It joins the tools with Jinja's |safe, so that transformers gives the model HTML: {&#34;name&#34;: ...
+ESCAPED = "meetkai-functionary-medium-v3.1.jinja"
+
+
+@cache
+def _confined() -> Confined:
+    return renderer()
+
+
+def _rendered(template: ChatTemplate, case: str) -> Rendered | None:
+    messages, how, extra = CASES[case]
+    try:
+        return template.render(messages, **how, extra=extra)
+    except TemplateError:
+        return None
+
+
+def _template(source: str) -> ChatTemplate:
+    return ChatTemplate(source, "<s>", "</s>", clock=lambda: NOW, confined=_confined())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_templates(name: str) -> None:
+    template = _template(SMALL[name])
+    equal = 0
+    for case, expected in zip(CASES, STORED["small"][name], strict=True):
+        ours = _rendered(template, case)
+        if expected is None:
+            assert ours is None, case
+        elif ours is not None and not ours.notes:  # notes: the template drops a message, so it is given another way
+            assert ours.text == expected, case
+            equal += 1
+    assert equal >= 8
+
+
+@pytest.mark.parametrize("name", STORED["crc32"])
+def test_reference_templates(name: str) -> None:
+    template = _template(reference("templates", name).read_text(encoding="utf-8"))
+    equal = 0
+    for case, expected in zip(CASES, STORED["crc32"][name].split(), strict=True):
+        ours = _rendered(template, case) if expected != REFUSED else None
+        if ours is None or ours.notes or (name == ESCAPED and CASES[case][1]["tools"]):
+            assert ours is not None or expected == REFUSED, case
+            continue
+        assert checksum(ours.text) == expected, case
+        equal += 1
+    assert equal >= 1
