@@ -49,7 +49,8 @@ class DeviceMemory:
             keys, values = part_bytes(layer, cache)
             for own, size in ((CacheOf(number, "keys"), keys), (CacheOf(number, "values"), values)):
                 what = Notice("the cache (", Setting("ctx_size"), " makes it smaller)")
-                self._alloc(own, limits.blocks_of(layer) * size, what)
+                if size:  # a convolution has no state
+                    self._alloc(own, limits.blocks_of(layer) * size, what)
         for rope in program.ropes:
             self._alloc(RopeTableOf(rope), 4 * limits.positions * rope.n_rot, "the rope tables")
         for weight in program.vectors.values():

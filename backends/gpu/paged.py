@@ -33,7 +33,8 @@ class PagedCache:
         """Return for keys and for values: buffer, offset in the content of a block, bytes per block."""
         keys, values = self._part_bytes[layer]
         yield self._memory[CacheOf(layer, "keys")], slice(0, keys), keys
-        yield self._memory[CacheOf(layer, "values")], slice(keys, keys + values), values
+        if values:
+            yield self._memory[CacheOf(layer, "values")], slice(keys, keys + values), values
 
     def copy(self, layer: int, source: Numbers, target: Numbers) -> None:
         for buffer, _, size in self._parts(layer):

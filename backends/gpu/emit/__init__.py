@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, rowwise, streams
+from localllm.backends.gpu.emit import attention, boundaries, columns, experts, products, recurrence, rowwise, streams
 from localllm.backends.gpu.lowering import Lowering
 from localllm.plan import (
     Activate,
@@ -17,6 +17,7 @@ from localllm.plan import (
     Attention,
     Clamp,
     Columns,
+    Convolve,
     Embed,
     Excess,
     Experts,
@@ -24,6 +25,7 @@ from localllm.plan import (
     HeadsAppend,
     Linear,
     LinearAdd,
+    LinearAttention,
     LinearGlu,
     LinearGroup,
     Match,
@@ -33,6 +35,7 @@ from localllm.plan import (
     Receive,
     Rotate,
     Scale,
+    SelectiveScan,
     SelectRows,
     Send,
     Softcap,
@@ -50,6 +53,7 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Attention: attention.attention,
     Clamp: rowwise.clamp,
     Columns: columns.columns,
+    Convolve: recurrence.convolve,
     Embed: rowwise.embed,
     Excess: streams.excess,
     Experts: experts.experts,
@@ -65,6 +69,8 @@ EMITTERS: dict[type[Operation], Callable[[Lowering, Any], None]] = {
     Receive: boundaries.receive,
     Rotate: rowwise.rotate,
     Scale: rowwise.scale,
+    LinearAttention: recurrence.linear_attention,
+    SelectiveScan: recurrence.selective_scan,
     SelectRows: rowwise.select,
     Send: boundaries.send,
     Softcap: rowwise.softcap,

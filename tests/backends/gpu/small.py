@@ -15,9 +15,9 @@ from localllm.backends.base import F16_CACHE, Backend, CacheTypes
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
-from localllm.plan import Batch, Recorder, Rope, Value
+from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
 from tests.backends.support import Build, bind, record, stored
-from tests.backends.test_conformance import VOCABULARY, Heads
+from tests.backends.test_conformance import RECURRENT, VOCABULARY, Heads, linear_attention, selective_scan
 from tests.models.support import Driver, MemoryWeight, stack
 
 STEPS = (1, 2, 17)  # rows of decode, verify, prefill
@@ -155,6 +155,12 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(1, 1, 12), *names)
         for names in (("q8_0", "q5_1"), ("q5_1", "q4_0"), ("q5_0", "q4_1"), ("q4_1", "q8_0"), ("q4_0", "q5_0"))
     ),
+    "recurrent": (
+        Small(RECURRENT["convolution"], table(48), steps=(1, 2, 17, 1)),
+        Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(48)),
+        Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(48), steps=(62, 3)),
+        Small(selective_scan(20, 3), table(48), steps=(62, 3)),
+    ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),
     "largest": (Small(lambda r, x: r.select_rows(x), table(4099), off=0.0, steps=(1,)),),
 }
@@ -163,9 +169,9 @@ PLANS: dict[str, tuple[Small, ...]] = {
 def check(backend: Backend, small: Small) -> None:
     """Compare the steps of a plan with the reference backend, and its largest logits if it selects rows."""
     plan = record(small.table, small.build)
-    executable = bind(backend, plan, 20, 1, small.cache)
+    executable = bind(backend, plan, most := max(20, *small.steps), -(-sum(small.steps) // BLOCK), small.cache)
     assert isinstance(executable, GpuExecutable)
-    reference = bind(ReferenceBackend(), plan, 20, 1, small.cache)
+    reference = bind(ReferenceBackend(), plan, most, -(-sum(small.steps) // BLOCK), small.cache)
     ours, theirs = Driver(executable), Driver(reference)
     for count in small.steps:
         tokens = np.arange(count) % len(small.table.rows)

@@ -1,0 +1,66 @@
+"""Recurrent layers."""
+
+from __future__ import annotations
+
+from localllm.backends.gpu.kernels import recurrence as kernels
+from localllm.backends.gpu.lowering import Lowering
+from localllm.backends.gpu.references import CacheOf, Fixed
+from localllm.plan import Convolve, LinearAttention, SelectiveScan
+
+
+def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
+    own = low.limits.own_blocks(low.plan.layers[layer])
+    shape = kernels.Stored(MAX_ROWS=low.limits.rows, SLOTS_AT=6 if own else 2, TABLE_STRIDE_AT=3 if own else 2)
+    return shape, Fixed.WINDOW_TABLES if own else Fixed.TABLES
+
+
+def convolve(low: Lowering, op: Convolve) -> None:
+    x, y, (stored, tables) = low.floats(op.x), low.make(op.out), _stored(low, op.layer)
+    kernel = kernels.Convolve(
+        stored=stored, WIDTH=op.x.width, SIZE=op.weight.shape[1], X_STRIDE=x.stride, Y_STRIDE=y.stride,
+        HAS_BIAS=op.bias is not None,
+    )  # fmt: skip
+    buffers = kernels.ConvolveBuffers(
+        x=x, tables=tables, weight=low.vector(op.weight), bias=low.vector(op.bias), rows=CacheOf(op.layer, "keys"), y=y
+    )
+    low.dispatch("convolve", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
+
+
+def linear_attention(low: Lowering, op: LinearAttention) -> None:
+    q, k, v, steps, strengths = map(low.floats, op.inputs)
+    y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
+    rows = CacheOf(op.layer, "keys")
+    append = kernels.AppendKeys(
+        stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
+        K_STRIDE=k.stride,
+    )  # fmt: skip
+    attend = kernels.LinearAttention(
+        stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
+        DELTA=op.delta, TILED=op.tiled, HAS_SKIP=op.skip is not None, Q_STRIDE=q.stride, K_STRIDE=k.stride,
+        V_STRIDE=v.stride, G_STRIDE=steps.stride, B_STRIDE=strengths.stride, Y_STRIDE=y.stride,
+    )  # fmt: skip
+    buffers = kernels.LinearAttentionBuffers(
+        q=q, k=k, v=v, steps=steps, strengths=strengths, tables=tables, rates=low.vector(op.rate),
+        skips=low.vector(op.skip), rows=rows, states=CacheOf(op.layer, "values"), y=y,
+    )  # fmt: skip
+    launches = [
+        append.launch(
+            (-(-of.key_heads * of.key_dim // 128), ("batch", 1, 1), 1), kernels.AppendKeysBuffers(k=k, rows=rows)
+        ),
+        attend.launch((of.heads, ("batch", 1, 1), 1), buffers),
+    ]
+    low.dispatch("linear attention", "batch", launches)
+
+
+def selective_scan(low: Lowering, op: SelectiveScan) -> None:
+    x, dt, b, c = map(low.floats, op.inputs)
+    y, (stored, tables) = low.make(op.out), _stored(low, op.layer)
+    kernel = kernels.SelectiveScan(
+        stored=stored, WIDTH=op.x.width, STATE_DIM=op.b.width, X_STRIDE=x.stride, DT_STRIDE=dt.stride,
+        B_STRIDE=b.stride, C_STRIDE=c.stride, Y_STRIDE=y.stride,
+    )  # fmt: skip
+    buffers = kernels.SelectiveScanBuffers(
+        x=x, dt=dt, b=b, c=c, tables=tables, a=low.vector(op.a), d=low.vector(op.d), rows=CacheOf(op.layer, "keys"),
+        states=CacheOf(op.layer, "values"), y=y,
+    )  # fmt: skip
+    low.dispatch("selective scan", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])

@@ -1,0 +1,127 @@
+"""Kernels of recurrent layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.gpu.kernels.kernel import Buffers, FloatIn, FloatOut, IntIn, Kernel, Macros, Shape
+from localllm.backends.gpu.references import Fixed
+from localllm.plan import BLOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored(Macros):
+    """Where a step has the slots of a store's rows, and the stride of its block tables."""
+
+    MAX_ROWS: Shape
+    BLOCK_TOKENS: int = BLOCK
+    SLOTS_AT: int
+    TABLE_STRIDE_AT: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolveBuffers(Buffers):
+    x: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    weight: FloatIn
+    bias: FloatIn
+    rows: FloatOut
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Convolve(Kernel[ConvolveBuffers]):
+    name, parts, flag = "convolve", "recurrence", "CONVOLVE"
+    stored: Stored
+    WIDTH: Shape
+    SIZE: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    HAS_BIAS: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendKeysBuffers(Buffers):
+    k: FloatIn
+    step: IntIn = Fixed.STEP
+    rows: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendKeys(Kernel[AppendKeysBuffers]):
+    name, parts, flag = "append_keys", "recurrence", "APPEND_KEYS"
+    stored: Stored
+    HEADS: Shape
+    KEY_HEADS: Shape
+    KEY_DIM: Shape
+    VALUE_DIM: Shape
+    K_STRIDE: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttentionBuffers(Buffers):
+    q: FloatIn
+    k: FloatIn
+    v: FloatIn
+    steps: FloatIn
+    strengths: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    rates: FloatIn
+    skips: FloatIn
+    rows: FloatOut
+    states: FloatOut
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinearAttention(Kernel[LinearAttentionBuffers]):
+    name, parts, flag = "linear_attention", "recurrence", "LINEAR_ATTENTION"
+    stored: Stored
+    HEADS: Shape
+    KEY_HEADS: Shape
+    KEY_DIM: Shape
+    VALUE_DIM: Shape
+    DELTA: bool
+    TILED: bool
+    HAS_SKIP: bool
+    Q_STRIDE: Shape
+    K_STRIDE: Shape
+    V_STRIDE: Shape
+    G_STRIDE: Shape
+    B_STRIDE: Shape
+    Y_STRIDE: Shape
+
+    @property
+    def local_floats(self) -> int:
+        """A key, a query, the sums of decays of a block, and two weights of each of its rows."""
+        return 2 * self.KEY_DIM + 3 * BLOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScanBuffers(Buffers):
+    x: FloatIn
+    dt: FloatIn
+    b: FloatIn
+    c: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    a: FloatIn
+    d: FloatIn
+    rows: FloatOut
+    states: FloatOut
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectiveScan(Kernel[SelectiveScanBuffers]):
+    name, parts, flag = "selective_scan", "recurrence", "SELECTIVE_SCAN"
+    stored: Stored
+    WIDTH: Shape
+    STATE_DIM: Shape
+    X_STRIDE: Shape
+    DT_STRIDE: Shape
+    B_STRIDE: Shape
+    C_STRIDE: Shape
+    Y_STRIDE: Shape
