@@ -71,6 +71,10 @@ class State:
     routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
     crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
 
+    def rows(self, value: Value) -> Batch:
+        """The batch of which the value has a row each."""
+        return self.batch if value.rows == "batch" else self.batch.wanted()
+
     def read(self, value: Value) -> F64:
         return self.values[value.index].astype(np.float64)
 
@@ -125,7 +129,7 @@ def _linear(state: State, op: Linear) -> None:
 def _rotate(state: State, op: Rotate) -> None:
     x = state.read(op.x)
     heads = x.reshape(len(x), -1, op.head_dim)
-    cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.batch.positions))  # (T, 1, n_rot/2)
+    cos, sin = (table[:, None, :] for table in rope_table(op.rope, state.rows(op.x).positions))  # (T, 1, n_rot/2)
     n = op.rope.n_rot
     first, second = (slice(0, n, 2), slice(1, n, 2)) if op.rope.style == "norm" else (slice(n // 2), slice(n // 2, n))
     out = heads.copy()
@@ -143,7 +147,7 @@ def _append(state: State, op: Append) -> None:
 
 
 def _attention(state: State, op: Attention) -> None:
-    batch, head_dim = state.batch, op.q.width // op.heads
+    batch, head_dim = state.rows(op.q), op.q.width // op.heads
     kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)

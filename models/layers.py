@@ -17,7 +17,7 @@ OLD_POST_NORM = "layer_output_norm"
 
 @dataclass(frozen=True, slots=True)
 class LayerRecorder:
-    """Records one layer: T rows to T rows. The last one continues with only the rows whose logits are wanted."""
+    """Records one layer: T rows to T rows; one selects the rows whose logits are wanted."""
 
     builder: Builder
     attention: Attention
@@ -82,8 +82,11 @@ class LayerRecorder:
         return [*attention, self.recurrence] if config.recurs[layer] else attention
 
     def selects(self, layer: int) -> bool:
-        """Whether nothing after the layer's attention reads rows whose logits are not wanted."""
-        return layer == self.builder.config.layers - 1
+        """Whether nothing after the layer's attention reads rows whose logits are not wanted.
+
+        Later layers have no keys and values of their own: they read what earlier layers stored of all rows.
+        """
+        return layer == max(self.builder.config.kv_layer)
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

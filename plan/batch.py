@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,3 +29,12 @@ class Batch:
     logit_rows: NDArray[np.int32]  # (L,)
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
+
+    def wanted(self) -> Batch:
+        """The rows whose logits are wanted, as a batch: in the order of `logit_rows`, where a row may occur twice."""
+        rows = self.logit_rows
+        return replace(
+            self, tokens=self.tokens[rows], positions=self.positions[rows], slots=self.slots[rows],
+            sequence=self.sequence[rows], logit_rows=np.arange(len(rows), dtype=np.int32),
+            window_slots=None if self.window_slots is None else self.window_slots[rows],
+        )  # fmt: skip

@@ -80,7 +80,7 @@ class Linear(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Rotate(Unary):
-    """out = x with every head of `head_dim` rotated to its row's position."""
+    """out = x with every head of `head_dim` rotated to its row's position; rows whose logits are wanted keep theirs."""
 
     head_dim: int
     rope: Rope

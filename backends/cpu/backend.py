@@ -137,9 +137,9 @@ class CpuExecutable(Shell):
     # -- stepping --------------------------------------------------------------------------------------------------
 
     def _take_in(self, batch: Batch) -> None:
-        self._storage.inputs.fill(batch)
-        for sharing in self._storage.sharing.values():
-            sharing.fill(batch, self._last_position)
+        batches = self._storage.inputs.fill(batch)
+        for work, sharing in self._storage.sharing.items():
+            sharing.fill(batches[work.rows], self._last_position)
 
     def _run_stage(self, number: int, received: Sequence[F32]) -> list[F32]:
         stage = self._stages[number]

@@ -36,8 +36,8 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
                 lists += place.bytes
             case RopeOf(rope):
                 ropes += limits.positions * 8 * (rope.n_rot // 2)
-            case WorkOf(shape, window):
-                partials = max(partials, Sharing(shape, window, limits, threads).partial_bytes)
+            case WorkOf(shape, window, rows):
+                partials = max(partials, Sharing(shape, window, limits, threads, rows).partial_bytes)
     counted = [limits.blocks_of(layer) for layer in plan.layers]
     return Memory(
         weights=sum(p.bytes for p in panels.values()) + vectors,

@@ -8,23 +8,47 @@ from numpy.typing import NDArray
 from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.common import Step
 from localllm.backends.cpu.memory import address
-from localllm.plan import Batch
+from localllm.plan import Batch, Rows
 
 _COUNTS = [Step.rows, Step.logit_rows, Step.runs]
 
 
 class Inputs:
-    """The batch's arrays.
+    """The steps of a batch, and of its rows whose logits are wanted if a kernel goes by their positions.
 
-    Layers with a window and separate cache blocks read `window_step`, which has other slots and tables. Between two
-    tokens the weights displace everything from the caches, so `fill` does as little as possible.
+    Between two tokens the weights displace everything from the caches, so `fill` does as little as possible.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, wanted: bool) -> None:
+        self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows)}
+        if wanted:
+            self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows)
+
+    def step(self, rows: Rows = "batch", windowed: bool = False) -> NDArray[np.int64]:
+        steps = self._steps[rows]
+        return steps.window_step if windowed else steps.step
+
+    def fill(self, batch: Batch) -> dict[Rows, Batch]:
+        """Take in a batch; return it, and its wanted rows if there are steps for them."""
+        batches: dict[Rows, Batch] = {"batch": batch}
+        if "logits" in self._steps:
+            batches["logits"] = batch.wanted()
+        for rows, own in batches.items():
+            self._steps[rows].fill(own)
+        return batches
+
+
+class _Steps:
+    """A batch's arrays, and the two steps that point to them.
+
+    Layers with a window and separate cache blocks read `window_step`, which has other slots and tables.
+    """
+
+    def __init__(self, rows: int, logit_rows: int) -> None:
         self.step, self.window_step = np.zeros(Step.size, np.int64), np.zeros(Step.size, np.int64)
-        self._rows = np.zeros((5, limits.rows), np.int32)
-        self._logit_rows = np.zeros(limits.logit_rows, np.int32)
-        self._run_starts = np.zeros(limits.rows + 1, np.int32)
+        self._rows = np.zeros((5, rows), np.int32)
+        self._logit_rows = np.zeros(logit_rows, np.int32)
+        self._run_starts = np.zeros(rows + 2, np.int32)
         self._tables: list[NDArray[np.int32]] = []
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
             for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):

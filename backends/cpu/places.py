@@ -121,9 +121,13 @@ class RopeOf(Place):
 
 @dataclass(frozen=True, slots=True)
 class StepOf(Place):
-    """The `Step` of layers with the usual cache blocks, or of layers with a window and separate blocks."""
+    """The `Step` of layers with the usual cache blocks, or of layers with a window and separate blocks.
+
+    Its rows are those of the batch, or those whose logits are wanted.
+    """
 
     windowed: bool = False
+    rows: RowsOf = "batch"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +143,7 @@ class WorkOf(Place):
 
     shape: Shape
     window: int
+    rows: RowsOf = "batch"
 
 
 def rows_in(buffer: Buffer) -> Rows:

@@ -12,7 +12,7 @@ from localllm.backends.base import Limits
 from localllm.backends.cpu.kernels.attention import PARTITION, Work
 from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.memory import address
-from localllm.plan import BLOCK, Batch
+from localllm.plan import BLOCK, Batch, Rows
 
 SPLIT_ROWS = 32  # maximum rows of a batch for split tasks; more rows give enough tasks, and are bound by arithmetic
 SPLIT_BYTES = 16 << 20  # bytes for the states of partitions, unless a single row needs more
@@ -23,14 +23,15 @@ _SLOTS = [Work.tiles, Work.tile_rows, Work.split, Work.heads, Work.partitions]
 class Sharing:
     """The `Work` of one kernel, filled for every step."""
 
-    def __init__(self, shape: Shape, window: int, limits: Limits, threads: int) -> None:
+    def __init__(self, shape: Shape, window: int, limits: Limits, threads: int, rows: Rows = "batch") -> None:
+        most = limits.rows if rows == "batch" else limits.logit_rows
         self.work = np.zeros(Work.size, np.int64)
-        self._tiles = np.zeros((limits.rows, 2), np.int32)
+        self._tiles = np.zeros((most, 2), np.int32)
         self._at = address(self._tiles)
         self._shape, self._window, self._threads = shape, window, threads
         self._of_partition = shape.kv_heads * shape.state_bytes(shape.group)
         row = -(-limits.positions // (BLOCK * PARTITION)) * self._of_partition
-        self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(limits.rows, SPLIT_ROWS)))
+        self.partial_bytes = max(row, min(SPLIT_BYTES, row * min(most, SPLIT_ROWS)))
 
     def fill(self, batch: Batch, last: int) -> None:
         """Fill the struct for a batch whose largest position is `last`."""
@@ -53,7 +54,7 @@ def fill_tiles(tiles: NDArray[np.int32], batch: Batch, size: int) -> int:
     A tile is a run of rows of one sequence at consecutive positions. It ends before a multiple of `size`, so that all
     its rows see the same cache blocks."""
     count = len(batch.tokens)
-    if count == 1 or size == 1:
+    if count <= 1 or size == 1:
         tiles[:count, 0], tiles[:count, 1] = np.arange(count), 1
         return count
     follows = (np.diff(batch.positions) == 1) & (np.diff(batch.sequence) == 0) & (batch.positions[1:] % size != 0)

@@ -49,7 +49,7 @@ class Storage:
         self.weights, self.panels = weights.load(plan.matrices.values(), program.panels, library, threads, progress)
         self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
-        self.inputs = Inputs(limits)
+        self.inputs = Inputs(limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named))
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:
             if isinstance(place, VectorOf):
@@ -59,7 +59,7 @@ class Storage:
             elif isinstance(place, ExpertVectorsOf):
                 self._vectors[place] = weights.expert_vectors(place.weight, place.width)
         self._lists = {p.memory: np.zeros(p.bytes, np.uint8) for p in named if isinstance(p, ListOf)}
-        self.sharing = {p: Sharing(p.shape, p.window, limits, threads) for p in named if isinstance(p, WorkOf)}
+        self.sharing = {p: Sharing(p.shape, p.window, limits, threads, p.rows) for p in named if isinstance(p, WorkOf)}
         self._partials = Arena(max((s.partial_bytes for s in self.sharing.values()), default=0), "attention")
         self._scratch = {what: Arena(threads * size, what) for what, size in program.scratch.items()}
         ropes = [place.rope for place in named if isinstance(place, RopeOf)]
@@ -85,10 +85,10 @@ class Storage:
                 return address(self._vectors[place])
             case RopeOf(rope):
                 return self.ropes[rope].address
-            case StepOf(windowed):
-                return address(self.inputs.window_step if windowed else self.inputs.step)
+            case StepOf(windowed, rows):
+                return address(self.inputs.step(rows, windowed))
             case CountOf(rows):
-                return address(self.inputs.step) + SLOT * (Step.rows if rows == "batch" else Step.logit_rows)
+                return address(self.inputs.step()) + SLOT * (Step.rows if rows == "batch" else Step.logit_rows)
             case WorkOf():
                 return address(self.sharing[place].work)
             case Counter():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,7 +27,16 @@ from localllm.backends.gpu.paged import PagedCache
 from localllm.backends.gpu.program import KeptRouting, Program
 from localllm.backends.gpu.references import Fixed, Reference, RopeTableOf
 from localllm.backends.gpu.replay import MOST, Replays
-from localllm.backends.gpu.steps import ROW_CLASSES, fill_step, groups, pieces, row_class, step_words
+from localllm.backends.gpu.steps import (
+    ROW_CLASSES,
+    TILES,
+    fill_step,
+    groups,
+    pieces,
+    row_class,
+    step_words,
+    wanted_limits,
+)
 from localllm.backends.shell import RopeTables, Shell
 from localllm.backends.stages import Stage
 from localllm.notice import Notice, Setting
@@ -67,6 +77,9 @@ class GpuExecutable(Shell):
         self._set_cache(PagedCache(device, plan, cache, self._buffers))
         self._ropes = RopeTables(program.ropes, limits.positions, self._fill_rope)
         self._step = device.staging(step_words(limits))
+        of_wanted = wanted_limits(limits) if Fixed.WANTED in program.scratch else None
+        self._wanted_limits = of_wanted
+        self._wanted = device.staging(step_words(of_wanted) if of_wanted else 0)
         self._again: Callable[[], None] = device.sync
         self._sent: dict[Fixed, NDArray[np.int32]] = {}  # tables already on the device
         self._logits = np.zeros((limits.logit_rows if program.picks else 0, plan.logits.width), np.float32)
@@ -148,6 +161,11 @@ class GpuExecutable(Shell):
         """Send some rows of the batch to the device; return the positions of their logits in `logit_rows`."""
         wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits)
         self._device.send(self._buffers[Fixed.STEP], self._step)
+        if self._wanted_limits is not None and len(wanted):
+            own = replace(batch, logit_rows=batch.logit_rows[wanted]).wanted()
+            counts = fill_step(self._wanted, own, np.arange(len(wanted)), self._wanted_limits)[1]
+            self._piece_counts[TILES["logits"]] = counts[TILES["batch"]]
+            self._device.send(self._buffers[Fixed.WANTED], self._wanted)
         return wanted
 
     def _launch(self, stage: Stage[Buffer] | None, picked: int) -> int:
@@ -155,7 +173,15 @@ class GpuExecutable(Shell):
         counts, work = self._piece_counts, stage.work if stage is not None else slice(0, 0)
         reads = largest.passes(self._plan.logits.width, picked) if picked and counts["logits"] else []
         counts = counts | {f"keys {number}": count for number, count in enumerate(reads)}
-        shape = work.start, work.stop, counts["batch"], counts["logits"], counts["partitions"], picked
+        shape = (
+            work.start,
+            work.stop,
+            counts["batch"],
+            counts["logits"],
+            counts["partitions"],
+            picked,
+            counts[TILES["logits"]],
+        )
         self._again = partial(self._queue, work, counts, len(reads))
         if counts["batch"] <= FEW_ROWS:
             self._again = partial(self.replays.run, shape, self._again)
@@ -254,7 +280,8 @@ class GpuExecutable(Shell):
     def _free(self) -> None:
         self._launches, self._picks = [], []
         self.replays.clear()
-        self._step, self._keys = np.empty(0, np.int32), np.empty(0, np.uint32)  # before the device is closed
+        self._step = self._wanted = np.empty(0, np.int32)  # before the device is closed
+        self._keys = np.empty(0, np.uint32)
         self._buffers.free()
 
 

@@ -14,6 +14,7 @@ from localllm.backends.gpu.kernels.products import block_words
 from localllm.backends.gpu.kernels.rowwise import Delivered, delivered
 from localllm.backends.gpu.program import Dispatch, Program
 from localllm.backends.gpu.references import Fixed, MatrixOf, Reference, VectorOf
+from localllm.backends.gpu.steps import step_words, wanted_limits
 from localllm.plan import Plan, Rows, Value, Weight, flattened
 
 FLOATS, BLOCKS = "floats", "blocks"  # forms of a value; the others are formats of matrices, for split rows
@@ -89,6 +90,12 @@ class Lowering:
     def give(self, *buffers: Buffer) -> None:
         for buffer in buffers:
             self.values.give(buffer)
+
+    def step(self, rows: Rows) -> Fixed:
+        """The step of the batch, or that of the rows whose logits are wanted."""
+        if rows == "logits":
+            self.program.scratch[Fixed.WANTED] = 4 * step_words(wanted_limits(self.limits))
+        return Fixed.STEP if rows == "batch" else Fixed.WANTED
 
     # -- weights ---------------------------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class Fixed(Enum):
 
     NOTHING = "nothing"  # small; for parameters that a kernel does not read
     STEP = "step"  # the rows of the batch
+    WANTED = "wanted"  # a step of the rows whose logits are wanted
     TABLES = "tables"  # block tables
     WINDOW_TABLES = "window tables"  # block tables of layers that have blocks of their own
     PARTIAL = "partial"  # partial results of attention

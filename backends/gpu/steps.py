@@ -6,6 +6,7 @@ time in kernels whose sums have one order, so that decoding gives the same bits 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,8 +18,9 @@ from localllm.backends.gpu.kernels.attention import PARTITION, TILE_ROWS, partit
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, HEADER, Dimension, Grid
 from localllm.backends.gpu.kernels.products import SOME_ROWS
 from localllm.backends.gpu.replay import bucket
-from localllm.plan import Batch
+from localllm.plan import Batch, Rows
 
+TILES: dict[Rows, str] = {"batch": "tiles", "logits": "wanted tiles"}  # the count of tiles of each kind of rows
 ROW_CLASSES = (1, 2, FEW_ROWS + 1, SOME_ROWS + 1)  # the least rows of each class: one, few, some, many
 
 
@@ -62,13 +64,13 @@ def fill_step(
         step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = batch.window_slots[rows]
     for i, array in enumerate((batch.tokens, batch.positions, batch.slots, batch.sequence)):
         step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
-    counts = {"batch": len(rows), "logits": len(wanted), "tiles": 0}
+    counts = {"batch": len(rows), "logits": len(wanted), TILES["batch"]: 0, TILES["logits"]: 0}
     counts["partitions"] = int(batch.positions[rows].max()) // PARTITION + 1
     if len(rows) <= FEW_ROWS:
         counts["partitions"] = min(bucket(counts["partitions"]), partitions(limits))
     else:
-        found = tiles(batch.sequence[rows])
-        counts["tiles"] = len(found)
+        found = tiles(batch.sequence[rows], batch.positions[rows])
+        counts[TILES["batch"]] = len(found)
         step[HEADER + 4 * limit : HEADER + 4 * limit + found.size] = found.reshape(-1)
     at = HEADER + 7 * limit
     step[at : at + len(wanted)] = place[batch.logit_rows[wanted]]
@@ -86,9 +88,14 @@ def pieces(batch: Batch) -> list[NDArray[np.intp]]:
     return [*([many] if len(many) else []), *(few[i : i + FEW_ROWS] for i in range(0, len(few), FEW_ROWS))]
 
 
-def tiles(sequence: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return tiles of at most TILE_ROWS rows of one sequence: (first row, rows)."""
-    starts = [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist(), len(sequence)]
+def wanted_limits(limits: Limits) -> Limits:
+    """The limits of a step of the rows whose logits are wanted."""
+    return replace(limits, rows=limits.logit_rows)
+
+
+def tiles(sequence: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return tiles of at most TILE_ROWS rows of one sequence in order of position: (first row, rows)."""
+    starts = [0, *(np.flatnonzero((np.diff(sequence) != 0) | (np.diff(positions) < 0)) + 1).tolist(), len(sequence)]
     found = [
         (at, min(TILE_ROWS, stop - at)) for start, stop in pairwise(starts) for at in range(start, stop, TILE_ROWS)
     ]

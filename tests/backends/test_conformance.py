@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from localllm import quant
-from localllm.backends.base import F16_CACHE, CacheTypes
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.cpu.unpack import FORMATS
@@ -507,6 +507,49 @@ def test_a_layer_may_read_the_cache_of_another(cpu: CpuBackend, h: Heads) -> Non
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 100)
     ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (cpu, ReferenceBackend()))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
+
+
+def attend_wanted(h: Heads, early: bool) -> Build:
+    """Rotated queries of the rows whose logits are wanted, selected before they are rotated or after attention."""
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
+    rope = Rope("neox", h.head_dim, tuple(0.8**i for i in range(h.head_dim // 2)))
+
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v = (r.linear(x, MemoryWeight.of(f"pick{i}", np.eye(width)[cuts[i] : cuts[i + 1]])) for i in range(3))
+        r.append(r.rotate(k, h.head_dim, rope), v, h.kv_heads)
+        q = r.select_rows(q) if early else q
+        y = r.attention(r.rotate(q, h.head_dim, rope), 0, h.heads, h.head_dim**-0.5, h.window)
+        return y if early else r.select_rows(y)
+
+    return build
+
+
+WANTED = (  # of 60 rows of one sequence and 20 of another: all, none, few, out of order, one of them often
+    list(range(80)), [], [79], [3, 17, 59, 60, 61], [70, 2, 40, 1], [33] * 30, [*range(79, 40, -1)],
+)  # fmt: skip
+
+
+def wanted_rows(backend: Backend, h: Heads, early: bool, cache: CacheTypes = F16_CACHE) -> list[np.ndarray]:
+    """Results of `attend_wanted` for each of WANTED, after a block of other positions."""
+    width = (h.heads + 2 * h.kv_heads) * h.head_dim
+    values = np.random.RandomState(6).standard_normal((VOCABULARY, width)).astype(np.float32)
+    tokens, found = np.random.RandomState(1).randint(0, VOCABULARY, 180), []
+    plan = record(MemoryWeight.of("table", values), attend_wanted(h, early))
+    for wanted in WANTED:
+        driver = Driver(bind(backend, plan, rows=100, cache=cache), sequences=2)
+        driver.step([(0, tokens[:70]), (1, tokens[70:100])], logit_rows=[])
+        found.append(driver.step([(0, tokens[100:160]), (1, tokens[160:])], logit_rows=wanted))
+        driver.executable.close()
+    return found
+
+
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
+@pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
+def test_rows_that_are_wanted_keep_their_positions(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
+    """The same bits whether rows are selected before they are rotated and attend, or after."""
+    for early, late in zip(wanted_rows(cpu, h, True, cache), wanted_rows(cpu, h, False, cache), strict=True):
+        np.testing.assert_array_equal(early, late)
 
 
 @pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)

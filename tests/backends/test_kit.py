@@ -11,7 +11,8 @@ import pytest
 from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
-from localllm.plan import BLOCK
+from localllm.models.layers import LayerRecorder
+from localllm.plan import BLOCK, Attention
 from tests.models.kit import KIT, LIMIT, KitModel
 from tests.models.support import Driver, nmse, plan_of
 
@@ -38,3 +39,25 @@ def test_exact_gelu(cpu: CpuBackend, name: str) -> None:
     """Where GELU of halves leads far away, the reference backend's results with exact GELU are near."""
     ours, theirs = (logits(backend, KIT[name]) for backend in (cpu, ReferenceBackend()))
     assert nmse(ours, theirs).max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["gemma3n-e2b", "gemma4-e2b"])
+def test_rows_are_dropped_after_the_last_layer_that_stores_keys(
+    cpu: CpuBackend, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later layers see the wanted rows only; the logits have the bits of a plan that drops rows in the last layer."""
+    model, results = KIT[name], []
+    parts, wanted = (model.tokens[:20], model.tokens[20:33], model.tokens[33:34]), ([19], [0, 5, 12], [0])
+    for last in (False, True):
+        if last:
+            selects = lambda self, layer: layer == self.builder.config.layers - 1  # noqa: E731
+            monkeypatch.setattr(LayerRecorder, "selects", selects)
+        plan = plan_of(*model.loaded())
+        rows = {op.out.rows for op in plan.operations if isinstance(op, Attention)}
+        assert rows == ({"batch"} if last else {"batch", "logits"})
+        executable = cpu.bind(plan, Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32"))
+        driver = Driver(executable)
+        results.append([driver.step([(0, part)], own) for part, own in zip(parts, wanted, strict=True)])
+        executable.close()
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

@@ -10,8 +10,9 @@ from localllm.plan import Attention
 
 def attention(low: Lowering, op: Attention) -> None:
     q, y = low.floats(op.q), low.make(op.out)
-    shape, step = shape_of(low.plan, op, low.cache), StepOf(low.limits.own_blocks(low.plan.attention_layer(op.layer)))
-    work, sinks, scratch = WorkOf(shape, op.window), vector(op.sinks), low.scratch_rows["attention"]
+    shape, rows = shape_of(low.plan, op, low.cache), op.q.rows
+    step = StepOf(low.limits.own_blocks(low.plan.attention_layer(op.layer)), rows)
+    work, sinks, scratch = WorkOf(shape, op.window, rows), vector(op.sinks), low.scratch_rows["attention"]
     arguments = kernels.AttentionArguments(
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,

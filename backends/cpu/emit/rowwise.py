@@ -25,10 +25,10 @@ def rotate(low: Lowering, op: Rotate) -> None:
     x = low.floats(op.x)
     low.values.release(op.x)  # a pair is read before it is written
     arguments = rotate_.RotateArguments(
-        step=StepOf(), x=rows_in(x), y=output_to(low.make(op.out)), heads=op.x.width // op.head_dim,
+        step=StepOf(rows=op.x.rows), x=rows_in(x), y=output_to(low.make(op.out)), heads=op.x.width // op.head_dim,
         table=RopeOf(op.rope),
     )  # fmt: skip
-    low.call(rotate_.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, "batch", "rotate")
+    low.call(rotate_.rotate(op.rope.style, op.head_dim, op.rope.n_rot), arguments, op.x.rows, "rotate")
 
 
 def append_(low: Lowering, op: Append) -> None:

@@ -10,6 +10,7 @@ from localllm.backends.gpu.kernels import attention as kernels
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
+from localllm.backends.gpu.steps import TILES
 from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
@@ -49,12 +50,13 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
 
 
 def attention(low: Lowering, op: Attention) -> None:
-    q, layer = low.floats(op.q), low.plan.attention_layer(op.layer)
+    q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
+    step = low.step(rows)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
     to = low.deliver(op.out) if layer.head_dim % 32 == 0 else Delivery(low.make(op.out))
-    tiled = to.floats or low.take("batch", op.out.width)  # tiles make floats only
+    tiled = to.floats or low.take(rows, op.out.width)  # tiles make floats only
     shape = kernels.AttentionShape(
-        MAX_ROWS=low.limits.rows, PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
+        MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=op.window, CHUNKED=op.chunked, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
         HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
@@ -66,30 +68,34 @@ def attention(low: Lowering, op: Attention) -> None:
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = q
     if CACHE[low.cache.keys].type.blocks:
-        queries = low.take("batch", op.heads * shape.cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
+        queries = low.take(rows, op.heads * shape.cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
         prepare = kernels.PrepareQueries(
             HEAD=shape.cache.HEAD, HEADS=op.heads, Q_STRIDE=q.stride, KEY_TYPE=shape.cache.KEY_TYPE,
             KEY_SIZE=shape.cache.KEY_SIZE, ROTATION=shape.cache.ROTATION,
         )  # fmt: skip
-        launch = prepare.launch((op.heads, ("batch", 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
-        low.dispatch("queries", "batch", [launch])
+        launch = prepare.launch((op.heads, (rows, 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
+        low.dispatch("queries", rows, [launch])
         low.give(queries)
-    of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), ("batch", 1, 1)
+    of_row: Grid = layer.kv_heads * -(-group // shape.GROUPED), ("partitions", 1, 1), (rows, 1, 1)
     few = [
         kernels.AttendPartition(shape=shape).launch(
-            of_row, kernels.AttendPartitionBuffers(q=queries, tables=tables, keys=keys, values=values, slopes=slopes)
+            of_row,
+            kernels.AttendPartitionBuffers(
+                q=queries, step=step, tables=tables, keys=keys, values=values, slopes=slopes
+            ),
         ),
         kernels.AttendCombine(shape=shape, delivered=to.delivered).launch(
-            (op.heads, ("batch", 1, 1), 1), kernels.AttendCombineBuffers(sinks=sinks, y=to.y, blocks=to.y_blocks)
+            (op.heads, (rows, 1, 1), 1),
+            kernels.AttendCombineBuffers(step=step, sinks=sinks, y=to.y, blocks=to.y_blocks),
         ),
     ]
     tile = kernels.attend_tile(shape)
     buffers = kernels.AttendTileBuffers(
-        q=queries, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
+        q=queries, step=step, tables=tables, keys=keys, values=values, sinks=sinks, slopes=slopes, y=tiled
     )
-    many = [tile.launch((op.heads, ("tiles", 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1), buffers)]
+    many = [tile.launch((op.heads, (TILES[rows], 1, kernels.TILE_ROWS // tile.OWN_ROWS), 1), buffers)]
     if to.blocks is not None:
-        many.append(elements("batch", "a", tiled, tiled, op.out.width, replace(to, floats=None)))
-    low.dispatch("attention", "batch", few, many)
+        many.append(elements(rows, "a", tiled, tiled, op.out.width, replace(to, floats=None)))
+    low.dispatch("attention", rows, few, many)
     if to.floats is None:
         low.give(tiled)

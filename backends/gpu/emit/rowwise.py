@@ -71,14 +71,14 @@ def norm(low: Lowering, op: Norm) -> None:
 
 
 def rotate(low: Lowering, op: Rotate) -> None:
-    x, y = low.floats(op.x), low.make(op.out)
+    x, y, rows = low.floats(op.x), low.make(op.out), op.x.rows
     low.program.ropes.add(op.rope)
     kernel = rowwise.RotateHeads(
-        MAX_ROWS=low.limits.rows, WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
+        MAX_ROWS=low.rows[rows], WIDTH=op.x.width, STRIDE=x.stride, HEAD=op.head_dim, N_ROT=op.rope.n_rot,
         NEOX=op.rope.style == "neox",
     )  # fmt: skip
-    buffers = rowwise.RotateHeadsBuffers(x=x, table=RopeTableOf(op.rope), y=y)
-    low.dispatch("rotate", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
+    buffers = rowwise.RotateHeadsBuffers(x=x, step=low.step(rows), table=RopeTableOf(op.rope), y=y)
+    low.dispatch("rotate", rows, [kernel.launch((-(-op.x.width // 128), (rows, 1, 1), 1), buffers)])
 
 
 def select(low: Lowering, op: SelectRows) -> None:

@@ -25,6 +25,7 @@ from tests.backends.test_conformance import (
     attend_twice,
     attention_slack,
     table,
+    wanted_rows,
 )  # fmt: skip
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.backends.test_keep import bound, inputs
@@ -109,6 +110,16 @@ def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 100)
     ours, theirs = (feed(bind(b, plan, rows=100), tokens, [30, 1]) for b in (gpu, ReferenceBackend()))
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=10 * attention_slack(values, h, 2 * BLOCK))
+
+
+@pytest.mark.parametrize("cache", [F16_CACHE, CacheTypes("q8_0", "q8_0")], ids=str)
+@pytest.mark.parametrize("h", [Heads(4, 2, 16), Heads(4, 1, 32, window=9)], ids=str)
+def test_rows_that_are_wanted_keep_their_positions(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
+    """Few of many rows run in other kernels than all of them."""
+    for ours, theirs in zip(
+        wanted_rows(gpu, h, True, cache), wanted_rows(ReferenceBackend(), h, False, cache), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-3)
 
 
 def test_decoding_gives_the_same_bits_in_any_company(gpu: Backend) -> None:
