@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,13 @@ from numpy.typing import NDArray
 from localllm.backends import cache
 from localllm.backends.base import Routing
 from localllm.backends.reference_recurrence import convolve, linear_attention, selective_scan
+from localllm.backends.reference_state import State
 from localllm.plan import (
     BLOCK,
-    F32,
     Activate,
     Add,
     Append,
     Attention,
-    Batch,
     Clamp,
     Columns,
     Convolve,
@@ -32,6 +30,8 @@ from localllm.plan import (
     Excess,
     Experts,
     Glu,
+    HeadLinear,
+    Join,
     Linear,
     LinearAttention,
     Match,
@@ -47,54 +47,11 @@ from localllm.plan import (
     Stack,
     Value,
     Weigh,
-    Weight,
     Xielu,
     rope_table,
 )
 
 F64 = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """State of a step: the batch, the values so far by index, dequantized weights by name, the cache by layer."""
-
-    batch: Batch
-    values: dict[int, F32]
-    weights: dict[str, F32]
-    cache_keys: list[NDArray[np.uint8]]  # each (slots, kv_heads, bytes of a head)
-    cache_values: list[NDArray[np.uint8]]
-    key_type: cache.CacheType
-    value_type: cache.CacheType
-    stores: list[F32]  # of recurrent layers: (blocks, numbers of a block)
-    windowed: frozenset[int]  # layers with separate cache blocks
-    routings: dict[int, Routing] = field(default_factory=dict)  # by index of the experts' result
-    crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
-
-    def rows(self, value: Value) -> Batch:
-        """The batch of which the value has a row each."""
-        return self.batch if value.rows == "batch" else self.batch.wanted()
-
-    def read(self, value: Value) -> F64:
-        return self.values[value.index].astype(np.float64)
-
-    def slots(self, layer: int) -> NDArray[np.int32]:
-        slots = self.batch.window_slots if layer in self.windowed else self.batch.slots
-        assert slots is not None
-        return slots
-
-    def tables(self, layer: int) -> NDArray[np.int32]:
-        tables = self.batch.window_tables if layer in self.windowed else self.batch.tables
-        assert tables is not None
-        return tables
-
-    def weight(self, weight: Weight) -> F64:
-        return self.weights[weight.name].astype(np.float64)
-
-    def write(self, out: Value, result: NDArray[Any]) -> None:
-        rows = len(self.batch.tokens if out.rows == "batch" else self.batch.logit_rows)
-        assert result.shape == (rows, out.width), f"{out.name}: {result.shape} instead of {(rows, out.width)}"
-        self.values[out.index] = result.astype(np.float32)
 
 
 def _embed(state: State, op: Embed) -> None:
@@ -126,6 +83,15 @@ def _linear(state: State, op: Linear) -> None:
     state.write(op.out, y)
 
 
+def _head_linear(state: State, op: HeadLinear) -> None:
+    weight = state.weight(op.weight)
+    x = state.read(op.x).reshape(-1, len(weight), weight.shape[2])  # (rows, heads, columns)
+    y = np.empty((len(x), op.out.width))
+    for row in range(len(x)):  # as in `_linear`
+        y[row] = np.concatenate([matrix @ own for matrix, own in zip(weight, x[row], strict=True)])
+    state.write(op.out, y)
+
+
 def _rotate(state: State, op: Rotate) -> None:
     x = state.read(op.x)
     heads = x.reshape(len(x), -1, op.head_dim)
@@ -147,7 +113,7 @@ def _append(state: State, op: Append) -> None:
 
 
 def _attention(state: State, op: Attention) -> None:
-    batch, head_dim = state.rows(op.q), op.q.width // op.heads
+    batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
     kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
@@ -162,7 +128,7 @@ def _attention(state: State, op: Attention) -> None:
         seen = np.arange(first, own + 1)  # (P,), up to the row's position
         slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
-        values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
+        values = cache.load(state.cache_values[op.layer][slots], value_dim, state.value_type)
         scores = q[row] @ keys.transpose(1, 2, 0) * op.scale
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
@@ -172,7 +138,7 @@ def _attention(state: State, op: Attention) -> None:
         weights = np.exp(scores - highest)
         mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
         if state.value_type.rotated:
-            mixed = cache.rotate(mixed, head_dim)
+            mixed = cache.rotate(mixed, value_dim)
         out[row] = mixed.reshape(-1)
     state.write(op.out, out)
 
@@ -277,6 +243,8 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
     elif op.gating == "sigmoid":
         scores = _sigmoid(logits)
     ranked = scores if op.choice_bias is None else scores + state.weight(op.choice_bias)
+    if op.groups > 1:
+        ranked = _within_groups(ranked, op)
     chosen = np.argsort(-ranked, kind="stable")[: op.used]
     weights = scores[chosen]
     if op.gating == "softmax_of_chosen":
@@ -286,6 +254,16 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
     if op.normalize:
         weights = weights / max(weights.sum(), 2.0**-14)
     return chosen, weights * op.scale
+
+
+def _within_groups(ranked: F64, op: Experts) -> F64:
+    """Return the ranks (experts,), -infinity outside the best groups."""
+    groups = ranked.reshape(op.groups, -1)
+    best = np.sort(groups, axis=1)[:, -1:] if op.gating == "softmax" else np.sort(groups, axis=1)[:, -2:]
+    kept = np.argsort(-best.sum(axis=1), kind="stable")[: op.groups_used]
+    found = np.full_like(groups, -np.inf)
+    found[kept] = groups[kept]
+    return found.reshape(-1)
 
 
 def _softmax(x: F64) -> F64:
@@ -344,6 +322,12 @@ def _excess(state: State, op: Excess) -> None:
     state.write(op.out, np.maximum(x - cutoff, 0.0))
 
 
+def _join(state: State, op: Join) -> None:
+    a, b = (state.values[value.index] for value in (op.a, op.b))
+    slices = [x.reshape(len(x), op.groups, -1) for x in (a, b)]
+    state.write(op.out, np.concatenate(slices, axis=2).reshape(len(a), -1))
+
+
 def _select_rows(state: State, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
@@ -362,6 +346,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Embed: _embed,
     Norm: _norm,
     Linear: _linear,
+    HeadLinear: _head_linear,
     Rotate: _rotate,
     Append: _append,
     Attention: _attention,
@@ -381,6 +366,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Mix: _mix,
     Match: _match,
     Excess: _excess,
+    Join: _join,
     SelectRows: _select_rows,
     Receive: _receive,
     Send: _send,

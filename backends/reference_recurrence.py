@@ -5,15 +5,13 @@ Sums run over float64 and are rounded once, as in `reference_operations`; what a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.backends.reference_state import State
 from localllm.plan import BLOCK, F32, Convolve, LinearAttention, SelectiveScan, StateLayer
-
-if TYPE_CHECKING:
-    from localllm.backends.reference_operations import State
 
 F64 = NDArray[np.float64]
 

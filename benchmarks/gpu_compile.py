@@ -115,7 +115,7 @@ def _attention(
 ) -> list[Labelled]:
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
-        cache=attention.cache_shape(cache, CacheLayer(8, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
+        cache=attention.cache_shape(cache, CacheLayer(8, head, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
         FACTOR=head**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
         HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
@@ -132,8 +132,8 @@ def _attention(
 
 def _cache(name: str) -> list[Labelled]:
     """Keys and values of a type, and queries for them."""
-    cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64))
-    shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "STRIDE": 512, "SLOTS_AT": 2}
+    cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64, 64))
+    shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "SLOTS_AT": 2}
     rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
     found: list[Labelled] = [
         (f"append {name}", attention.AppendHeads(**shape)), (f"append {name}, rotated", rotated)
@@ -141,7 +141,12 @@ def _cache(name: str) -> list[Labelled]:
     if name == "f16":
         return found
     queries = attention.PrepareQueries(
-        HEAD=64, HEADS=32, Q_STRIDE=2048, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE, ROTATION=cache.ROTATION
+        HEAD=64,
+        HEADS=32,
+        Q_STRIDE=2048,
+        KEY_TYPE=cache.KEY_TYPE,
+        KEY_SIZE=cache.KEY_SIZE,
+        KEY_ROTATION=cache.KEY_ROTATION,
     )
     both = [kernel for head, group in ((64, 4), (128, 8)) for kernel in _attention(head, group, CacheTypes(name, name))]
     return [*found, (f"prepare_queries {name}", queries), *both]
@@ -151,6 +156,7 @@ def _rowwise() -> list[Labelled]:
     floats, row = DELIVERIES["floats"], {"WIDTH": 2048, "STRIDE": 2048}
     slices = {"WIDTH": 2048, "X_STRIDE": 3072, "GROUP": 192, "START": 64, "TAKEN": 128}
     sides = {"WIDTH": 2048, "X_STRIDE": 8192, "Y_STRIDE": 8192}
+    joined = {"WIDTH": 3072, "A_STRIDE": 2048, "B_STRIDE": 1024, "OF_A": 128, "OF_B": 64}
     capped = rowwise.Elements(
         OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
     )
@@ -171,6 +177,7 @@ def _rowwise() -> list[Labelled]:
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
         found.append((f"weigh, {what}", streams.WeighRows(delivered=to, **sides)))
         found.append((f"columns, {what}", columns.TakeColumns(delivered=to, **slices)))
+        found.append((f"join, {what}", columns.JoinColumns(delivered=to, **joined)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):
@@ -188,7 +195,17 @@ def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
 
 def _experts() -> list[Labelled]:
     routes = [
-        experts.Route(EXPERTS=128, USED=8, STRIDE=128, GATING=n, NORMALIZE=True, FACTOR=1.0, HAS_BIAS=True)
+        experts.Route(
+            EXPERTS=128,
+            USED=8,
+            STRIDE=128,
+            GATING=n,
+            NORMALIZE=True,
+            FACTOR=1.0,
+            HAS_BIAS=True,
+            EXPERT_GROUPS=8,
+            GROUPS_USED=4,
+        )
         for n in range(4)
     ]
     return [

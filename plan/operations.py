@@ -79,6 +79,24 @@ class Linear(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLinear(Unary):
+    """out[h] = x[h] @ weight[h].T for each head: a row of x is a slice per head, and so is a row of the result.
+
+    `weight` is (heads, rows, columns), with an even number of columns.
+    """
+
+    weight: Weight
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return (self.weight,)
+
+    @property
+    def flops(self) -> int:
+        return 2 * prod(self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate(Unary):
     """out = x with every head of `head_dim` rotated to its row's position; rows whose logits are wanted keep theirs."""
 
@@ -107,9 +125,9 @@ class Append(Operation):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    Head h of q reads key-value head h // (heads / kv_heads). With a `window`, a row at position p sees only positions
-    above p - window, itself included; if `chunked`, from the last multiple of the window on. With a `softcap`, a score
-    s becomes softcap * tanh(s / softcap) after scaling.
+    Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
+    a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
+    the window on. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409).
@@ -140,7 +158,7 @@ class Attention(Producer):
     @property
     def flops_per_position(self) -> int:
         """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
-        return 0 if self.window else 4 * self.q.width
+        return 0 if self.window else 2 * (self.q.width + self.out.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +200,8 @@ class Experts(Unary):
     `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
     With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
+    With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
+    chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
     """
 
     router: Value
@@ -196,6 +216,8 @@ class Experts(Unary):
     choice_bias: Weight | None = None  # (experts,)
     limit: float = 0.0  # as in `Glu`
     weighted_input: bool = False
+    groups: int = 1
+    groups_used: int = 1
 
     @property
     def stacks(self) -> tuple[Stack, Stack, Stack]:
@@ -290,6 +312,19 @@ class Columns(Unary):
     groups: int
     start: int
     stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Join(Producer):
+    """out = each of `groups` equal slices of a row of a, followed by the same slice of b."""
+
+    a: Value
+    b: Value
+    groups: int
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.a, self.b
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,8 @@ from localllm.plan.operations import (
     Gating,
     Glu,
     GluActivation,
+    HeadLinear,
+    Join,
     Linear,
     Match,
     Mix,
@@ -85,6 +87,14 @@ class Recorder:
         self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
         return out
 
+    def head_linear(self, x: Value, weight: Tensor) -> Value:
+        heads, rows, columns = weight.shape
+        assert x.width == heads * columns, f"{weight.name}: {heads} heads of {columns} for rows of {x.width}"
+        assert columns % 2 == 0, f"{weight.name}: {columns} columns, not an even number"
+        out = self._value(heads * rows, x.rows, weight.name)
+        self._operations.append(HeadLinear(out, x, Weight.of(weight)))
+        return out
+
     def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:
         out = self._value(x.width, x.rows, x.name + ".rope")
         self._operations.append(Rotate(out, x, head_dim, rope))
@@ -93,7 +103,7 @@ class Recorder:
     def append(self, k: Value, v: Value, kv_heads: int) -> int:
         """Return the number of the new cache layer. A layer of the model that has none reads another's."""
         layer = len(self._layers)
-        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads))
+        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads))
         self._operations.append(Append(layer, k, v))
         return layer
 
@@ -102,10 +112,10 @@ class Recorder:
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False,
     ) -> Value:  # fmt: skip
-        out = self._value(q.width, q.rows, f"attention.{layer}")
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         self._layers[layer] = replace(stored, window=window)
+        out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         own = _given(sinks), _given(slopes)
         self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked))
         return out
@@ -147,12 +157,12 @@ class Recorder:
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
         scale: float, activation: GluActivation, choice_bias: Tensor | None = None, limit: float = 0.0,
-        weighted_input: bool = False,
+        weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
     ) -> Value:  # fmt: skip
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
         operation = Experts(
             out, x, router, gate, up, down, used, gating, normalize, scale, activation, _given(choice_bias), limit,
-            weighted_input,
+            weighted_input, groups, groups_used,
         )  # fmt: skip
         self._operations.append(operation)
         return out
@@ -196,6 +206,13 @@ class Recorder:
             return x
         out = self._value(groups * (stop - start), x.rows, f"{x.name}[{start}:{stop}]")
         self._operations.append(Columns(out, x, groups, start, stop))
+        return out
+
+    def join(self, a: Value, b: Value, groups: int = 1) -> Value:
+        """Return each of `groups` equal slices of a row of a, followed by the same slice of b."""
+        assert a.width % groups == b.width % groups == 0, f"{a.name}, {b.name}: not {groups} equal slices"
+        out = self._value(a.width + b.width, a.rows, f"{a.name}, {b.name}")
+        self._operations.append(Join(out, a, b, groups))
         return out
 
     def weigh(self, x: Value, weight: Tensor) -> Value:

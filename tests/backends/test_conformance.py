@@ -8,7 +8,8 @@ with quantized weights has a file of its own, `test_linear.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,6 +139,17 @@ def product(*weights: MemoryWeight) -> Slack:
     return slack
 
 
+def of_heads(weight: MemoryWeight) -> Slack:
+    """`product` of each head's slice of x with the head's matrix."""
+    matrices = [MemoryWeight.of(weight.name, matrix, weight.format) for matrix in weight.values()]
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        slices = [np.split(rows, len(matrices), axis=1) for rows in (x, truth)]
+        return np.concatenate([product(w)(*own) for w, *own in zip(matrices, *slices, strict=True)], axis=1)
+
+    return slack
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +197,11 @@ CASES: dict[str, Case] = {
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
     "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
+    "join": Case(50, lambda r, x: r.join(x, r.scale(x, 2.0)), exact),
+    "join slices": Case(60, lambda r, x: r.join(r.columns(x, 1, 20, 3), x, 3), exact),
+    "join slices of one number, and what they came from": Case(
+        33, lambda r, x: r.add(r.join(x, r.scale(x, 0.5), 33), r.join(x, x, 3)), exact
+    ),
     "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
     "weigh": Case(37, lambda r, x: r.weigh(x, vector(37, "weigh")), exact),
     "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
@@ -236,6 +253,14 @@ for format in ("F32", "F16", "BF16"):
         CASES[f"linear {format} {rows} x {columns}, scale and bias"] = Case(
             columns, lambda r, x, w=w, b=b: r.linear(x, w, b, 0.3), product(w)
         )
+for format, heads, rows, columns in (
+    ("F32", 3, 5, 14), ("F16", 2, 70, 34), ("BF16", 3, 33, 18), ("F32", 5, 32, 64), ("F16", 1, 64, 96),
+):  # fmt: skip
+    w = stored(f"heads{rows}", format, (heads * rows, columns))
+    w = replace(w, shape=(heads, rows, columns))
+    CASES[f"head linear {format} {heads} x {rows} x {columns}"] = Case(
+        heads * columns, lambda r, x, w=w: r.head_linear(x, w), of_heads(w)
+    )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
 CASES |= {
@@ -272,6 +297,38 @@ def test_rows(cpu: CpuBackend, name: str) -> None:
     assert (np.abs(whole - truth) <= slack).all(), np.abs(whole - truth).max()
     for rows in ROWS:
         np.testing.assert_array_equal(feed(ours, tokens, [rows]), whole)
+
+
+def head_matrices(format: str, rows: int) -> MemoryWeight:
+    """Two matrices (rows, columns) of a format, as one stack."""
+    columns = max(quant.FORMATS[format].block_values, 30)
+    return replace(stored("heads", format, (2 * rows, columns)), shape=(2, rows, columns))
+
+
+def side_by_side(weight: MemoryWeight) -> Build:
+    """`head_linear`, as a product for each head."""
+    _, rows, columns = weight.shape
+
+    def build(r: Recorder, x: Value) -> Value:
+        parts = [
+            replace(weight, name=str(n), shape=(rows, columns), rows=weight.rows[n * rows :][:rows]) for n in (0, 1)
+        ]
+        a, b = (r.linear(r.columns(x, n * columns, (n + 1) * columns), part) for n, part in enumerate(parts))
+        return r.join(a, b)
+
+    return build
+
+
+@pytest.mark.parametrize("rows", [32, 41])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_head_has_the_bits_of_a_product_of_its_own(cpu: CpuBackend, format: str, rows: int) -> None:
+    weight = head_matrices(format, rows)
+    embedding = table(2 * weight.shape[2])
+    ours = bind(cpu, record(embedding, lambda r, x: r.head_linear(x, weight)))
+    theirs = bind(cpu, record(embedding, side_by_side(weight)))
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
+    for sizes in ([], [1, 2, 17]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), feed(theirs, tokens))
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -383,7 +440,7 @@ def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, key-value heads, width of a head, and what else attention may be asked for."""
+    """Query heads, key-value heads, width of a key, and what else attention may be asked for."""
 
     heads: int
     kv_heads: int
@@ -393,6 +450,13 @@ class Heads:
     sinks: bool = False
     slopes: bool = False
     chunked: bool = False
+    value_dim: int = 0  # 0: as wide as a key
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of the queries, the keys and the values of a row."""
+        value_dim = self.value_dim or self.head_dim
+        return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
 
 HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
@@ -413,20 +477,23 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(4, 2, 32, slopes=True),
     Heads(6, 2, 16, window=70, softcap=1.5, sinks=True, slopes=True),
     Heads(4, 2, 16, window=48, chunked=True),
+    Heads(4, 2, 24, value_dim=16),
+    Heads(3, 1, 7, value_dim=20),
+    Heads(6, 2, 16, window=9, sinks=True, value_dim=40),
+    Heads(16, 1, 72, value_dim=64),
+    Heads(5, 1, 576, value_dim=512),
 )
 
 
 def attend(h: Heads) -> Build:
-    """The row is queries, keys and values side by side; picking them out of it is exact."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
-    picks = [MemoryWeight.of(f"pick{i}", np.eye(width)[cuts[i] : cuts[i + 1]]) for i in range(3)]
+    """The row is queries, keys and values side by side."""
+    cuts = np.cumsum([0, *h.widths])
     sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
 
     slopes = MemoryWeight.of("slopes", 2.0 ** -np.arange(1, h.heads + 1)) if h.slopes else None
 
     def build(r: Recorder, x: Value) -> Value:
-        q, k, v = (r.linear(x, pick) for pick in picks)
+        q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts))
         r.append(k, v, h.kv_heads)
         return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked)
 
@@ -449,8 +516,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     """A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by that of tanh; every weight
     moves by twice that and by exp's own error; then come sums of at most `seen` terms. For values in blocks weights are
     rounded by 2^-15 of the largest of 64, up or down: so much of a sum as the root of their number."""
-    cuts = np.cumsum([h.heads * h.head_dim, h.kv_heads * h.head_dim])
-    q, k, v = np.split(np.abs(values.astype(np.float64)), cuts, axis=1)
+    q, k, v = np.split(np.abs(values.astype(np.float64)), np.cumsum(h.widths[:2]), axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
     score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap + h.slopes * UNIT * seen
     rounded = blocks * BLOCK**0.5 * 2.0**-15
@@ -464,6 +530,9 @@ CACHES = (  # every type of keys and of values; heads that fill no block, one bl
     (Heads(4, 2, 128), CacheTypes("f16", "q5_0")),
     (Heads(8, 2, 24, window=33, softcap=2.0, sinks=True), CacheTypes("q4_1", "fp8")),
     (Heads(4, 2, 256, window=70), CacheTypes("bf16", "q8_0")),
+    *((Heads(4, 2, 48, value_dim=32), CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"),
+    (Heads(17, 1, 80, value_dim=64), CacheTypes("q4_0", "q5_1")),
+    (Heads(6, 2, 20, value_dim=34, sinks=True), CacheTypes("q8_0", "q4_1")),
 )
 
 
@@ -478,8 +547,7 @@ MANY = (
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
     slack = attention_slack(values, h, 3 * BLOCK, CACHE_TYPES[cache.values].blocks)
@@ -611,6 +679,7 @@ NONE: dict[str, Build] = {
     "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
     "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
     "excess": lambda r, x: r.excess(x, 0.5),
+    "join": lambda r, x: r.join(x, x, 4),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

@@ -12,14 +12,14 @@ from tests.models.support import MemoryWeight, plan_of
 from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
-OF_KIT = ("dbrx-moe", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense")
+OF_KIT = ("dbrx-moe", "deepseek2-groups", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense")
 MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 
 
 def _columns() -> Plan:
     r = Recorder()
     x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24)))
-    return r.finish(r.columns(x, 1, 5, 3))
+    return r.finish(r.join(r.columns(x, 1, 5, 3), x, 3))
 
 
 RECORDED = {"columns": _columns}

@@ -9,8 +9,21 @@ import pytest
 
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.reference import _dequantize
-from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.plan import BLOCK, Append, Batch, CacheLayer, Experts, Linear, Operation, Plan, Recorder, Value
+from localllm.backends.reference_operations import OPERATIONS
+from localllm.backends.reference_state import State
+from localllm.plan import (
+    BLOCK,
+    Append,
+    Batch,
+    CacheLayer,
+    Experts,
+    HeadLinear,
+    Linear,
+    Operation,
+    Plan,
+    Recorder,
+    Value,
+)  # fmt: skip
 from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, RECORDED, tiny_plan
 
@@ -45,11 +58,11 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     layers = list(enumerate(plan.layers))
     keys, kept = (
         {
-            number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(layer.head_dim)), np.uint8)
+            number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(getattr(layer, width))), np.uint8)
             for number, layer in layers
             if isinstance(layer, CacheLayer)
         }
-        for _ in "kv"
+        for width in ("head_dim", "value_dim")
     )
     stores = {
         number: np.zeros((1, BLOCK * layer.row + layer.state), np.float32)
@@ -86,7 +99,8 @@ def test_products_are_of_inputs_and_matrices(name: str) -> None:
         for value, weight in op.products:
             assert weight in op.matrices
             assert value.width == weight.shape[-1]
-        assert bool(op.products) == isinstance(op, Linear | Experts) == bool(op.flops)
+        assert bool(op.products) == isinstance(op, Linear | Experts)
+        assert bool(op.flops) == isinstance(op, Linear | Experts | HeadLinear)
 
 
 def weight(*shape: int) -> MemoryWeight:

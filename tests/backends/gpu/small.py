@@ -5,7 +5,7 @@ They run where much cannot: on Oclgrind, on PoCL with shapes and types as consta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def rows(r: Recorder, x: Value) -> Value:
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
     y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
     y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(x, 0, 6), r.columns(x, 5, 44, 2))
-    return r.softcap(r.select_rows(r.excess(y, 0.5)), 3.0)
+    return r.softcap(r.select_rows(r.join(r.excess(y, 0.5), r.columns(x, 0, 5, 3), 3)), 3.0)
 
 
 def layer(r: Recorder, x: Value) -> Value:
@@ -105,6 +105,12 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
     return Small(build, table(width), CacheTypes(keys, values), 2e-3)
 
 
+def heads(name: str, columns: int) -> Small:
+    """Products of three heads with matrices of a format, five rows each."""
+    weight = replace(stored("heads", name, (15, columns)), shape=(3, 5, columns))
+    return Small(lambda r, x: r.head_linear(x, weight), table(3 * columns), off=0.02)
+
+
 def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple[int, ...] = (1, 2)) -> Small:
     """A mixture of three experts; `kinds`: formats of gate, up and down."""
     random = np.random.RandomState(6)
@@ -138,6 +144,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         products("Q4_0", "Q5_1", "BF16", depth=96),
         products("F16", "NVFP4", depth=64),
         products("Q2_K", depth=256),
+        heads("Q4_1", 32),
+        heads("F16", 34),
     ),
     "experts": (
         experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),

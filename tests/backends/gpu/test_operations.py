@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
@@ -24,6 +25,8 @@ from tests.backends.test_conformance import (
     attend,
     attend_twice,
     attention_slack,
+    head_matrices,
+    side_by_side,
     table,
     wanted_rows,
 )  # fmt: skip
@@ -76,6 +79,17 @@ def test_select_rows(gpu: Backend) -> None:
         np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
 
 
+@pytest.mark.parametrize("format", formats.FORMATS)
+def test_a_head_has_the_bits_of_a_product_of_its_own(gpu: Backend, format: str) -> None:
+    weight = head_matrices(format, 41)
+    embedding = table(2 * weight.shape[2])
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
+    ours = bind(gpu, record(embedding, lambda r, x: r.head_linear(x, weight)))
+    theirs = bind(gpu, record(embedding, side_by_side(weight)))
+    for sizes in ([], [1, 2, 17]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), feed(theirs, tokens, sizes))
+
+
 WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 
@@ -83,8 +97,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Decode and prefill of two sequences in one batch, over several blocks and partitions; then one continues from a
     copy of the other's blocks."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (gpu, ReferenceBackend()))
     slack = attention_slack(values, h, 6 * BLOCK)
@@ -167,6 +180,9 @@ MIXTURES: dict[str, Build] = {
     "weighted input": mixture("sigmoid_of_chosen", 2, weighted_input=True),
     "limits": mixture("softmax", 3, activation="silu_clamp", limit=0.75),
     "all": mixture("softmax_of_chosen", 20),
+    "groups": mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
+    "groups, softmax": mixture("softmax", 4, groups=5, groups_used=1),
+    "groups of one": mixture("sigmoid", 3, groups=40, groups_used=7),
 }
 
 
