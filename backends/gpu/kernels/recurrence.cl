@@ -78,15 +78,18 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
     BARRIER();
     if (at == 0 && column && ITEM < BLOCK_TOKENS) weights[ITEM] = exponential(sums[BLOCK_TOKENS - 1] - sums[ITEM]);
     BARRIER();
-    if (at == 0) {  // the state follows from the block before; no barrier may stand in a branch
-      float shrunk = column ? exponential(sums[BLOCK_TOKENS - 1]) : 0.0f;
-      for (int d = 0; d < KEY_DIM; d++) {
-        for (int i = ITEM; i < VALUE_DIM; i += 128) {
-          float sum = column ? old[(size_t)d * VALUE_DIM + i] * shrunk : 0.0f;
-          for (int t = 0; column && t < BLOCK_TOKENS; t++)
-            sum = FMA(before[of_keys + (size_t)d * BLOCK_TOKENS + t] * weights[t],
-                      before[of_updates + (size_t)t * VALUE_DIM + i], sum);
-          state[(size_t)d * VALUE_DIM + i] = sum;
+    if (at == 0 && !column) {
+      for (int i = ITEM; i < VALUE_DIM; i += 128)
+        for (int d = 0; d < KEY_DIM; d++) state[d * VALUE_DIM + i] = 0.0f;
+    }
+    if (at == 0 && column) {  // the state follows from the block before; no barrier may stand in a branch
+      float shrunk = exponential(sums[BLOCK_TOKENS - 1]);
+      for (int i = ITEM; i < VALUE_DIM; i += 128) {
+        for (int d = 0; d < KEY_DIM; d++) {
+          float sum = old[d * VALUE_DIM + i] * shrunk;
+          for (int t = 0; t < BLOCK_TOKENS; t++)
+            sum = FMA(before[of_keys + d * BLOCK_TOKENS + t] * weights[t], before[of_updates + t * VALUE_DIM + i], sum);
+          state[d * VALUE_DIM + i] = sum;
         }
       }
     }
