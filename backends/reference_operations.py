@@ -32,6 +32,7 @@ from localllm.plan import (
     Excess,
     Experts,
     Glu,
+    Join,
     Linear,
     LinearAttention,
     Match,
@@ -344,6 +345,12 @@ def _excess(state: State, op: Excess) -> None:
     state.write(op.out, np.maximum(x - cutoff, 0.0))
 
 
+def _join(state: State, op: Join) -> None:
+    a, b = (state.values[value.index] for value in (op.a, op.b))
+    slices = [x.reshape(len(x), op.groups, -1) for x in (a, b)]
+    state.write(op.out, np.concatenate(slices, axis=2).reshape(len(a), -1))
+
+
 def _select_rows(state: State, op: SelectRows) -> None:
     state.write(op.out, state.values[op.x.index][state.batch.logit_rows])
 
@@ -381,6 +388,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Mix: _mix,
     Match: _match,
     Excess: _excess,
+    Join: _join,
     SelectRows: _select_rows,
     Receive: _receive,
     Send: _send,

@@ -151,6 +151,7 @@ def _rowwise() -> list[Labelled]:
     floats, row = DELIVERIES["floats"], {"WIDTH": 2048, "STRIDE": 2048}
     slices = {"WIDTH": 2048, "X_STRIDE": 3072, "GROUP": 192, "START": 64, "TAKEN": 128}
     sides = {"WIDTH": 2048, "X_STRIDE": 8192, "Y_STRIDE": 8192}
+    joined = {"WIDTH": 3072, "A_STRIDE": 2048, "B_STRIDE": 1024, "OF_A": 128, "OF_B": 64}
     capped = rowwise.Elements(
         OPERATION="FACTOR * hyperbolic_tangent((a) / FACTOR)", delivered=floats, FACTOR=30.0, **row
     )
@@ -171,6 +172,7 @@ def _rowwise() -> list[Labelled]:
         found += [(f"elements {a}, {what}", rowwise.Elements(OPERATION=a, delivered=to, **row)) for a in ELEMENTS]
         found.append((f"weigh, {what}", streams.WeighRows(delivered=to, **sides)))
         found.append((f"columns, {what}", columns.TakeColumns(delivered=to, **slices)))
+        found.append((f"join, {what}", columns.JoinColumns(delivered=to, **joined)))
         found.append((f"select_rows, {what}", rowwise.Select(MAX_ROWS=ROWS, delivered=to, **row)))
         found += [(f"norm {layer}, {what}", _norm(2048, layer, to)) for layer in (False, True)]
     for style in (False, True):

@@ -293,6 +293,19 @@ class Columns(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class Join(Producer):
+    """out = each of `groups` equal slices of a row of a, followed by the same slice of b."""
+
+    a: Value
+    b: Value
+    groups: int
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.a, self.b
+
+
+@dataclass(frozen=True, slots=True)
 class Weigh(Unary):
     """out = x * weight, number by number."""
 

@@ -20,6 +20,7 @@ from localllm.plan.operations import (
     Gating,
     Glu,
     GluActivation,
+    Join,
     Linear,
     Match,
     Mix,
@@ -196,6 +197,13 @@ class Recorder:
             return x
         out = self._value(groups * (stop - start), x.rows, f"{x.name}[{start}:{stop}]")
         self._operations.append(Columns(out, x, groups, start, stop))
+        return out
+
+    def join(self, a: Value, b: Value, groups: int = 1) -> Value:
+        """Return each of `groups` equal slices of a row of a, followed by the same slice of b."""
+        assert a.width % groups == b.width % groups == 0, f"{a.name}, {b.name}: not {groups} equal slices"
+        out = self._value(a.width + b.width, a.rows, f"{a.name}, {b.name}")
+        self._operations.append(Join(out, a, b, groups))
         return out
 
     def weigh(self, x: Value, weight: Tensor) -> Value:

@@ -185,6 +185,11 @@ CASES: dict[str, Case] = {
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
     "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
+    "join": Case(50, lambda r, x: r.join(x, r.scale(x, 2.0)), exact),
+    "join slices": Case(60, lambda r, x: r.join(r.columns(x, 1, 20, 3), x, 3), exact),
+    "join slices of one number, and what they came from": Case(
+        33, lambda r, x: r.add(r.join(x, r.scale(x, 0.5), 33), r.join(x, x, 3)), exact
+    ),
     "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
     "weigh": Case(37, lambda r, x: r.weigh(x, vector(37, "weigh")), exact),
     "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
@@ -611,6 +616,7 @@ NONE: dict[str, Build] = {
     "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
     "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
     "excess": lambda r, x: r.excess(x, 0.5),
+    "join": lambda r, x: r.join(x, x, 4),
     "swiglu of gpt-oss": lambda r, x: r.glu(r.scale(x, 0.0), x, "swiglu_oai"),
     "rms": lambda r, x: r.rms_norm(x, vector(24), 1e-5),
     "layer": lambda r, x: r.layer_norm(x, vector(24), None, 1e-5),

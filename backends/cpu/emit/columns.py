@@ -6,12 +6,20 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.cpu.kernels import columns as kernels
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import CountOf, output_to, rows_in
-from localllm.plan import Columns, Rows
+from localllm.plan import Columns, Join, Rows
 
 
 def columns(low: Lowering, op: Columns) -> None:
     x, count = low.floats(op.x), op.stop - op.start
     _copy(low, op.x.rows, x, low.make(op.out), op.groups, count, (op.start, op.x.width // op.groups), (0, count))
+
+
+def join(low: Lowering, op: Join) -> None:
+    sources, y, first = [low.floats(x) for x in (op.a, op.b)], low.make(op.out), 0
+    for value, x in zip((op.a, op.b), sources, strict=True):
+        count = value.width // op.groups
+        _copy(low, op.out.rows, x, y, op.groups, count, (0, count), (first, op.out.width // op.groups))
+        first += count
 
 
 def _copy(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.backends.gpu.kernels import columns as kernels
 from localllm.backends.gpu.lowering import Lowering
-from localllm.plan import Columns
+from localllm.plan import Columns, Join
 
 
 def columns(low: Lowering, op: Columns) -> None:
@@ -15,3 +15,13 @@ def columns(low: Lowering, op: Columns) -> None:
     )  # fmt: skip
     buffers = kernels.TakeColumnsBuffers(x=x, y=to.y, blocks=to.y_blocks)
     low.dispatch("columns", rows, [kernel.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])
+
+
+def join(low: Lowering, op: Join) -> None:
+    a, b, to, rows = low.floats(op.a), low.floats(op.b), low.deliver(op.out), op.out.rows
+    kernel = kernels.JoinColumns(
+        WIDTH=op.out.width, A_STRIDE=a.stride, B_STRIDE=b.stride, OF_A=op.a.width // op.groups,
+        OF_B=op.b.width // op.groups, delivered=to.delivered,
+    )  # fmt: skip
+    buffers = kernels.JoinColumnsBuffers(a=a, b=b, y=to.y, blocks=to.y_blocks)
+    low.dispatch("join", rows, [kernel.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])

@@ -8,3 +8,14 @@ KERNEL(128, columns)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL float *y, GLO
   deliver(v, i, WIDTH, y + (size_t)GROUP_Y * WIDTH, blocks + (size_t)GROUP_Y * BLOCKS_STRIDE, local_memory);
 }
 #endif
+
+#ifdef JOIN  // OF_A numbers of a, then OF_B of b, and so on. Constants: A_STRIDE, B_STRIDE
+KERNEL(128, join_columns)(SHAPE_PARAMETER GLOBAL const float *a, GLOBAL const float *b, GLOBAL float *y,
+                          GLOBAL float *blocks LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  int i = GROUP_X * 128 + ITEM, own = smaller(i, WIDTH - 1), group = own / (OF_A + OF_B), d = own % (OF_A + OF_B);
+  float v = d < OF_A ? a[(size_t)GROUP_Y * A_STRIDE + group * OF_A + d]
+                     : b[(size_t)GROUP_Y * B_STRIDE + group * OF_B + d - OF_A];
+  deliver(v, i, WIDTH, y + (size_t)GROUP_Y * WIDTH, blocks + (size_t)GROUP_Y * BLOCKS_STRIDE, local_memory);
+}
+#endif

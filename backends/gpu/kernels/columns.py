@@ -30,3 +30,28 @@ class TakeColumns(Kernel[TakeColumnsBuffers]):
     @property
     def local_floats(self) -> int:
         return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinColumnsBuffers(Buffers):
+    a: FloatIn
+    b: FloatIn
+    y: FloatOut
+    blocks: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinColumns(Kernel[JoinColumnsBuffers]):
+    """OF_A numbers of a row of a, then OF_B of b, and so on."""
+
+    name, parts, flag = "join_columns", "blocks columns", "JOIN"
+    WIDTH: Shape
+    A_STRIDE: Shape
+    B_STRIDE: Shape
+    OF_A: Shape
+    OF_B: Shape
+    delivered: Delivered
+
+    @property
+    def local_floats(self) -> int:
+        return 128
