@@ -131,7 +131,8 @@ class _Cache:
         self.types = CACHE_TYPES[cache.keys], CACHE_TYPES[cache.values]
         self._layers = plan.layers
         self.keys, self.values = (
-            [_slots(own, limits.blocks_of(own), type_) for own in plan.layers] for type_ in self.types
+            [_slots(own, limits.blocks_of(own), type_, part) for own in plan.layers]
+            for type_, part in zip(self.types, ("head_dim", "value_dim"), strict=True)
         )
         self.stores: list[F32] = [_numbers(own, limits.blocks_of(own)) for own in plan.layers]
         self.layout = f"reference {cache.keys} {cache.values}"
@@ -156,13 +157,12 @@ class _Cache:
             blocks[numbers] = new
 
     def finite(self, layer: int, content: NDArray[np.uint8]) -> bool:
-        own, parts = self._layers[layer], self._parts(layer, content)
+        own = self._layers[layer]
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
+        parts = zip(self._parts(layer, content), (own.head_dim, own.value_dim), self.types, strict=True)
         with np.errstate(invalid="ignore"):  # a NaN
-            return all(
-                np.isfinite(load(p, own.head_dim, type_)).all() for p, type_ in zip(parts, self.types, strict=True)
-            )
+            return all(np.isfinite(load(part, width, type_)).all() for part, width, type_ in parts)
 
     def free(self) -> None:
         self.keys, self.values, self.stores = [], [], []
@@ -181,11 +181,11 @@ class _Cache:
         return [part.reshape(-1, *own.shape[1:]) for part, own in zip(split, blocks, strict=True)]
 
 
-def _slots(own: Store, blocks: int, type_: CacheType) -> NDArray[np.uint8]:
-    """Memory for the keys or the values of a layer."""
+def _slots(own: Store, blocks: int, type_: CacheType, width: str) -> NDArray[np.uint8]:
+    """Memory for the keys or the values of a layer; `width` names the width of one."""
     if not isinstance(own, CacheLayer):
         return np.zeros((0, 0, 0), np.uint8)
-    return np.zeros((blocks * BLOCK, own.kv_heads, type_.head_bytes(own.head_dim)), np.uint8)
+    return np.zeros((blocks * BLOCK, own.kv_heads, type_.head_bytes(getattr(own, width))), np.uint8)
 
 
 def _numbers(own: Store, blocks: int) -> F32:

@@ -148,7 +148,7 @@ def _append(state: State, op: Append) -> None:
 
 
 def _attention(state: State, op: Attention) -> None:
-    batch, head_dim = state.rows(op.q), op.q.width // op.heads
+    batch, head_dim, value_dim = state.rows(op.q), op.q.width // op.heads, op.out.width // op.heads
     kv_heads, tables = state.cache_keys[op.layer].shape[1], state.tables(op.layer)
     heads = state.values[op.q.index].reshape(-1, kv_heads, op.heads // kv_heads, head_dim)
     q = cache.query(heads, state.key_type)  # (T, kv_heads, heads that share, D)
@@ -163,7 +163,7 @@ def _attention(state: State, op: Attention) -> None:
         seen = np.arange(first, own + 1)  # (P,), up to the row's position
         slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
-        values = cache.load(state.cache_values[op.layer][slots], head_dim, state.value_type)
+        values = cache.load(state.cache_values[op.layer][slots], value_dim, state.value_type)
         scores = q[row] @ keys.transpose(1, 2, 0) * op.scale
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
@@ -173,7 +173,7 @@ def _attention(state: State, op: Attention) -> None:
         weights = np.exp(scores - highest)
         mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
         if state.value_type.rotated:
-            mixed = cache.rotate(mixed, head_dim)
+            mixed = cache.rotate(mixed, value_dim)
         out[row] = mixed.reshape(-1)
     state.write(op.out, out)
 

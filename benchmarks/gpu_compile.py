@@ -115,7 +115,7 @@ def _attention(
 ) -> list[Labelled]:
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
-        cache=attention.cache_shape(cache, CacheLayer(8, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
+        cache=attention.cache_shape(cache, CacheLayer(8, head, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
         FACTOR=head**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
         HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
@@ -132,8 +132,8 @@ def _attention(
 
 def _cache(name: str) -> list[Labelled]:
     """Keys and values of a type, and queries for them."""
-    cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64))
-    shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "STRIDE": 512, "SLOTS_AT": 2}
+    cache = attention.cache_shape(CacheTypes(name, name), CacheLayer(8, 64, 64))
+    shape: dict[str, Any] = {"MAX_ROWS": ROWS, "cache": cache, "SLOTS_AT": 2}
     rotated = attention.AppendRotated(Q_STRIDE=2048, N_ROT=64, NEOX=True, NORMED=True, EPS=1e-5, **shape)
     found: list[Labelled] = [
         (f"append {name}", attention.AppendHeads(**shape)), (f"append {name}, rotated", rotated)
@@ -141,7 +141,12 @@ def _cache(name: str) -> list[Labelled]:
     if name == "f16":
         return found
     queries = attention.PrepareQueries(
-        HEAD=64, HEADS=32, Q_STRIDE=2048, KEY_TYPE=cache.KEY_TYPE, KEY_SIZE=cache.KEY_SIZE, ROTATION=cache.ROTATION
+        HEAD=64,
+        HEADS=32,
+        Q_STRIDE=2048,
+        KEY_TYPE=cache.KEY_TYPE,
+        KEY_SIZE=cache.KEY_SIZE,
+        KEY_ROTATION=cache.KEY_ROTATION,
     )
     both = [kernel for head, group in ((64, 4), (128, 8)) for kernel in _attention(head, group, CacheTypes(name, name))]
     return [*found, (f"prepare_queries {name}", queries), *both]

@@ -107,9 +107,9 @@ class Append(Operation):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
-    Head h of q reads key-value head h // (heads / kv_heads). With a `window`, a row at position p sees only positions
-    above p - window, itself included; if `chunked`, from the last multiple of the window on. With a `softcap`, a score
-    s becomes softcap * tanh(s / softcap) after scaling.
+    Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
+    a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
+    the window on. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409).
@@ -140,7 +140,7 @@ class Attention(Producer):
     @property
     def flops_per_position(self) -> int:
         """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
-        return 0 if self.window else 4 * self.q.width
+        return 0 if self.window else 2 * (self.q.width + self.out.width)
 
 
 @dataclass(frozen=True, slots=True)

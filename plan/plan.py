@@ -21,7 +21,8 @@ class CacheLayer:
     """The cache of an attention layer, per token."""
 
     kv_heads: int
-    head_dim: int
+    head_dim: int  # width of a key
+    value_dim: int
     window: int = 0  # positions that a row sees; 0: all
 
 

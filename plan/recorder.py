@@ -94,7 +94,7 @@ class Recorder:
     def append(self, k: Value, v: Value, kv_heads: int) -> int:
         """Return the number of the new cache layer. A layer of the model that has none reads another's."""
         layer = len(self._layers)
-        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads))
+        self._layers.append(CacheLayer(kv_heads, k.width // kv_heads, v.width // kv_heads))
         self._operations.append(Append(layer, k, v))
         return layer
 
@@ -103,10 +103,10 @@ class Recorder:
         sinks: Tensor | None = None, slopes: Tensor | None = None,
         chunked: bool = False,
     ) -> Value:  # fmt: skip
-        out = self._value(q.width, q.rows, f"attention.{layer}")
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
         self._layers[layer] = replace(stored, window=window)
+        out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         own = _given(sinks), _given(slopes)
         self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked))
         return out

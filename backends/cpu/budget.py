@@ -52,7 +52,7 @@ def block_bytes(plan: Plan, cache: CacheTypes) -> list[tuple[int, int]]:
     """Bytes of keys and values per cache block, or of the two parts of a recurrent layer's, by layer."""
     keys, values = CACHE[cache.keys], CACHE[cache.values]
     return [
-        (layer.kv_heads * keys.key_bytes(layer.head_dim), layer.kv_heads * values.value_bytes(layer.head_dim))
+        (layer.kv_heads * keys.key_bytes(layer.head_dim), layer.kv_heads * values.value_bytes(layer.value_dim))
         if isinstance(layer, CacheLayer)
         else store_bytes(layer)
         for layer in plan.layers

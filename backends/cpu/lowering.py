@@ -124,7 +124,7 @@ def shape_of(plan: Plan, op: Attention, cache: CacheTypes) -> attention_shape.Sh
     """Return the shape that the kernels of this attention are compiled for."""
     layer = plan.attention_layer(op.layer)
     return attention_shape.Shape(
-        layer.head_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
+        layer.head_dim, layer.value_dim, op.heads // layer.kv_heads, layer.kv_heads, cache.keys, cache.values,
         op.window > 0, op.softcap > 0.0, op.sinks is not None, op.slopes is not None,
         op.chunked,
     )  # fmt: skip

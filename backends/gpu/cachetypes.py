@@ -89,8 +89,8 @@ def part_bytes(layer: Store, cache: CacheTypes) -> tuple[int, int]:
     """Return the bytes of the keys and of the values of one cache block; of a recurrent layer, its rows and state."""
     if not isinstance(layer, CacheLayer):
         return 4 * BLOCK * layer.row, 4 * layer.state
-    keys, values = (layer.kv_heads * CACHE[name].bytes(layer.head_dim) for name in (cache.keys, cache.values))
-    return keys, values
+    keys, values = CACHE[cache.keys].bytes(layer.head_dim), CACHE[cache.values].bytes(layer.value_dim)
+    return layer.kv_heads * keys, layer.kv_heads * values
 
 
 def block_bytes(plan: Plan, cache: CacheTypes) -> tuple[int, ...]:

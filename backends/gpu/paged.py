@@ -59,5 +59,5 @@ class PagedCache:
         own = self._layers[layer]
         if not isinstance(own, CacheLayer):
             return bool(np.isfinite(np.ascontiguousarray(content).view(np.float32)).all())
-        pairs = zip(self._parts(layer), self._rows, (True, False), strict=True)
-        return all(row.finite(content[:, place], own.head_dim, keys) for (_, place, _), row, keys in pairs)
+        parts = zip(self._parts(layer), self._rows, (own.head_dim, own.value_dim), (True, False), strict=True)
+        return all(row.finite(content[:, place], width, keys) for (_, place, _), row, width, keys in parts)

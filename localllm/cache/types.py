@@ -29,11 +29,11 @@ class CacheChoice:
 
 def cache_bytes(plan: Plan, limits: Limits, types: CacheTypes) -> int:
     """Cache size in bytes before a backend's padding. Layers with a window keep little more than the window."""
-    pair = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
+    keys, values = CACHE_TYPES[types.keys], CACHE_TYPES[types.values]
     return sum(
         limits.blocks_of(layer)
         * (
-            BLOCK * layer.kv_heads * sum(t.head_bytes(layer.head_dim) for t in pair)
+            BLOCK * layer.kv_heads * (keys.head_bytes(layer.head_dim) + values.head_bytes(layer.value_dim))
             if isinstance(layer, CacheLayer)
             else 4 * (BLOCK * layer.row + layer.state)
         )
@@ -46,7 +46,8 @@ def harm(name: str, plan: Plan) -> str:
     type_ = CACHE_TYPES.get(name)
     if type_ is None or not type_.blocks:
         return ""
-    least = min((layer.head_dim for layer in plan.attention_layers), default=QUERY_BLOCK)
+    widths = [(layer.head_dim, layer.value_dim) for layer in plan.attention_layers]
+    least = min((min(pair) for pair in widths), default=QUERY_BLOCK)
     if type_.head_bytes(least) >= CACHE_TYPES["f16"].head_bytes(least):
         return f"heads of {least} values do not fill its blocks of {QUERY_BLOCK}: it would take more bytes than f16"
     if type_.rotated and least < QUERY_BLOCK:

@@ -41,7 +41,7 @@ class TensorRows:
 class FoldGroup:
     """`readers` all multiply one value; dividing `makers` by factors divides that value by the same factors.
 
-    If attention lies in between, each key-value head of `head_dim` rows is read by `heads_per_kv` heads.
+    If attention lies in between, each value head of `head_dim` rows is read by `heads_per_kv` heads.
     """
 
     readers: tuple[str, ...]
@@ -94,7 +94,7 @@ def groups(plan: Plan) -> list[FoldGroup]:
         elif isinstance(maker, Attention):
             append = next(op for op in plan.operations if isinstance(op, Append) and op.layer == maker.layer)
             layer, v = plan.attention_layer(maker.layer), append.v
-            more = {"heads_per_kv": maker.heads // layer.kv_heads, "head_dim": layer.head_dim}
+            more = {"heads_per_kv": maker.heads // layer.kv_heads, "head_dim": layer.value_dim}
             found += _after(read, made.get(v.index), readers[v.index], **more)
     for op in plan.operations:
         if isinstance(op, Experts) and op.activation in LINEAR_IN_UP:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -388,7 +389,7 @@ def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
 
 @dataclass(frozen=True)
 class Heads:
-    """Query heads, key-value heads, width of a head, and what else attention may be asked for."""
+    """Query heads, key-value heads, width of a key, and what else attention may be asked for."""
 
     heads: int
     kv_heads: int
@@ -398,6 +399,13 @@ class Heads:
     sinks: bool = False
     slopes: bool = False
     chunked: bool = False
+    value_dim: int = 0  # 0: as wide as a key
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Of the queries, the keys and the values of a row."""
+        value_dim = self.value_dim or self.head_dim
+        return self.heads * self.head_dim, self.kv_heads * self.head_dim, self.kv_heads * value_dim
 
 
 HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows within a block, over one and over many
@@ -418,20 +426,23 @@ HEADS = (  # groups of 1, 2, 3, 4, 7, 8, 9; widths that fill no vector; windows 
     Heads(4, 2, 32, slopes=True),
     Heads(6, 2, 16, window=70, softcap=1.5, sinks=True, slopes=True),
     Heads(4, 2, 16, window=48, chunked=True),
+    Heads(4, 2, 24, value_dim=16),
+    Heads(3, 1, 7, value_dim=20),
+    Heads(6, 2, 16, window=9, sinks=True, value_dim=40),
+    Heads(16, 1, 72, value_dim=64),
+    Heads(5, 1, 576, value_dim=512),
 )
 
 
 def attend(h: Heads) -> Build:
-    """The row is queries, keys and values side by side; picking them out of it is exact."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    cuts = np.cumsum([0, h.heads * h.head_dim, h.kv_heads * h.head_dim, h.kv_heads * h.head_dim])
-    picks = [MemoryWeight.of(f"pick{i}", np.eye(width)[cuts[i] : cuts[i + 1]]) for i in range(3)]
+    """The row is queries, keys and values side by side."""
+    cuts = np.cumsum([0, *h.widths])
     sinks = MemoryWeight.of("sinks", 2 * np.random.RandomState(4).standard_normal(h.heads)) if h.sinks else None
 
     slopes = MemoryWeight.of("slopes", 2.0 ** -np.arange(1, h.heads + 1)) if h.slopes else None
 
     def build(r: Recorder, x: Value) -> Value:
-        q, k, v = (r.linear(x, pick) for pick in picks)
+        q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts))
         r.append(k, v, h.kv_heads)
         return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked)
 
@@ -454,8 +465,7 @@ def attention_slack(values: np.ndarray, h: Heads, seen: int, blocks: bool = Fals
     """A score errs by (D + 3) u of its terms (twice their root mean square), a capped one by that of tanh; every weight
     moves by twice that and by exp's own error; then come sums of at most `seen` terms. For values in blocks weights are
     rounded by 2^-15 of the largest of 64, up or down: so much of a sum as the root of their number."""
-    cuts = np.cumsum([h.heads * h.head_dim, h.kv_heads * h.head_dim])
-    q, k, v = np.split(np.abs(values.astype(np.float64)), cuts, axis=1)
+    q, k, v = np.split(np.abs(values.astype(np.float64)), np.cumsum(h.widths[:2]), axis=1)
     terms = 2 * h.head_dim**0.5 * np.sqrt((q**2).mean() * (k**2).mean())
     score = (h.head_dim + 3) * UNIT * terms + 4e-7 * h.softcap + h.slopes * UNIT * seen
     rounded = blocks * BLOCK**0.5 * 2.0**-15
@@ -469,6 +479,9 @@ CACHES = (  # every type of keys and of values; heads that fill no block, one bl
     (Heads(4, 2, 128), CacheTypes("f16", "q5_0")),
     (Heads(8, 2, 24, window=33, softcap=2.0, sinks=True), CacheTypes("q4_1", "fp8")),
     (Heads(4, 2, 256, window=70), CacheTypes("bf16", "q8_0")),
+    *((Heads(4, 2, 48, value_dim=32), CacheTypes(name, name)) for name in CACHE_TYPES if name != "f16"),
+    (Heads(17, 1, 80, value_dim=64), CacheTypes("q4_0", "q5_1")),
+    (Heads(6, 2, 20, value_dim=34, sinks=True), CacheTypes("q8_0", "q4_1")),
 )
 
 
@@ -483,8 +496,7 @@ MANY = (
 @pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, rows=128, cache=cache), sequences=2) for b in (cpu, ReferenceBackend()))
     slack = attention_slack(values, h, 3 * BLOCK, CACHE_TYPES[cache.values].blocks)

@@ -45,11 +45,11 @@ def touched(plan: Plan) -> list[tuple[Operation, Touched, Touched, Touched]]:
     layers = list(enumerate(plan.layers))
     keys, kept = (
         {
-            number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(layer.head_dim)), np.uint8)
+            number: np.zeros((BLOCK, layer.kv_heads, EXACT.head_bytes(getattr(layer, width))), np.uint8)
             for number, layer in layers
             if isinstance(layer, CacheLayer)
         }
-        for _ in "kv"
+        for width in ("head_dim", "value_dim")
     )
     stores = {
         number: np.zeros((1, BLOCK * layer.row + layer.state), np.float32)

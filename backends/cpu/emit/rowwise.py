@@ -37,7 +37,8 @@ def append_(low: Lowering, op: Append) -> None:
         step=StepOf(low.limits.own_blocks(layer)), k=rows_in(k), v=rows_in(v), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), heads=layer.kv_heads,
     )  # fmt: skip
-    low.call(append.append(layer.head_dim, low.cache.keys, low.cache.values), arguments, "batch", "append")
+    kernel = append.append(layer.head_dim, layer.value_dim, low.cache.keys, low.cache.values)
+    low.call(kernel, arguments, "batch", "append")
 
 
 def glu(low: Lowering, op: Glu) -> None:

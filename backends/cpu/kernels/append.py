@@ -18,7 +18,7 @@ class AppendArguments(Struct):
     heads: Int64
 
 
-def append(head_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendArguments]:
+def append(head_dim: int, value_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendArguments]:
     keys, values = CACHE[key_type], CACHE[value_type]
 
     def body(f: Function, a: AppendArguments, thread: Value, threads: Value) -> None:
@@ -30,10 +30,10 @@ def append(head_dim: int, key_type: str, value_type: str) -> PlanKernel[AppendAr
             with f.loop(0, heads) as head:
                 at = block * heads + head
                 k = a.k.address + (row * a.k.stride + head * (4 * head_dim))
-                v = a.v.address + (row * a.v.stride + head * (4 * head_dim))
+                v = a.v.address + (row * a.v.stride + head * (4 * value_dim))
                 k_to = a.k_cache + at * keys.key_bytes(head_dim)
-                v_to = a.v_cache + at * values.value_bytes(head_dim)
+                v_to = a.v_cache + at * values.value_bytes(value_dim)
                 keys.write_key(f, k, k_to, head_dim, position)
-                values.write_value(f, v, v_to, head_dim, position)
+                values.write_value(f, v, v_to, value_dim, position)
 
-    return kernel(f"append_{head_dim}_{key_type}_{value_type}", AppendArguments, body)
+    return kernel(f"append_{head_dim}_{value_dim}_{key_type}_{value_type}", AppendArguments, body)

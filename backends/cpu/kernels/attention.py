@@ -103,25 +103,25 @@ class _Rows:
         """Return the result of a split task for a partition and a head."""
         return self.state(self.partials + (partition * self.shape.kv_heads + head) * self.shape.state_bytes(self.rows))
 
-    def head_row(self, of: Rows, head: Value, row: Value) -> Value:
-        """Return the address in q or y of a query row of a key-value head."""
+    def head_row(self, of: Rows, head: Value, row: Value, head_dim: int) -> Value:
+        """Return the address in q or y of a query row of a key-value head; there, heads are `head_dim` wide."""
         group = self.shape.group
         base = of.address + (self.first + row // group) * of.stride
-        return base + (head * group + row % group) * (4 * self.shape.head_dim)
+        return base + (head * group + row % group) * (4 * head_dim)
 
     def prepare(self, a: AttentionArguments, head: Value, heads: Value) -> None:
         f, shape = self.f, self.shape
         size = query_bytes(shape.keys, shape.head_dim)
         with f.loop(0, heads) as number, f.loop(0, self.rows) as row:
             out = self.queries + (number * self.rows + row) * size
-            x, scale = self.head_row(a.q, head + number, row), a.scale
+            x, scale = self.head_row(a.q, head + number, row, shape.head_dim), a.scale
             prepare(f, shape.keys, x, scale, out, self.head, shape.head_dim)
 
     def block(self, a: AttentionArguments, number: Value, head: Value, queries: Value, state: State) -> None:
         """Add one more cache block to the state of a head."""
-        f, shape, D = self.f, self.shape, self.shape.head_dim
+        f, shape = self.f, self.shape
         softcap = f.splat(a.softcap) if shape.softcap else None
-        key_bytes, value_bytes = shape.keys.key_bytes(D), shape.values.value_bytes(D)
+        key_bytes, value_bytes = shape.keys.key_bytes(shape.head_dim), shape.values.value_bytes(shape.value_dim)
         at = self.physical(number) * shape.kv_heads + head
         keys = a.k_cache + at * key_bytes
         values = a.v_cache + at * value_bytes
@@ -141,11 +141,12 @@ class _Rows:
         one, ahead = self.tokens == 1, isinstance(shape.keys, Blocks)
         due = Reach(values + (value_bytes if ahead else 0), value_bytes) if one else None
         count = f.minimum(self.limits[-1] + 1 - number * BLOCK, BLOCK)  # positions visible to any row
-        scores(f, shape.keys, queries, keys, self.scores, self.rows, D, count, seen, due)
+        scores(f, shape.keys, queries, keys, self.scores, self.rows, shape.head_dim, count, seen, due)
         softmax(f, self.scores, state, self.shrink)
         coming = Reach(keys + key_bytes, key_bytes) if one else None  # of the next head
         weigh(
-            f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, D, count, coming
+            f, shape.values, self.scores, values, state.outputs, self.shrink, self.scaled, self.rows, shape.value_dim,
+            count, coming,
         )  # fmt: skip
 
     def physical(self, number: Value) -> Value:
@@ -182,10 +183,10 @@ class _Rows:
             outputs = self.final.outputs + row * (4 * shape.width)
             parts = [f.load(outputs + 4 * d, f32x16) * inverse for d in range(0, shape.width, LANES)]
             if shape.values.type.rotated:
-                parts = rotate(f, parts, shape.head_dim)
-            target = self.head_row(a.y, head, row)
-            for part, d in zip(parts, range(0, shape.head_dim, LANES), strict=False):
-                f.store_lanes(target + 4 * d, part, min(LANES, shape.head_dim - d))
+                parts = rotate(f, parts, shape.value_dim)
+            target = self.head_row(a.y, head, row, shape.value_dim)
+            for part, d in zip(parts, range(0, shape.value_dim, LANES), strict=False):
+                f.store_lanes(target + 4 * d, part, min(LANES, shape.value_dim - d))
 
 
 def attention(shape: Shape) -> PlanKernel[AttentionArguments]:

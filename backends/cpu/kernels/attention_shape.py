@@ -15,7 +15,8 @@ from localllm.plan import BLOCK
 class Shape:
     """The parameters that a kernel is compiled for."""
 
-    head_dim: int
+    head_dim: int  # width of a key
+    value_dim: int
     group: int  # query heads per key-value head
     kv_heads: int
     key_type: str = "f16"
@@ -29,7 +30,9 @@ class Shape:
     @property
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
-        return f"{self.head_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
+        return (
+            f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
+        )
 
     @property
     def keys(self) -> CacheRow:
@@ -41,7 +44,7 @@ class Shape:
 
     @property
     def width(self) -> int:
-        return self.values.width(self.head_dim)
+        return self.values.width(self.value_dim)
 
     @property
     def tokens(self) -> int:

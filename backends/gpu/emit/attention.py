@@ -17,8 +17,7 @@ from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 def append(low: Lowering, op: Append) -> None:
     layer, k, v = low.plan.attention_layer(op.layer), low.floats(op.k), low.floats(op.v)
     kernel = kernels.AppendHeads(
-        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), STRIDE=v.stride,
-        SLOTS_AT=_slots_at(low, layer),
+        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
     buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=CacheOf(op.layer, "values"))
     low.dispatch("append", "batch", [kernel.launch((2 * layer.kv_heads, ("batch", 1, 1), 1), buffers)])
@@ -32,8 +31,8 @@ def heads_append(low: Lowering, op: HeadsAppend) -> None:
     low.program.ropes |= {query.rotation.rope, rope}
     weights = [low.vector(heads.norm.weight if heads.norm else None) for heads in (key, query)]
     kernel = kernels.AppendRotated(
-        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), STRIDE=v.stride,
-        SLOTS_AT=_slots_at(low, layer), Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
+        MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
+        Q_STRIDE=q.stride, N_ROT=rope.n_rot, NEOX=rope.style == "neox",
         NORMED=None if key.norm is None else True, EPS=None if key.norm is None else float(key.norm.eps),
     )  # fmt: skip
     buffers = kernels.AppendRotatedBuffers(
@@ -53,7 +52,7 @@ def attention(low: Lowering, op: Attention) -> None:
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
-    to = low.deliver(op.out) if layer.head_dim % 32 == 0 else Delivery(low.make(op.out))
+    to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
     tiled = to.floats or low.take(rows, op.out.width)  # tiles make floats only
     shape = kernels.AttentionShape(
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
@@ -61,7 +60,7 @@ def attention(low: Lowering, op: Attention) -> None:
         WINDOW=op.window, CHUNKED=op.chunked, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
         HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
-    partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.head_dim + 2) * 4
+    partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
     keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
     sinks, slopes = low.vector(op.sinks), low.vector(op.slopes)
@@ -71,7 +70,7 @@ def attention(low: Lowering, op: Attention) -> None:
         queries = low.take(rows, op.heads * shape.cache.KEY_SIZE * 5 // 16)  # bytes, two numbers per 32
         prepare = kernels.PrepareQueries(
             HEAD=shape.cache.HEAD, HEADS=op.heads, Q_STRIDE=q.stride, KEY_TYPE=shape.cache.KEY_TYPE,
-            KEY_SIZE=shape.cache.KEY_SIZE, ROTATION=shape.cache.ROTATION,
+            KEY_SIZE=shape.cache.KEY_SIZE, KEY_ROTATION=shape.cache.KEY_ROTATION,
         )  # fmt: skip
         launch = prepare.launch((op.heads, (rows, 1, 1), 1), kernels.PrepareQueriesBuffers(q=q, y=queries))
         low.dispatch("queries", rows, [launch])

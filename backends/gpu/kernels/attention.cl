@@ -3,6 +3,8 @@
 // a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
+#define Y_STRIDE (HEADS * VALUE_HEAD)
+#define STATE (VALUE_HEAD + 2)  // numbers of a row, head and partition
 #define GROUP_PARTS ((GROUP + GROUPED - 1) / GROUPED)
 #define KEY_GROUPS (KEY_SIZE / 32)
 #define VALUE_UNITS (VALUE_SIZE / UNIT_VALUES(VALUE_TYPE))
@@ -51,8 +53,8 @@ DEVICE int first_seen(SHAPE_PARAMETER int position) {
 #ifdef STAGE_attend_partition
 // One partition of PARTITION positions of one row, for up to GROUPED query heads of a key-value head. Partitions begin
 // at multiples of PARTITION whatever the batch, so a row's numbers do not depend on it. Per (row, head, partition) the
-// result is HEAD sums, the largest score and the sum of weights. A work-item has two positions, then some of the numbers
-// of a value in every LANES-th position.
+// result is VALUE_HEAD sums, the largest score and the sum of weights. A work-item has two positions, then some of the
+// numbers of a value in every LANES-th position.
 KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int *step, GLOBAL const int *tables,
                               GLOBAL const uchar *keys, GLOBAL const uchar *values, GLOBAL const float *slopes,
                               GLOBAL float *partial LOCAL_ARGUMENT) {
@@ -144,9 +146,9 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       }
     sum = sum32(sum, s);
     if (mine && (ITEM & 31) == 0) {
-      GLOBAL float *out = partial + (((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * (HEAD + 2);
-      out[HEAD] = largest;
-      out[HEAD + 1] = sum;
+      GLOBAL float *out = partial + (((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * STATE;
+      out[VALUE_HEAD] = largest;
+      out[VALUE_HEAD + 1] = sum;
     }
   }
 
@@ -176,9 +178,9 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       BARRIER();
     }
   }
-  for (int i = ITEM; i < heads * HEAD; i += 128) {
-    int g = i / HEAD, d = i % HEAD;
-    partial[(((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * (HEAD + 2) + d] = own[g * VALUE_SIZE + d];
+  for (int i = ITEM; i < heads * VALUE_HEAD; i += 128) {
+    int g = i / VALUE_HEAD, d = i % VALUE_HEAD;
+    partial[(((size_t)row * HEADS + head0 + g) * PARTITIONS + GROUP_Y) * STATE + d] = own[g * VALUE_SIZE + d];
   }
 }
 #endif
@@ -189,29 +191,29 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
   LOCAL_MEMORY
   LOCAL float *out = local_memory + 128;
   int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
-  GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * (HEAD + 2);
+  GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * STATE;
   int from = first_seen(SHAPE position) / PARTITION, stop = position / PARTITION + 1;
   float largest = LOWEST, weight = 0.0f;
 #if HAS_SINKS
   largest = sinks[head];
 #endif
-  for (int i = from; i < stop; i++) largest = FMAX(largest, in[i * (HEAD + 2) + HEAD]);
+  for (int i = from; i < stop; i++) largest = FMAX(largest, in[i * STATE + VALUE_HEAD]);
 #if HAS_SINKS
   weight = exponential(sinks[head] - largest);
 #endif
   for (int i = from; i < stop; i++)
-    weight = FMA(exponential(in[i * (HEAD + 2) + HEAD] - largest), in[i * (HEAD + 2) + HEAD + 1], weight);
-  for (int d = ITEM; d < HEAD; d += 128) {
+    weight = FMA(exponential(in[i * STATE + VALUE_HEAD] - largest), in[i * STATE + VALUE_HEAD + 1], weight);
+  for (int d = ITEM; d < VALUE_HEAD; d += 128) {
     float sum = 0.0f;
     for (int i = from; i < stop; i++)
-      sum = FMA(exponential(in[i * (HEAD + 2) + HEAD] - largest), in[i * (HEAD + 2) + d], sum);
+      sum = FMA(exponential(in[i * STATE + VALUE_HEAD] - largest), in[i * STATE + d], sum);
     out[d] = sum / weight;
   }
-  hadamard(SHAPE VALUE_TYPE, out, 1, HEAD);
-  for (int base = 0; base < HEAD; base += 128) {
-    int d = base + ITEM, i = d < HEAD ? head * HEAD + d : Q_STRIDE;  // Q_STRIDE: beyond the row
-    float v = out[smaller(d, HEAD - 1)];
-    deliver(v, i, Q_STRIDE, y + (size_t)row * Q_STRIDE, blocks + (size_t)row * BLOCKS_STRIDE, local_memory);
+  hadamard(VALUE_TYPE, VALUE_HEAD, VALUE_ROTATION, out, 1, VALUE_HEAD);
+  for (int base = 0; base < VALUE_HEAD; base += 128) {
+    int d = base + ITEM, i = d < VALUE_HEAD ? head * VALUE_HEAD + d : Y_STRIDE;  // Y_STRIDE: beyond the row
+    float v = out[smaller(d, VALUE_HEAD - 1)];
+    deliver(v, i, Y_STRIDE, y + (size_t)row * Y_STRIDE, blocks + (size_t)row * BLOCKS_STRIDE, local_memory);
   }
 }
 #endif
@@ -327,7 +329,7 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
       for (int r = 0; r < ROWS_EACH; r++) a[r] = p[(ty + 8 * r) * (TILE_KEYS + 1) + j];
       for (int i = 0; i < DIMENSIONS_EACH; i++) {
         int d = tx + 16 * i;
-        float v = d < HEAD ? kl[j * stride + d] : 0.0f;
+        float v = d < VALUE_HEAD ? kl[j * stride + d] : 0.0f;
         for (int r = 0; r < ROWS_EACH; r++) sum[r][i] = FMA(a[r], v, sum[r][i]);
       }
     }
@@ -335,9 +337,11 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
   }
   for (int r = 0; r < ROWS_EACH; r++)
     for (int i = 0; i < DIMENSIONS_EACH; i++)
-      if (tx + 16 * i < HEAD) ql[(ty + 8 * r) * stride + tx + 16 * i] = sum[r][i] / weight[ty + 8 * r];
-  hadamard(SHAPE VALUE_TYPE, ql, OWN_ROWS, stride);
-  for (int i = ITEM; i < rows * HEAD; i += 128)
-    y[(size_t)(row0 + i / HEAD) * Q_STRIDE + head * HEAD + i % HEAD] = ql[i / HEAD * stride + i % HEAD];
+      if (tx + 16 * i < VALUE_HEAD) ql[(ty + 8 * r) * stride + tx + 16 * i] = sum[r][i] / weight[ty + 8 * r];
+  hadamard(VALUE_TYPE, VALUE_HEAD, VALUE_ROTATION, ql, OWN_ROWS, stride);
+  for (int i = ITEM; i < rows * VALUE_HEAD; i += 128) {
+    int r = i / VALUE_HEAD, d = i % VALUE_HEAD;
+    y[(size_t)(row0 + r) * Y_STRIDE + head * VALUE_HEAD + d] = ql[r * stride + d];
+  }
 }
 #endif

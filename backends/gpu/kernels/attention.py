@@ -31,7 +31,7 @@ GROUPED = 8  # query heads per work-group
 TILE_ROWS = 32  # rows per tile of prefill attention
 # Maximum of values of a head -> rows and keys of a work-group of prefill's attention, so that it stays within 48 KiB of
 # local memory, and the step in dimensions of its work-items.
-TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32)}
+TILES = {64: (32, 64, 4), 128: (32, 32, 8), 192: (16, 32, 12), 256: (16, 16, 16), 512: (8, 8, 32), 640: (8, 8, 40)}
 
 
 def partitions(limits: Limits) -> int:
@@ -46,20 +46,26 @@ def grouped(group: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheShape(Macros):
-    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words of a position, bytes of a head."""
+    """The cache of a layer. Types are `CacheRow.number`; sizes are values and words of a position, bytes of a head.
+
+    HEAD and VALUE_HEAD are the widths of keys and of values, without the zeros that pad them; ROTATION is the factor of
+    the Hadamard rotation.
+    """
 
     HEAD: Shape
     KV_HEADS: Shape
     BLOCK_TOKENS: int
-    ROTATION: Factor
     KEY_TYPE: Shape
     KEY_SIZE: Shape
     KEY_WORDS: Shape
     KEY_BYTES: Shape
+    KEY_ROTATION: Factor
+    VALUE_HEAD: Shape
     VALUE_TYPE: Shape
     VALUE_SIZE: Shape
     VALUE_WORDS: Shape
     VALUE_BYTES: Shape
+    VALUE_ROTATION: Factor
 
     @property
     def largest(self) -> int:
@@ -77,13 +83,18 @@ class CacheShape(Macros):
 
 
 def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
-    head, keys, values = layer.head_dim, CACHE[cache.keys], CACHE[cache.values]
+    head, value, keys, values = layer.head_dim, layer.value_dim, CACHE[cache.keys], CACHE[cache.values]
     return CacheShape(
-        HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, ROTATION=float(np.float32(rotation(head) ** -0.5)),
-        KEY_TYPE=keys.number, KEY_SIZE=keys.size(head), KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head),
-        VALUE_TYPE=values.number, VALUE_SIZE=values.size(head), VALUE_WORDS=values.words(head),
-        VALUE_BYTES=values.bytes(head),
+        HEAD=head, KV_HEADS=layer.kv_heads, BLOCK_TOKENS=BLOCK, KEY_TYPE=keys.number, KEY_SIZE=keys.size(head),
+        KEY_WORDS=keys.words(head), KEY_BYTES=keys.bytes(head), KEY_ROTATION=_rotation(head), VALUE_HEAD=value,
+        VALUE_TYPE=values.number, VALUE_SIZE=values.size(value), VALUE_WORDS=values.words(value),
+        VALUE_BYTES=values.bytes(value), VALUE_ROTATION=_rotation(value),
     )  # fmt: skip
+
+
+def _rotation(head_dim: int) -> float:
+    """Return the factor of the Hadamard rotation."""
+    return float(np.float32(rotation(head_dim) ** -0.5))
 
 
 # -- keys, values and queries ------------------------------------------------------------------------------------------
@@ -105,7 +116,6 @@ class AppendHeads(Kernel[AppendHeadsBuffers]):
     name, parts, flag = "append", "blocks cache", "APPEND"
     MAX_ROWS: Shape
     cache: CacheShape
-    STRIDE: Shape
     ROTATED: bool = False
     SLOTS_AT: Shape
 
@@ -136,7 +146,6 @@ class AppendRotated(Kernel[AppendRotatedBuffers]):
     name, parts, flag = "append", "rotate blocks cache", "APPEND"
     MAX_ROWS: Shape
     cache: CacheShape
-    STRIDE: Shape
     ROTATED: bool = True
     SLOTS_AT: Shape
     Q_STRIDE: Shape
@@ -166,7 +175,7 @@ class PrepareQueries(Kernel[PrepareQueriesBuffers]):
     Q_STRIDE: Shape
     KEY_TYPE: Shape
     KEY_SIZE: Shape
-    ROTATION: Factor
+    KEY_ROTATION: Factor
 
     @property
     def local_floats(self) -> int:

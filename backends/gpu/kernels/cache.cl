@@ -1,6 +1,7 @@
 // What the paged cache holds (backends.cache says what, backends.gpu.cachetypes where): numbers in words, units of some
-// values that are read together, and the Hadamard rotation. Constants: HEAD, KV_HEADS, BLOCK_TOKENS, ROTATION, and of keys
-// and of values the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the BYTES of a head's block.
+// values that are read together, and the Hadamard rotation. Constants: KV_HEADS, BLOCK_TOKENS, HEAD and VALUE_HEAD (widths
+// of keys and of values), and of both the TYPE, the SIZE of a head with what fills it up, the WORDS of a position, the
+// BYTES of a head's block, the factor of the ROTATION.
 
 #define F32_CACHE 0
 #define F16_CACHE 1
@@ -95,14 +96,15 @@ DEVICE int unit_dimension(int type, int unit, int n) {
   return unit / 4 * 32 + unit % 4 * 4 + n + (n < 4 ? 0 : 12);
 }
 
-// `count` heads, `stride` apart, rotated where their type is: butterflies, then 1 / sqrt(values in one rotation). The
-// barriers are not in a branch, of which PoCL would make two copies of the rest of the kernel.
-DEVICE void hadamard(SHAPE_PARAMETER int type, LOCAL float *x, int count, int stride) {
-  int size = IS_ROTATED(type) ? HEAD & -HEAD : 1;
+// `count` heads of `width` numbers, `stride` apart, rotated where their type is: butterflies, then times `factor`, which is
+// 1 / sqrt(values in one rotation). The barriers are not in a branch, of which PoCL would make two copies of the rest of
+// the kernel.
+DEVICE void hadamard(int type, int width, float factor, LOCAL float *x, int count, int stride) {
+  int size = IS_ROTATED(type) ? width & -width : 1;
   for (int span = 1; span < size; span <<= 1) {
     BARRIER();
-    for (int i = ITEM; i < count * (HEAD / 2); i += 128) {
-      int n = i % (HEAD / 2), a = i / (HEAD / 2) * stride + 2 * n - (n & (span - 1));
+    for (int i = ITEM; i < count * (width / 2); i += 128) {
+      int n = i % (width / 2), a = i / (width / 2) * stride + 2 * n - (n & (span - 1));
       float u = x[a], w = x[a + span];
       x[a] = u + w;
       x[a + span] = u - w;
@@ -110,7 +112,7 @@ DEVICE void hadamard(SHAPE_PARAMETER int type, LOCAL float *x, int count, int st
   }
   BARRIER();
   if (IS_ROTATED(type))
-    for (int i = ITEM; i < count * HEAD; i += 128) x[i / HEAD * stride + i % HEAD] *= ROTATION;
+    for (int i = ITEM; i < count * width; i += 128) x[i / width * stride + i % width] *= factor;
   BARRIER();
 }
 
@@ -191,7 +193,8 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   LOCAL_MEMORY
   LOCAL float *s = local_memory, *x = s + 128;
   int second = GROUP_X >= KV_HEADS, own = GROUP_X % KV_HEADS, slot = SLOTS_OF(step)[GROUP_Y], position = slot % BLOCK_TOKENS;
-  GLOBAL const float *in = (second ? v : k) + (size_t)GROUP_Y * STRIDE + own * HEAD;
+  int width = second ? VALUE_HEAD : HEAD;
+  GLOBAL const float *in = (second ? v : k) + ((size_t)GROUP_Y * KV_HEADS + own) * width;
 #if ROTATED
   int query = GROUP_X - 2 * KV_HEADS;
   size_t of_query = (size_t)GROUP_Y * Q_STRIDE + query * HEAD, angles = (size_t)POSITIONS_OF(step)[GROUP_Y] * N_ROT;
@@ -216,14 +219,14 @@ KERNEL(128, append)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const float *v
   GLOBAL ushort *scales = (GLOBAL ushort *)(to + 4 * BLOCK_TOKENS * words) + (second ? position * groups : position);
   float largest = type == F32_CACHE ? 3.40282347e38f : type == BF16_CACHE ? 3.38953139e38f : type == FP8_CACHE ? 448.0f : 65504.0f;
   for (int i = ITEM; i < size; i += 128) {
-    float number = i < HEAD ? in[i] : 0.0f;
+    float number = i < width ? in[i] : 0.0f;
 #if ROTATED
     if (!second && i < HEAD) number = rotated(SHAPE NUMBER(i), NUMBER(partner(SHAPE i)), i, key_table + angles);
 #endif
     x[i] = within(number, largest);
   }
-  hadamard(SHAPE type, x, 1, HEAD);
-  for (int i = ITEM; i < smaller(HEAD, size); i += 128) x[i] = within(x[i], largest);
+  hadamard(type, width, second ? VALUE_ROTATION : KEY_ROTATION, x, 1, width);
+  for (int i = ITEM; i < smaller(width, size); i += 128) x[i] = within(x[i], largest);
   BARRIER();
   if (!IN_BLOCKS(type)) {
     groups = 0;
@@ -277,7 +280,7 @@ KERNEL(128, prepare_queries)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL float
   q += (size_t)GROUP_Y * Q_STRIDE + GROUP_X * HEAD;
   y += ((size_t)GROUP_Y * HEADS + GROUP_X) * (KEY_SIZE / 4 + 2 * groups);
   for (int i = ITEM; i < KEY_SIZE; i += 128) x[i] = i < HEAD ? q[i] : 0.0f;
-  hadamard(SHAPE KEY_TYPE, x, 1, HEAD);
+  hadamard(KEY_TYPE, HEAD, KEY_ROTATION, x, 1, HEAD);
   for (int base = 0; base < groups; base += 4) {
     int group = base + (ITEM >> 5), at = 32 * group + (ITEM & 31);
     float scale, integer = (float)signed_byte(group < groups ? x[at] : 0.0f, &scale, s), sum = sum32(integer, s);

@@ -71,7 +71,7 @@ def test_a_row_is_shared_out_and_a_prompt_is_not() -> None:
         (8, 2, 100 * PARTITION * BLOCK, 1, 8),
         (1, 8, 100 * PARTITION * BLOCK, 1, 1),
     ):
-        sharing = Sharing(Shape(64, 4, kv_heads), 0, limits, threads)
+        sharing = Sharing(Shape(64, 64, 4, kv_heads), 0, limits, threads)
         one = np.array([position], np.int32)
         row = Batch(one, one, one, np.zeros(1, np.int32), np.zeros((1, 512), np.int32), one)
         sharing.fill(row, position)

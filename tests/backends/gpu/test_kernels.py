@@ -82,7 +82,7 @@ def test_every_kernel_is_declared_with_the_signatures_of_its_source() -> None:
     assert sum(map(len, found.values())) == len(found) + 4  # products of one matrix, and appends, have two each
 
 
-CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64))
+CACHE = attention.cache_shape(CacheTypes(), CacheLayer(2, 64, 64))
 PRODUCT = Product(
     K=64, N=32, X_STRIDE=64, Y_STRIDE=32, RESIDUAL_STRIDE=32, FACTOR=1.0, COUNT_AT=0, HAS_BIAS=False, HAS_RESIDUAL=False
 )
@@ -165,7 +165,7 @@ def test_products_of_experts_take_the_choices_and_others_do_not() -> None:
 
 def test_heads_that_no_tile_fits_are_refused() -> None:
     with pytest.raises(BackendError, match="heads of 1024 values do not fit on the GPU, at most 512 do"):
-        _ = attention.cache_shape(CacheTypes(), CacheLayer(1, 1024)).tile
+        _ = attention.cache_shape(CacheTypes(), CacheLayer(1, 1024, 1024)).tile
 
 
 def test_there_is_an_emitter_for_every_operation() -> None:

@@ -83,8 +83,7 @@ WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Decode and prefill of two sequences in one batch, over several blocks and partitions; then one continues from a
     copy of the other's blocks."""
-    width = (h.heads + 2 * h.kv_heads) * h.head_dim
-    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, width)).astype(np.float32)
+    values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)
     plan = record(MemoryWeight.of("table", values), attend(h))
     ours, theirs = (Driver(bind(b, plan, 300, 16, cache), sequences=2) for b in (gpu, ReferenceBackend()))
     slack = attention_slack(values, h, 6 * BLOCK)
