@@ -32,6 +32,7 @@ from localllm.plan import (
     Excess,
     Experts,
     Glu,
+    HeadLinear,
     Join,
     Linear,
     LinearAttention,
@@ -124,6 +125,15 @@ def _linear(state: State, op: Linear) -> None:
     y *= op.scale
     if op.bias is not None:
         y += state.weight(op.bias)
+    state.write(op.out, y)
+
+
+def _head_linear(state: State, op: HeadLinear) -> None:
+    weight = state.weight(op.weight)
+    x = state.read(op.x).reshape(-1, len(weight), weight.shape[2])  # (rows, heads, columns)
+    y = np.empty((len(x), op.out.width))
+    for row in range(len(x)):  # as in `_linear`
+        y[row] = np.concatenate([matrix @ own for matrix, own in zip(weight, x[row], strict=True)])
     state.write(op.out, y)
 
 
@@ -369,6 +379,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Embed: _embed,
     Norm: _norm,
     Linear: _linear,
+    HeadLinear: _head_linear,
     Rotate: _rotate,
     Append: _append,
     Attention: _attention,

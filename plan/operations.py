@@ -79,6 +79,24 @@ class Linear(Unary):
 
 
 @dataclass(frozen=True, slots=True)
+class HeadLinear(Unary):
+    """out[h] = x[h] @ weight[h].T for each head: a row of x is a slice per head, and so is a row of the result.
+
+    `weight` is (heads, rows, columns), with an even number of columns.
+    """
+
+    weight: Weight
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return (self.weight,)
+
+    @property
+    def flops(self) -> int:
+        return 2 * prod(self.weight.shape)
+
+
+@dataclass(frozen=True, slots=True)
 class Rotate(Unary):
     """out = x with every head of `head_dim` rotated to its row's position; rows whose logits are wanted keep theirs."""
 

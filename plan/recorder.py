@@ -20,6 +20,7 @@ from localllm.plan.operations import (
     Gating,
     Glu,
     GluActivation,
+    HeadLinear,
     Join,
     Linear,
     Match,
@@ -84,6 +85,14 @@ class Recorder:
     def linear(self, x: Value, weight: Tensor, bias: Tensor | None = None, scale: float = 1.0) -> Value:
         out = self._value(weight.shape[0], x.rows, weight.name)
         self._operations.append(Linear(out, x, Weight.of(weight), _given(bias), scale))
+        return out
+
+    def head_linear(self, x: Value, weight: Tensor) -> Value:
+        heads, rows, columns = weight.shape
+        assert x.width == heads * columns, f"{weight.name}: {heads} heads of {columns} for rows of {x.width}"
+        assert columns % 2 == 0, f"{weight.name}: {columns} columns, not an even number"
+        out = self._value(heads * rows, x.rows, weight.name)
+        self._operations.append(HeadLinear(out, x, Weight.of(weight)))
         return out
 
     def rotate(self, x: Value, head_dim: int, rope: Rope) -> Value:

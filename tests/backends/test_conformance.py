@@ -8,7 +8,7 @@ with quantized weights has a file of its own, `test_linear.py`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -139,6 +139,17 @@ def product(*weights: MemoryWeight) -> Slack:
     return slack
 
 
+def of_heads(weight: MemoryWeight) -> Slack:
+    """`product` of each head's slice of x with the head's matrix."""
+    matrices = [MemoryWeight.of(weight.name, matrix, weight.format) for matrix in weight.values()]
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        slices = [np.split(rows, len(matrices), axis=1) for rows in (x, truth)]
+        return np.concatenate([product(w)(*own) for w, *own in zip(matrices, *slices, strict=True)], axis=1)
+
+    return slack
+
+
 # -- the table -------------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +253,14 @@ for format in ("F32", "F16", "BF16"):
         CASES[f"linear {format} {rows} x {columns}, scale and bias"] = Case(
             columns, lambda r, x, w=w, b=b: r.linear(x, w, b, 0.3), product(w)
         )
+for format, heads, rows, columns in (
+    ("F32", 3, 5, 14), ("F16", 2, 70, 34), ("BF16", 3, 33, 18), ("F32", 5, 32, 64), ("F16", 1, 64, 96),
+):  # fmt: skip
+    w = stored(f"heads{rows}", format, (heads * rows, columns))
+    w = replace(w, shape=(heads, rows, columns))
+    CASES[f"head linear {format} {heads} x {rows} x {columns}"] = Case(
+        heads * columns, lambda r, x, w=w: r.head_linear(x, w), of_heads(w)
+    )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
 CASES |= {
@@ -278,6 +297,38 @@ def test_rows(cpu: CpuBackend, name: str) -> None:
     assert (np.abs(whole - truth) <= slack).all(), np.abs(whole - truth).max()
     for rows in ROWS:
         np.testing.assert_array_equal(feed(ours, tokens, [rows]), whole)
+
+
+def head_matrices(format: str, rows: int) -> MemoryWeight:
+    """Two matrices (rows, columns) of a format, as one stack."""
+    columns = max(quant.FORMATS[format].block_values, 30)
+    return replace(stored("heads", format, (2 * rows, columns)), shape=(2, rows, columns))
+
+
+def side_by_side(weight: MemoryWeight) -> Build:
+    """`head_linear`, as a product for each head."""
+    _, rows, columns = weight.shape
+
+    def build(r: Recorder, x: Value) -> Value:
+        parts = [
+            replace(weight, name=str(n), shape=(rows, columns), rows=weight.rows[n * rows :][:rows]) for n in (0, 1)
+        ]
+        a, b = (r.linear(r.columns(x, n * columns, (n + 1) * columns), part) for n, part in enumerate(parts))
+        return r.join(a, b)
+
+    return build
+
+
+@pytest.mark.parametrize("rows", [32, 41])
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_head_has_the_bits_of_a_product_of_its_own(cpu: CpuBackend, format: str, rows: int) -> None:
+    weight = head_matrices(format, rows)
+    embedding = table(2 * weight.shape[2])
+    ours = bind(cpu, record(embedding, lambda r, x: r.head_linear(x, weight)))
+    theirs = bind(cpu, record(embedding, side_by_side(weight)))
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
+    for sizes in ([], [1, 2, 17]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), feed(theirs, tokens))
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -10,7 +10,19 @@ import pytest
 from localllm.backends.cache import CACHE_TYPES
 from localllm.backends.reference import _dequantize
 from localllm.backends.reference_operations import OPERATIONS, State
-from localllm.plan import BLOCK, Append, Batch, CacheLayer, Experts, Linear, Operation, Plan, Recorder, Value
+from localllm.plan import (
+    BLOCK,
+    Append,
+    Batch,
+    CacheLayer,
+    Experts,
+    HeadLinear,
+    Linear,
+    Operation,
+    Plan,
+    Recorder,
+    Value,
+)  # fmt: skip
 from tests.models.support import EVERY_OPERATION, MemoryWeight, stack
 from tests.plan.support import MODELS, RECORDED, tiny_plan
 
@@ -86,7 +98,8 @@ def test_products_are_of_inputs_and_matrices(name: str) -> None:
         for value, weight in op.products:
             assert weight in op.matrices
             assert value.width == weight.shape[-1]
-        assert bool(op.products) == isinstance(op, Linear | Experts) == bool(op.flops)
+        assert bool(op.products) == isinstance(op, Linear | Experts)
+        assert bool(op.flops) == isinstance(op, Linear | Experts | HeadLinear)
 
 
 def weight(*shape: int) -> MemoryWeight:

@@ -11,18 +11,18 @@ from localllm.plan import Columns, Join, Rows
 
 def columns(low: Lowering, op: Columns) -> None:
     x, count = low.floats(op.x), op.stop - op.start
-    _copy(low, op.x.rows, x, low.make(op.out), op.groups, count, (op.start, op.x.width // op.groups), (0, count))
+    copy_columns(low, op.x.rows, x, low.make(op.out), op.groups, count, (op.start, op.x.width // op.groups), (0, count))
 
 
 def join(low: Lowering, op: Join) -> None:
     sources, y, first = [low.floats(x) for x in (op.a, op.b)], low.make(op.out), 0
     for value, x in zip((op.a, op.b), sources, strict=True):
         count = value.width // op.groups
-        _copy(low, op.out.rows, x, y, op.groups, count, (0, count), (first, op.out.width // op.groups))
+        copy_columns(low, op.out.rows, x, y, op.groups, count, (0, count), (first, op.out.width // op.groups))
         first += count
 
 
-def _copy(
+def copy_columns(
     low: Lowering, rows: Rows, x: Buffer, y: Buffer, groups: int, count: int, source: tuple[int, int],
     target: tuple[int, int],
 ) -> None:  # fmt: skip

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.cpu.arguments import RowsOrNone
+from localllm.backends.cpu.buffers import float_stride
+from localllm.backends.cpu.emit.columns import copy_columns
+from localllm.backends.cpu.kernels import heads as heads_
 from localllm.backends.cpu.kernels import linear, matrix
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import COUNTER, BufferOf, CountOf, PanelsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Embed, Linear, LinearAdd, Value
+from localllm.backends.cpu.unpack import INTEGER_PANELS
+from localllm.plan import Embed, HeadLinear, Linear, LinearAdd, Value
 
 NOTHING = RowsOrNone(address=0, stride=0)
 
@@ -44,3 +48,20 @@ def _linear(low: Lowering, op: Linear, out: Value, x: Buffer, residual: Buffer |
         rows=CountOf(op.x.rows), counter=COUNTER,
     )  # fmt: skip
     low.call(linear.linear(op.weight.format), arguments, "tasks", op.weight.name)
+
+
+def head_linear(low: Lowering, op: HeadLinear) -> None:
+    """Kernels write whole panels: if heads are not whole panels wide, they go to a buffer of their own first."""
+    (heads, rows, _), panels = op.weight.shape, low.panels[op.weight.name]
+    x, y, padded = low.operand(op.x, op.weight), low.make(op.out), panels.panels * LANES
+    target = y if rows == padded else low.values.take(op.x.rows, float_stride(heads * padded))
+    arguments = heads_.HeadLinearArguments(
+        weights=PanelsOf(op.weight), blocks=panels.blocks, panels=panels.panels, panel_bytes=panels.panel_bytes,
+        chunk=panels.tile_chunk(low.threads) if op.weight.format in INTEGER_PANELS else panels.chunk(low.threads),
+        scratch=low.scratch_rows["unpacked weights"], x=rows_in(x), y=output_to(target), bias=0, counter=COUNTER,
+        heads=heads, head_bytes=panels.expert_bytes, y_head=4 * padded, rows=CountOf(op.x.rows),
+    )  # fmt: skip
+    low.call(heads_.head_linear(op.weight.format), arguments, "tasks", op.weight.name)
+    if target is not y:
+        copy_columns(low, op.x.rows, target, y, heads, rows, (0, padded), (0, rows))
+        low.values.give(target)

@@ -175,14 +175,15 @@ def _float_rows(
 # -- quantized formats, few rows -------------------------------------------------------------------------------------
 
 
-def _arithmetic(panel: IntegerPanel) -> ModuleType:
+def arithmetic(panel: IntegerPanel) -> ModuleType:
+    """Return the module that multiplies blocks of a format."""
     return blocks if panel.super_scales is None else super_blocks
 
 
 def _direct_rows(
     f: Function, a: Product, panel: IntegerPanel, place: Operands, rows: Value, first: Value, last: Value
 ) -> None:
-    way = _arithmetic(panel)
+    way = arithmetic(panel)
 
     def tile(row: Value, size: int) -> None:
         with f.loop(first, last) as p:
@@ -210,7 +211,7 @@ def _tiled_rows(
     first: Value,
     last: Value,
 ) -> None:
-    way = _arithmetic(panel)
+    way = arithmetic(panel)
     in_pairs = wide.used(f.isa, panel)
     unpacking = wide if in_pairs else way
     per_block, size_ = panel.block_values // way.VALUES, unpacking.tile_bytes(f.isa, panel)

@@ -9,11 +9,11 @@ from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.emit.rowwise import elements, glu_expression
 from localllm.backends.gpu.kernels import products, rowwise
-from localllm.backends.gpu.kernels.kernel import Grid, Launch
-from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, Product, ProductBuffers, block_words
-from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering, ValueForms
+from localllm.backends.gpu.kernels.kernel import Grid, Kernel, Launch
+from localllm.backends.gpu.kernels.products import COLUMNS, SOME_ROWS, HeadProduct, Product, ProductBuffers, block_words
+from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Forms, Lowering, TakenForms, ValueForms
 from localllm.backends.gpu.references import Fixed, Reference
-from localllm.plan import Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
+from localllm.plan import HeadLinear, Linear, LinearAdd, LinearGlu, LinearGroup, Rows, Weight
 
 MOST_TOGETHER = 3  # matrices of one launch
 
@@ -99,6 +99,37 @@ def _tiles(
         return kernel.launch(_grid(op.x.rows, y.stride, tile.w, tile.x), buffers)
 
     return tiles(min(most, SOME_ROWS)), tiles(most)
+
+
+def head_linear(low: Lowering, op: HeadLinear) -> None:
+    """To the kernels that prepare activations, the slices of the heads are rows."""
+    weight, rows, (heads, n, k) = op.weight, op.x.rows, op.weight.shape
+    forms = TakenForms(low, rows, heads, {FLOATS: low.floats(op.x)})
+    narrow, wide = inputs(low, forms, weight, rows, heads)
+    matrix, y = low.matrix(weight), low.make(op.out)
+
+    def product(x: Input) -> HeadProduct:
+        return HeadProduct(
+            K=k, N=n, X_STRIDE=heads * x.stride, Y_STRIDE=heads * n, HEADS=heads, X_HEAD=x.stride,
+            COUNT_AT=int(rows == "logits"),
+        )  # fmt: skip
+
+    def launch(kernel: Kernel[ProductBuffers], x: Input, each: int, columns: int) -> Launch:
+        buffers = ProductBuffers(w=matrix, x=x.buffer, y=y, bias=Fixed.NOTHING, residual=Fixed.NOTHING)
+        return kernel.launch((-(-n // each), (rows, columns, 1), heads), buffers)
+
+    def tiles(most: int) -> Launch:
+        kernel, tile = products.tile_kernel(weight.format, most, product(wide), low.compute)
+        return launch(kernel, wide, tile.w, tile.x)
+
+    one, few = (
+        launch(products.Matvec(format=weight.format, COLUMNS=columns, product=product(narrow)), narrow, 4, columns)
+        for columns in (1, COLUMNS)
+    )
+    most = low.rows[rows]
+    low.dispatch(weight.name, rows, [few], [tiles(most)], [one], [tiles(min(most, SOME_ROWS))])
+    del forms.buffers[FLOATS]
+    low.give(*forms.buffers.values())
 
 
 # -- several products of the same rows in one launch, if rows are few --------------------------------------------------

@@ -3,7 +3,8 @@
 // A row of quantized activations is K int8, then K / 32 scales, then K / 16 sums times scale, X_STRIDE words in all.
 
 // With EXPERTS rows are pairs of a row and one of its experts; PER_ROW pairs read the same input row. The mat-vec goes by
-// the experts of the pairs, tiles by what group_pairs made of them.
+// the experts of the pairs, tiles by what group_pairs made of them. With HEADS there is a matrix per head, and X_HEAD
+// elements of a row of activations; work-groups of a head have its number as their third.
 #ifdef EXPERTS
 #define EXPERT_ARGUMENTS , GLOBAL const int *choices, GLOBAL const float *scales
 #define BEGIN_TILE(size) \
@@ -16,12 +17,27 @@
 #define INPUT_ROW(at) (pairs[smaller(at, count - 1)] / PER_ROW)
 #else
 #define EXPERT_ARGUMENTS
-#define BEGIN_TILE(size) \
-  int count = step[COUNT_AT], first = GROUP_Y * size; \
+#ifdef HEADS
+#define BEGIN_MATRIX \
+  size_t rows = (size_t)HEADS * N, bias_at = (size_t)GROUP_Z * N; \
+  x += (size_t)GROUP_Z * X_HEAD; \
+  y += bias_at; \
+  float factor = FACTOR;
+#else
+#define BEGIN_MATRIX \
   size_t rows = N, bias_at = 0; \
   float factor = FACTOR;
+#endif
+#define BEGIN_TILE(size) \
+  BEGIN_MATRIX \
+  int count = step[COUNT_AT], first = GROUP_Y * size;
 #define OUTPUT_ROW(at) (first + (at))
 #define INPUT_ROW(at) smaller(first + (at), count - 1)
+#endif
+#ifdef HEADS
+#define X_STEP X_HEAD  // what rows, and slices of them, are multiples of
+#else
+#define X_STEP X_STRIDE
 #endif
 #define LINEAR_ARGUMENTS \
   SHAPE_PARAMETER GLOBAL const uchar *RESTRICT w, GLOBAL const float *RESTRICT x, GLOBAL float *RESTRICT y, GLOBAL const int *step, \
@@ -88,7 +104,7 @@ DEVICE void row_products(SHAPE_PARAMETER GLOBAL const uchar **w, size_t rows, si
     for (int j = 0; j < COLUMNS; j++) {
       if (j < columns) {
         GLOBAL const float *r = x + (size_t)j * X_STRIDE;
-        eight_words((GLOBAL const uchar *)(r + 8 * c), X_STRIDE % 4 == 0, (uint *)xq);
+        eight_words((GLOBAL const uchar *)(r + 8 * c), X_STEP % 4 == 0, (uint *)xq);
         GLOBAL const float *sums = r + K / 4 + K / 32 + 2 * c;
         float d = r[K / 4 + c], low = sums[0], high = sums[1];
         for (int i = 0; i < MATRICES; i++)
@@ -124,8 +140,8 @@ KERNEL(128, matvec)(LINEAR_ARGUMENTS LOCAL_ARGUMENT) {
   x += (size_t)(column / PER_ROW) * X_STRIDE;
 #else
   int columns = COLUMNS_FROM(column);
-  size_t rows = N, bias_at = 0;
-  float factor = FACTOR;
+  BEGIN_MATRIX
+  own += bias_at;
   x += (size_t)column * X_STRIDE;
 #endif
   GLOBAL const uchar *matrix = w;

@@ -74,10 +74,10 @@ def tiles_of(format: str) -> tuple[Tile, ...]:
     return TILES[1:] if packing is not None and packing.halves == 2 else TILES
 
 
-def tile_of(format: str, n: int, rows: int) -> Tile:
-    """Return the largest tile that fills a GPU with a product of `n` matrix rows and `rows` activation rows."""
+def tile_of(format: str, n: int, rows: int, heads: int = 1) -> Tile:
+    """Return the largest tile that fills a GPU with products of `n` matrix rows and `rows` activation rows."""
     tiles = tiles_of(format)
-    return next((tile for tile in tiles if -(-n // tile.w) * -(-rows // tile.x) >= FULL), tiles[-1])
+    return next((tile for tile in tiles if heads * -(-n // tile.w) * -(-rows // tile.x) >= FULL), tiles[-1])
 
 
 def grouped(rows: int, used: int, experts: int) -> bool:
@@ -123,6 +123,26 @@ class ExpertProduct(Macros):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadProduct(Macros):
+    """The shape of the products of each head's slice of a row, X_HEAD elements, with the head's own matrix."""
+
+    K: Shape
+    N: Shape
+    X_STRIDE: Shape
+    Y_STRIDE: Shape
+    HEADS: Shape
+    X_HEAD: Shape
+    RESIDUAL_STRIDE: Shape = 0
+    FACTOR: Factor = 1.0
+    COUNT_AT: Shape
+    HAS_BIAS: bool = False
+    HAS_RESIDUAL: bool = False
+
+
+AnyProduct = Product | ExpertProduct | HeadProduct
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertBuffers(Buffers):
     """The experts of the pairs: chosen row by row, or grouped by expert."""
 
@@ -149,7 +169,7 @@ class Matvec(Kernel[ProductBuffers]):
     format: str
     COLUMNS: int
     MATRICES: int = 1
-    product: Product | ExpertProduct
+    product: AnyProduct
 
     @property
     def local_floats(self) -> int:
@@ -165,7 +185,7 @@ class Matmul(Kernel[ProductBuffers]):
 
     name, parts, flag = "matmul", "linear", "MATMUL"
     format: str
-    product: Product | ExpertProduct
+    product: AnyProduct
 
     @property
     def local_floats(self) -> int:
@@ -186,7 +206,7 @@ class Tensor(Kernel[ProductBuffers]):
     TILE_W: int
     COPY: int
     TERMS: int
-    product: Product | ExpertProduct
+    product: AnyProduct
     GROUPS: int | None = None
 
     @property
@@ -205,25 +225,27 @@ class Tensor(Kernel[ProductBuffers]):
         return _experts_agree(self.product, buffers)
 
 
-def _experts_agree(product: Product | ExpertProduct, buffers: ProductBuffers) -> bool:
+def _experts_agree(product: AnyProduct, buffers: ProductBuffers) -> bool:
     return isinstance(product, ExpertProduct) == (buffers.experts is not None)
 
 
-def tensor(format: str, tile: Tile, terms: int, product: Product | ExpertProduct) -> Tensor:
+def tensor(format: str, tile: Tile, terms: int, product: AnyProduct) -> Tensor:
     """The kernel of a tile; `terms`: see the function of this name."""
-    aligned = next(size for size in (16, 8, 4) if 4 * product.X_STRIDE % size == 0)
+    step = product.X_HEAD if isinstance(product, HeadProduct) else product.X_STRIDE
+    aligned = next(size for size in (16, 8, 4) if 4 * step % size == 0)
     groups = 6 if tile == PLAIN_TILE else None  # the compiler aims at eight or more, and would keep sums in memory
     return Tensor(
         format=format, TILE_X=tile.x, TILE_W=tile.w, COPY=aligned, TERMS=max(terms, 1), product=product, GROUPS=groups
     )
 
 
-def tile_kernel(format: str, rows: int, product: Product | ExpertProduct, compute: str) -> tuple[Matmul | Tensor, Tile]:
+def tile_kernel(format: str, rows: int, product: AnyProduct, compute: str) -> tuple[Matmul | Tensor, Tile]:
     """Return the kernel for a product with at most `rows` rows of activations, and its tile."""
     found = terms(format, product.K, compute)
     if found is None:
         return Matmul(format=format, product=product), PLAIN_TILE
-    tile = EXPERTS_TILE if isinstance(product, ExpertProduct) else tile_of(format, product.N, rows)
+    heads = product.HEADS if isinstance(product, HeadProduct) else 1
+    tile = EXPERTS_TILE if isinstance(product, ExpertProduct) else tile_of(format, product.N, rows, heads)
     return tensor(format, tile, found, product), tile
 
 

@@ -5,7 +5,7 @@ They run where much cannot: on Oclgrind, on PoCL with shapes and types as consta
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -105,6 +105,12 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
     return Small(build, table(width), CacheTypes(keys, values), 2e-3)
 
 
+def heads(name: str, columns: int) -> Small:
+    """Products of three heads with matrices of a format, five rows each."""
+    weight = replace(stored("heads", name, (15, columns)), shape=(3, 5, columns))
+    return Small(lambda r, x: r.head_linear(x, weight), table(3 * columns), off=0.02)
+
+
 def experts(kinds: str, used: int, *how: Any, extras: bool = False, steps: tuple[int, ...] = (1, 2)) -> Small:
     """A mixture of three experts; `kinds`: formats of gate, up and down."""
     random = np.random.RandomState(6)
@@ -138,6 +144,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         products("Q4_0", "Q5_1", "BF16", depth=96),
         products("F16", "NVFP4", depth=64),
         products("Q2_K", depth=256),
+        heads("Q4_1", 32),
+        heads("F16", 34),
     ),
     "experts": (
         experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
@@ -24,6 +25,8 @@ from tests.backends.test_conformance import (
     attend,
     attend_twice,
     attention_slack,
+    head_matrices,
+    side_by_side,
     table,
     wanted_rows,
 )  # fmt: skip
@@ -74,6 +77,17 @@ def test_select_rows(gpu: Backend) -> None:
     for wanted in ([4, 0, 2], [], [1], [4] * 30):
         rows = driver.step([(0, [7, 1, 30, 1, 5])], logit_rows=wanted)
         np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
+
+
+@pytest.mark.parametrize("format", formats.FORMATS)
+def test_a_head_has_the_bits_of_a_product_of_its_own(gpu: Backend, format: str) -> None:
+    weight = head_matrices(format, 41)
+    embedding = table(2 * weight.shape[2])
+    tokens = np.resize(np.random.RandomState(2).permutation(VOCABULARY), 70)
+    ours = bind(gpu, record(embedding, lambda r, x: r.head_linear(x, weight)))
+    theirs = bind(gpu, record(embedding, side_by_side(weight)))
+    for sizes in ([], [1, 2, 17]):
+        np.testing.assert_array_equal(feed(ours, tokens, sizes), feed(theirs, tokens, sizes))
 
 
 WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
