@@ -288,6 +288,8 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
     elif op.gating == "sigmoid":
         scores = _sigmoid(logits)
     ranked = scores if op.choice_bias is None else scores + state.weight(op.choice_bias)
+    if op.groups > 1:
+        ranked = _within_groups(ranked, op)
     chosen = np.argsort(-ranked, kind="stable")[: op.used]
     weights = scores[chosen]
     if op.gating == "softmax_of_chosen":
@@ -297,6 +299,16 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
     if op.normalize:
         weights = weights / max(weights.sum(), 2.0**-14)
     return chosen, weights * op.scale
+
+
+def _within_groups(ranked: F64, op: Experts) -> F64:
+    """Return the ranks (experts,), -infinity outside the best groups."""
+    groups = ranked.reshape(op.groups, -1)
+    best = np.sort(groups, axis=1)[:, -1:] if op.gating == "softmax" else np.sort(groups, axis=1)[:, -2:]
+    kept = np.argsort(-best.sum(axis=1), kind="stable")[: op.groups_used]
+    found = np.full_like(groups, -np.inf)
+    found[kept] = groups[kept]
+    return found.reshape(-1)
 
 
 def _softmax(x: F64) -> F64:

@@ -195,7 +195,17 @@ def _norm(width: int, layer: bool, to: rowwise.Delivered) -> Kernel[Any]:
 
 def _experts() -> list[Labelled]:
     routes = [
-        experts.Route(EXPERTS=128, USED=8, STRIDE=128, GATING=n, NORMALIZE=True, FACTOR=1.0, HAS_BIAS=True)
+        experts.Route(
+            EXPERTS=128,
+            USED=8,
+            STRIDE=128,
+            GATING=n,
+            NORMALIZE=True,
+            FACTOR=1.0,
+            HAS_BIAS=True,
+            EXPERT_GROUPS=8,
+            GROUPS_USED=4,
+        )
         for n in range(4)
     ]
     return [

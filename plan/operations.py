@@ -200,6 +200,8 @@ class Experts(Unary):
     `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
     With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
+    With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
+    chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
     """
 
     router: Value
@@ -214,6 +216,8 @@ class Experts(Unary):
     choice_bias: Weight | None = None  # (experts,)
     limit: float = 0.0  # as in `Glu`
     weighted_input: bool = False
+    groups: int = 1
+    groups_used: int = 1
 
     @property
     def stacks(self) -> tuple[Stack, Stack, Stack]:

@@ -157,12 +157,12 @@ class Recorder:
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
         scale: float, activation: GluActivation, choice_bias: Tensor | None = None, limit: float = 0.0,
-        weighted_input: bool = False,
+        weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
     ) -> Value:  # fmt: skip
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
         operation = Experts(
             out, x, router, gate, up, down, used, gating, normalize, scale, activation, _given(choice_bias), limit,
-            weighted_input,
+            weighted_input, groups, groups_used,
         )  # fmt: skip
         self._operations.append(operation)
         return out

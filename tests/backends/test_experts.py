@@ -41,7 +41,7 @@ def stacked(name: str, format: str, extras: bool) -> Stack:
 def mixture(
     gating: Gating, used: int, formats: Callable[[str], str] = lambda name: "F32", extras: bool = False,
     normalize: bool = False, biased: bool = False, activation: GluActivation = "silu", limit: float = 0.0,
-    weighted_input: bool = False,
+    weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
 ) -> Build:  # fmt: skip
     def build(r: Recorder, x: Value) -> Value:
         gate, up, down = (stacked(name, formats(name), extras) for name in SHAPES)
@@ -50,7 +50,21 @@ def mixture(
         return r.add(
             x,
             r.experts(
-                x, router, gate, up, down, used, gating, normalize, 1.5, activation, choice, limit, weighted_input
+                x,
+                router,
+                gate,
+                up,
+                down,
+                used,
+                gating,
+                normalize,
+                1.5,
+                activation,
+                choice,
+                limit,
+                weighted_input,
+                groups,
+                groups_used,
             ),
         )
 
@@ -71,6 +85,10 @@ def mixture(
         mixture("softmax", 3, activation="swiglu_clamp", limit=0.75),
         mixture("softmax_of_chosen", EXPERTS),  # more than are written out
         mixture("softmax", 33, normalize=True),
+        mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
+        mixture("softmax", 4, groups=5, groups_used=1),
+        mixture("sigmoid", 3, groups=EXPERTS, groups_used=7),
+        mixture("sigmoid_of_chosen", 20, groups=2, groups_used=1),
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:

@@ -60,13 +60,14 @@ def _route(low: Lowering, op: Experts) -> _Pairs:
     rows, used, count = op.x.rows, op.used, op.gate.weight.shape[0]
     most = {"batch": low.limits.rows, "logits": low.limits.logit_rows}[rows] * used
     pairs = _Pairs(low.list(4 * most), low.list(4 * most), low.list(8 * (count + 1)), low.list(8 * most))
-    stride = 2 * 4 * (-(-count // LANES) * LANES)
+    stride = 3 * 4 * (-(-count // LANES) * LANES)
     routing = kernels.RouteArguments(
         logits=rows_in(low.floats(op.router)), choices=pairs.choices, weights=pairs.weights, experts=count,
         scale=op.scale, bias=vector(op.choice_bias), rows=CountOf(rows),
-        scratch=Rows(address=low.list(stride * low.threads), stride=stride),
+        scratch=Rows(address=low.list(stride * low.threads), stride=stride), groups=op.groups,
+        groups_used=op.groups_used,
     )  # fmt: skip
-    low.call(kernels.route(op.gating, used, op.normalize), routing, rows, "route")
+    low.call(kernels.route(op.gating, used, op.normalize, op.groups > 1), routing, rows, "route")
     grouping = kernels.GroupArguments(
         choices=pairs.choices, experts=count, used=used, rows=CountOf(rows), starts=pairs.starts, order=pairs.order
     )

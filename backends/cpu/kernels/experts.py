@@ -39,16 +39,18 @@ class RouteArguments(Struct):
     scale: Float32
     bias: AddressOrZero  # float32 (experts,)
     rows: Address  # of the number of rows
-    scratch: Rows  # one per thread: twice the padded number of experts, float32
+    scratch: Rows  # one per thread: three times the padded number of experts, float32
+    groups: Int64
+    groups_used: Int64
 
 
-def route(gating: Gating, used: int, normalize: bool) -> PlanKernel[RouteArguments]:
+def route(gating: Gating, used: int, normalize: bool, grouped: bool) -> PlanKernel[RouteArguments]:
     """Choose `used` experts per row and compute their weights, as `plan.Experts` defines."""
 
     def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
         experts = a.experts
         weights = a.scratch.row(thread)
-        ranks = weights + a.scratch.stride // 2
+        ranks = weights + a.scratch.stride // 3
         bias = a.bias
         with own_rows(f, f.load_int(a.rows), thread, threads) as row:
             logits = a.logits.row(row)
@@ -58,6 +60,8 @@ def route(gating: Gating, used: int, normalize: bool) -> PlanKernel[RouteArgumen
                 with f.when(bias.differs(0)):
                     rank.set(rank.get() + f.load(f.pointer(bias) + i * 4, f32x16))
                 f.store(ranks + i * 4, f.select(_inside(f, experts, i), rank.get(), f.constant(f32x16, LOWEST)))
+            if grouped:
+                _keep_best_groups(f, gating, a, ranks, ranks + a.scratch.stride // 3)
             choices = a.choices + row * (4 * used)
             chosen_weights = a.weights + row * (4 * used)
             with f.loop(0, used) as n:
@@ -72,7 +76,30 @@ def route(gating: Gating, used: int, normalize: bool) -> PlanKernel[RouteArgumen
                 f.store(ranks + at.get() * 4, f.constant(F32, LOWEST))
             _finish_weights(f, gating, chosen_weights, used, normalize, a.scale)
 
-    return kernel(f"route_{gating}_{used}{'_normalized' * normalize}", RouteArguments, body)
+    return kernel(f"route_{gating}_{used}{'_normalized' * normalize}{'_grouped' * grouped}", RouteArguments, body)
+
+
+def _keep_best_groups(f: Function, gating: Gating, a: RouteArguments, ranks: Value, scores: Value) -> None:
+    """Set the ranks of experts outside the best groups to LOWEST; `scores` has room for a number per group."""
+    size, lowest = a.experts // a.groups, f.constant(F32, LOWEST)
+    with f.loop(0, a.groups) as group:
+        best, second = f.var(lowest), f.var(lowest)
+        with f.loop(group * size, (group + 1) * size) as e:
+            rank = f.load(ranks + e * 4, F32)
+            higher = rank > best.get()
+            next_ = f.select(rank > second.get(), rank, second.get())
+            second.set(f.select(higher, best.get(), next_))
+            best.set(f.select(higher, rank, best.get()))
+        both = f.select(second.get() > LOWEST, best.get() + second.get(), best.get())
+        f.store(scores + group * 4, best.get() if gating == "softmax" else both)
+    with f.loop(0, a.groups) as group:
+        own, better = f.load(scores + group * 4, F32), f.var(f.i64(0))
+        with f.loop(0, a.groups) as other:
+            score = f.load(scores + other * 4, F32)
+            ahead = (score > own) | (score.equals(own) & (other < group))
+            better.set(better.get() + f.select(ahead, f.i64(1), f.i64(0)))
+        with f.when(better.get() >= a.groups_used), f.loop(group * size, (group + 1) * size) as e:
+            f.store(ranks + e * 4, lowest)
 
 
 def _inside(f: Function, count: Value, i: Value) -> Value:

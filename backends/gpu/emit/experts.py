@@ -71,7 +71,8 @@ def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
     low.program.scratch |= {own.choices: 4 * pairs, weights: 4 * pairs, own.groups: 4 * (1 + pairs + 3 * tiles)}
     route = kernels.Route(
         EXPERTS=count, USED=own.used, STRIDE=router.stride, GATING=GATINGS.index(op.gating), NORMALIZE=op.normalize,
-        FACTOR=float(op.scale), HAS_BIAS=op.choice_bias is not None,
+        FACTOR=float(op.scale), HAS_BIAS=op.choice_bias is not None, EXPERT_GROUPS=op.groups,
+        GROUPS_USED=op.groups_used,
     )  # fmt: skip
     buffers = kernels.RouteBuffers(logits=router, bias=low.vector(op.choice_bias), choices=own.choices, weights=weights)
     low.dispatch("route", own.rows, [route.launch(((own.rows, 1, 1), 1, 1), buffers)])

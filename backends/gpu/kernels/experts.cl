@@ -31,6 +31,22 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
 #endif
     rank[e] = IS_NAN(r) ? LOWEST : r;
   }
+  // A work-item has a group of experts: its best, or its two best together, and how many groups are better.
+  int size = EXPERTS / EXPERT_GROUPS, grouped = EXPERT_GROUPS > 1 && ITEM < EXPERT_GROUPS, better = 0;
+  BARRIER();
+  if (grouped) {
+    float first = LOWEST, second = LOWEST;
+    for (int e = ITEM * size; e < (ITEM + 1) * size; e++) {
+      second = rank[e] > first ? first : FMAX(second, rank[e]);
+      first = FMAX(first, rank[e]);
+    }
+    best[ITEM] = GATING == 0 || second == LOWEST ? first : first + second;
+  }
+  BARRIER();
+  if (grouped) {
+    for (int g = 0; g < EXPERT_GROUPS; g++) better += best[g] > best[ITEM] || (best[g] == best[ITEM] && g < ITEM);
+    for (int e = ITEM * size; e < (ITEM + 1) * size; e++) rank[e] = better < GROUPS_USED ? rank[e] : LOWEST;
+  }
   for (int i = 0; i < USED; i++) {
     BARRIER();
     int own = EXPERTS;

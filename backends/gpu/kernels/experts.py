@@ -28,6 +28,8 @@ class Route(Kernel[RouteBuffers]):
     NORMALIZE: bool
     FACTOR: Factor
     HAS_BIAS: bool
+    EXPERT_GROUPS: Shape
+    GROUPS_USED: Shape
 
     @property
     def local_floats(self) -> int:

@@ -180,6 +180,9 @@ MIXTURES: dict[str, Build] = {
     "weighted input": mixture("sigmoid_of_chosen", 2, weighted_input=True),
     "limits": mixture("softmax", 3, activation="silu_clamp", limit=0.75),
     "all": mixture("softmax_of_chosen", 20),
+    "groups": mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
+    "groups, softmax": mixture("softmax", 4, groups=5, groups_used=1),
+    "groups of one": mixture("sigmoid", 3, groups=40, groups_used=7),
 }
 
 
