@@ -57,6 +57,7 @@ class Multipliers:
     depth: float = 0.0  # residual branches are scaled by depth / sqrt(layers); 0: by 1
     width: int = 0  # the logit scale is width / the model's width; 0: `logit`
     logit: float = 0.0  # 0: 1
+    from_file: bool = True  # false: the keys do not count
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
@@ -111,6 +112,7 @@ class Architecture:
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
+    latent: bool = False  # heads read a latent row per position
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance
     alibi_depth: int = 0  # only in models of so many layers; 0: all
@@ -188,6 +190,9 @@ _ROWS = (
     Architecture("deci", "norm", ffn_scales=False),  # Nemotron of pruned Llamas
     Architecture(  # DeepSeek MoE 16B
         "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
+    ),
+    Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
+        "deepseek2", "norm", ffn_scales=False, latent=True, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
@@ -320,11 +325,18 @@ _ROWS = (
         attention_scale=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(
+        "minicpm3", "neox", ffn_scales=False, latent=True,
+        multipliers=Multipliers("multiplied", 12.0, 1.4, 256, from_file=False),
+    ),
+    Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
         routing=ExpertGating("sigmoid", True),
     ),
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),
+    ),
+    Architecture(  # Mistral Large 3, Mistral Small 4
+        "mistral4", "norm", ffn_scales=False, latent=True, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture("mpt", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", clamp=True, alibi=0.0),
     Architecture(
@@ -366,6 +378,7 @@ _ROWS = (
         "plamo3", "neox", ffn_scales=False, ignored=("attn_qkv.scale",), ffn="fused", post_norms=True,
         sliding=Sliding(8),
     ),
+    Architecture("plm", "norm", "relu2", ffn="plain", ffn_scales=False, latent=True),
     Architecture("pockettts", "norm", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture("qwen", "neox", ffn_scales=False, halves=True),  # Qwen 1
     Architecture("qwen2", "neox", ffn_scales=False),

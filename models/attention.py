@@ -21,7 +21,7 @@ NOT_ROTATED = Ropes(None, None)
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Maps normed rows (T, width) to what the heads see (T, heads * head_dim), and that to rows (T, width)."""
+    """Maps normed rows (T, width) to what the heads see (T, heads * value_dim), and that to rows (T, width)."""
 
     builder: Builder
     full: Ropes
@@ -30,7 +30,7 @@ class Attention:
     still: Ropes = NOT_ROTATED  # of the layers that are not rotated, whose queries may grow with the position
 
     def mixed(self, x: Value, layer: int) -> Value:
-        """What the heads see, (T, heads * head_dim)."""
+        """What the heads see, (T, heads * value_dim)."""
         builder = self.builder
         config, recorder, name = builder.config, builder.recorder, f"blk.{layer}."
         heads, kv_heads, window = config.heads[layer], config.kv_heads[layer], config.windows[layer]
@@ -72,10 +72,11 @@ class Attention:
         They come from a matrix each, or from one that holds the rows of all three.
         """
         builder, config, name = self.builder, self.builder.config, f"blk.{layer}.attn_"
-        q, kv = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
-        sizes = {"q": q, "k": kv, "v": kv} if config.kv_layer[layer] == layer else {"q": q}
+        q, k = (heads[layer] * config.head_dim[layer] for heads in (config.heads, config.kv_heads))
+        v = config.kv_heads[layer] * config.value_dim[layer]
+        sizes = {"q": q, "k": k, "v": v} if config.kv_layer[layer] == layer else {"q": q}
         if name + "qkv.weight" in builder.tensors:
-            of, scale, starts = q + 2 * kv, builder.scale(name + "qkv"), {"q": 0, "k": q, "v": q + kv}
+            of, scale, starts = q + k + v, builder.scale(name + "qkv"), {"q": 0, "k": q, "v": q + k}
             found = [
                 builder.rows(name + "qkv", x, starts[part], starts[part] + size, of, scale)
                 for part, size in sizes.items()

@@ -27,6 +27,7 @@ _MAX_WIDTH = 1 << 20  # values in a row of activations
 # experts, 32 of them used.
 _MAX_HEADS, _MAX_HEAD_DIM, _MAX_LAYOUTS = 1024, 1024, 16
 _MAX_EXPERTS, _MAX_USED = 4096, 256
+_MAX_EXPERT_GROUPS = 128  # known models have 8
 _REASON = " (kernels are compiled for this number, and no known model comes near)"
 _MAX_VOCABULARY = 1 << 24
 _MAX_CONTEXT = 1 << 30
@@ -49,8 +50,10 @@ class RopeConfig:
     extrapolation: float  # yarn: 1 mixes interpolated and plain angles, 0 interpolates all
     beta_fast: float  # yarn: rotations over the original context above which an angle stays as it is
     beta_slow: float  # yarn: rotations below which an angle is interpolated fully
-    log_multiplier: float  # yarn: mscale_all_dim of the model's configuration
-    temperature: float  # Ministral 3: growth of the queries per e-fold of original contexts
+    multiplier: float  # yarn: mscale of the model's configuration
+    log_multiplier: float  # yarn: mscale_all_dim of it
+    temperature: float  # Ministral 3: growth of the queries per e-fold of so many positions:
+    temperature_length: int
     sections: bool  # angles also encode positions in a picture; for text, rotate the halves of a head
 
 
@@ -67,6 +70,18 @@ class ExpertConfig:
     matrix_scales: bool  # apply `.scale` tensors
     beside: bool  # beside a dense feed-forward
     limits: tuple[float, ...]  # of the unit, by layer; 0: none
+    groups: int  # of experts; only those of the best `groups_used` are chosen
+    groups_used: int
+
+
+@dataclass(frozen=True, slots=True)
+class LatentConfig:
+    """Widths of latent attention; `models.latent` explains it."""
+
+    rank: int  # of the latent row
+    plain: int  # of the part of a head's queries and keys that is not rotated
+    rotated: int
+    value: int  # of a head's values
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +105,9 @@ class Config:
     width: int  # of the residual stream
     heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
-    head_dim: tuple[int, ...]
+    head_dim: tuple[int, ...]  # width of a query or key head
+    value_dim: tuple[int, ...]
+    latent: LatentConfig | None
     kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
     ffn_width: tuple[int, ...]
     vocabulary: int
@@ -149,8 +166,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
     windows = _windows(keys, row, blocks)[:layers]
     _check_layouts(keys, heads, kv_heads, windows)
     of_full, of_sliding = _head_dims(keys, width, heads, row)
-    head_dim = tuple([of_sliding if window else of_full for window in windows])
-    rope = _rope(keys, of_full, context_length)
+    head_dim, value_dim = zip(*[of_sliding if window else of_full for window in windows], strict=True)
+    rope = _rope(keys, row, of_full[0], context_length)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
     eps_key, least = f"attention.layer_norm{'_rms' if norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
     return Config(
@@ -160,13 +177,15 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         heads=heads[:layers],
         kv_heads=kv_heads[:layers],
         head_dim=head_dim,
+        value_dim=value_dim,
+        latent=_latent(keys, rope.n_rot, *of_full) if row.latent else None,
         kv_layer=_kv_layers(keys, row, kv_heads[:layers], windows),
         ffn_width=ffn_width,
         vocabulary=_vocabulary(keys),
         context_length=context_length,
         eps=keys.real(eps_key, least, 1.0) or row.eps,
         rope=_halved(keys, rope) if row.sliding and row.sliding.half else rope,
-        window_rope=_window_rope(keys, row, rope, of_sliding),
+        window_rope=_window_rope(keys, row, rope, of_sliding[0]),
         rotated=_rotated(keys, row, windows),
         windows=windows,
         norm=norm,
@@ -386,7 +405,8 @@ def _multipliers(keys: Keys, row: Architecture, width: int, layers: int) -> tupl
         "logit_scale": own.width / width or own.logit,
     }
     embedding, residual, logits = (
-        keys.real(key, 0.0, _MAX_FACTOR, default=default) or 1.0 for key, default in defaults.items()
+        (keys.real(key, 0.0, _MAX_FACTOR, default=default) if own.from_file else default) or 1.0
+        for key, default in defaults.items()
     )
     return embedding, residual, 1.0 / logits if own.logits == "divided" else logits
 
@@ -398,8 +418,6 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
         return None
     if routing is None:
         raise ModelError(f"{keys.prefix}expert_count: {keys.prefix[:-1]} has no mixture of experts, found {count}")
-    if (groups := keys.integer("expert_group_count", 0, count, default=0)) > 1:
-        raise ModelError(f"{keys.prefix}expert_group_count: choosing in groups is not supported, found {groups}")
     gating, normalize, scale = routing.gating, routing.normalize, 0.0
     if routing.from_file:
         number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
@@ -410,27 +428,54 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
     used = keys.integer("expert_used_count", 1, min(count, _MAX_USED), reason=_REASON if count > _MAX_USED else "")
     limits = _limits(keys, row, "exp", blocks)
     return ExpertConfig(
-        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits
-    )
+        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits,
+        *_groups(keys, count, used),
+    )  # fmt: skip
 
 
-def _head_dims(keys: Keys, width: int, heads: tuple[int, ...], row: Architecture) -> tuple[int, int]:
-    """Width of the heads of layers that see everything, and of sliding ones."""
+def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them experts are chosen from; 1 and 1 without groups."""
+    groups = keys.integer("expert_group_count", 0, min(count, _MAX_EXPERT_GROUPS), default=0)
+    if groups < 2:
+        return 1, 1
+    kept = keys.integer("expert_group_used_count", 1, groups)
+    if count % groups or kept * (count // groups) < used:
+        raise ModelError(
+            f"{keys.prefix}expert_group_count: {count} experts are expected in equal groups, {kept} of which hold the "
+            f"{used} that are used, found {groups} groups"
+        )
+    return groups, kept
+
+
+def _head_dims(
+    keys: Keys, width: int, heads: tuple[int, ...], row: Architecture
+) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Widths of a key and of a value, in layers that see everything and in sliding ones."""
     most = max(heads)
     share = width // most if most and width % most == 0 else None
-    of_full = _head_dim(keys, "", share if most else MIN_HEAD_DIM)
-    return of_full, _head_dim(keys, "_swa", of_full) if row.sliding else of_full
+    if row.latent:  # the keys without `_mla` are of the latent rows, but in files of models that do not absorb
+        suffix = "_mla" if keys.integer("attention.key_length_mla", 0, _MAX_HEAD_DIM, default=0) else ""
+        own = _key_and_value(keys, suffix, None, share)
+        return own, own
+    of_full = _key_and_value(keys, "", share if most else MIN_HEAD_DIM, None)
+    return of_full, _key_and_value(keys, "_swa", *of_full) if row.sliding else of_full
 
 
-def _head_dim(keys: Keys, suffix: str, default: int | None) -> int:
-    head_dim = keys.integer(f"attention.key_length{suffix}", 1, _MAX_HEAD_DIM, default=default, reason=_REASON)
-    value_dim = keys.integer(f"attention.value_length{suffix}", 1, _MAX_HEAD_DIM, default=head_dim)
-    if value_dim != head_dim:
-        raise ModelError(
-            f"{keys.prefix}attention.value_length{suffix}: {value_dim}, but keys are {head_dim} wide; "
-            "value heads of another width than key heads are not supported"
-        )
-    return head_dim
+def _key_and_value(keys: Keys, suffix: str, key: int | None, value: int | None) -> tuple[int, int]:
+    """Widths of a key and of a value, and what they are where the file does not say it; values are as wide as keys."""
+    key = keys.integer(f"attention.key_length{suffix}", 1, _MAX_HEAD_DIM, default=key, reason=_REASON)
+    name = f"attention.value_length{suffix}"
+    return key, keys.integer(name, 1, _MAX_HEAD_DIM, default=value or key, reason=_REASON)
+
+
+def _latent(keys: Keys, rotated: int, key: int, value: int) -> LatentConfig:
+    """Widths of latent attention. They are even, as those of known models are: kernels read activations in pairs."""
+    rank = keys.integer("attention.kv_lora_rank", 2, _MAX_HEAD_DIM - rotated, reason=_REASON)
+    of_key = "attention.key_length" + ("_mla" if keys.metadata.get(keys.prefix + "attention.key_length_mla") else "")
+    for name, width in (("attention.kv_lora_rank", rank), (of_key, key)):
+        if width % 2:
+            raise ModelError(f"{keys.prefix}{name}: expected an even number, found {width}")
+    return LatentConfig(rank, key - rotated, rotated, value)
 
 
 def _vocabulary(keys: Keys) -> int:
@@ -443,7 +488,7 @@ def _vocabulary(keys: Keys) -> int:
     return len(tokens)
 
 
-def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
+def _rope(keys: Keys, row: Architecture, head_dim: int, context_length: int) -> RopeConfig:
     scaling = keys.metadata.get(keys.prefix + "rope.scaling.type", "linear")
     if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
         supported = ", ".join(get_args(RopeScaling))
@@ -451,19 +496,25 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     old_factor = keys.real("rope.scale_linear", 0.0, _MAX_FACTOR, default=0.0)  # name of the key in files of 2023
     factor = keys.real("rope.scaling.factor", 0.0, _MAX_FACTOR, default=old_factor)
     extrapolation = keys.real("rope.scaling.yarn_ext_factor", -_MAX_FACTOR, _MAX_FACTOR, default=-1.0)
-    original = keys.integer("rope.scaling.original_context_length", 0, _MAX_CONTEXT, default=0)
+    original = keys.integer("rope.scaling.original_context_length", 0, _MAX_CONTEXT, default=0) or context_length
+    logarithmic = keys.real("rope.scaling.yarn_log_multiplier", 0.0, _MAX_FACTOR, default=0.0)
+    if row.latent:  # these files hold a tenth of it, and its models have as mscale what they have as mscale_all_dim
+        logarithmic *= 10.0
+    temperature_length = keys.integer("attention.temperature_length", 0, _MAX_CONTEXT, default=0) if row.latent else 0
     return RopeConfig(
         n_rot=_n_rot(keys, "rope.dimension_count", head_dim, head_dim),
         base=keys.real("rope.freq_base", 1.001, 1e30, default=10000.0),
         scaling=cast(RopeScaling, scaling),
         factor=1.0 if factor == 0.0 or scaling == "none" else factor,
-        original_context=original or context_length,
+        original_context=original,
         attention_factor=keys.real("rope.scaling.attn_factor", 0.0, _MAX_FACTOR, default=1.0),
         extrapolation=extrapolation if extrapolation >= 0.0 else 1.0,  # negative: not set
         beta_fast=keys.real("rope.scaling.yarn_beta_fast", 1e-6, _MAX_FACTOR, default=32.0),
         beta_slow=keys.real("rope.scaling.yarn_beta_slow", 1e-6, _MAX_FACTOR, default=1.0),
-        log_multiplier=keys.real("rope.scaling.yarn_log_multiplier", 0.0, _MAX_FACTOR, default=0.0),
+        multiplier=logarithmic if row.latent and logarithmic else 1.0,
+        log_multiplier=logarithmic,
         temperature=keys.real("attention.temperature_scale", 0.0, _MAX_FACTOR, default=0.0),
+        temperature_length=temperature_length or original,
         sections=_sections(keys),
     )
 

@@ -110,6 +110,8 @@ class FeedForward:
             tensors.optional(name + "exp_probs_b.bias", experts.count),
             limit,
             builder.row.routing.weighted_input,
+            groups=experts.groups,
+            groups_used=experts.groups_used,
         )
 
     def gate_and_up(self, name: str, experts: ExpertConfig) -> tuple[Stack, Stack]:

@@ -16,6 +16,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
+from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
@@ -51,9 +52,10 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    mixers = Attention(builder, full, sliding, still=_still(config, architecture)), Recurrence(builder)
+    still = _still(config, architecture)
+    attention = (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
     kind = AltUpRecorder if config.streams else LayerRecorder
-    layers = kind(builder, *mixers, FeedForward(builder), per_layer)
+    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder), per_layer)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
@@ -122,7 +124,7 @@ def _factors(config: Config, tensors: Tensors, context: int) -> list[float] | No
 
 def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors: list[float] | None) -> Ropes:
     """Return the rotations of queries and of keys; they differ at most by a temperature of the queries."""
-    if rope.temperature and {rope.n_rot} != set(config.head_dim):
+    if rope.temperature and config.latent is None and {rope.n_rot} != set(config.head_dim):
         raise ModelError(
             f"{config.architecture}.attention.temperature_scale: needs rope.dimension_count equal to the head width "
             f"{config.head_dim[0]}, found {rope.n_rot}"
@@ -132,4 +134,4 @@ def _ropes(config: Config, architecture: Architecture, rope: RopeConfig, factors
     keys = Rope(style, rope.n_rot, inverse_frequencies(rope, own), magnitude(rope))
     if not rope.temperature:
         return Ropes(keys, keys)
-    return Ropes(replace(keys, temperature=rope.temperature, temperature_length=rope.original_context), keys)
+    return Ropes(replace(keys, temperature=rope.temperature, temperature_length=rope.temperature_length), keys)

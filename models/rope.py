@@ -32,10 +32,20 @@ def magnitude(rope: RopeConfig) -> float:
     """Return the factor of cosine and sine: YaRN's attention temperature times the factor in the file."""
     if rope.scaling != "yarn" or rope.extrapolation == 0.0:
         return rope.attention_factor
-    scale = _mscale(rope.factor, 1.0)
+    scale = _mscale(rope.factor, rope.multiplier)
     if rope.log_multiplier != 0.0:
         scale /= _mscale(rope.factor, rope.log_multiplier)
     return scale * rope.attention_factor
+
+
+def score_factor(rope: RopeConfig) -> float:
+    """Return what DeepSeek's models multiply attention scores by: the square of YaRN's temperature of all dimensions.
+
+    Without `log_multiplier` it is 1, as in their configurations (llama.cpp then takes that of a multiplier of 1).
+    """
+    if rope.scaling != "yarn" or rope.log_multiplier == 0.0:
+        return 1.0
+    return _mscale(rope.factor, rope.log_multiplier) ** 2
 
 
 def _mscale(factor: float, multiplier: float) -> float:

@@ -78,6 +78,15 @@ class Tensors:
         """Return rows start..stop of a matrix (of, columns)."""
         return self.matrix(name, of, columns).part(start, stop)
 
+    def transposed(self, name: str, heads: int, rows: int, of: int, columns: int) -> Weight:
+        """Return the first `rows` of each `of` rows of a matrix, transposed: a stack (heads, columns, rows).
+
+        Numbers stay as they are; formats of blocks become F16, because their blocks cannot be transposed.
+        """
+        matrix = self.matrix(name, heads * of, columns)
+        plain = quant.FORMATS[matrix.format].block_values == 1
+        return Weight.of(_Transposed(matrix, matrix.format if plain else "F16", heads, rows, of))
+
     def optional_part(self, name: str, start: int, stop: int, of: int) -> Weight | None:
         """Return values start..stop of a vector (of,), if the file holds it."""
         vector = self.optional(name, of)
@@ -210,6 +219,35 @@ class _Slopes:
         power = 1 << self.heads.bit_length() - 1  # largest power of two up to the number of heads
         steps = [*range(2, 2 * power + 1, 2), *range(1, 2 * (self.heads - power), 2)]  # in halves
         return (2.0 ** (-self.steepness / (2 * power) * np.array(steps))).astype(np.float32)[None].view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transposed:
+    """The first rows of each `of` rows of a matrix, transposed, as a tensor (heads, columns, rows)."""
+
+    matrix: Weight
+    format: str
+    heads: int
+    rows: int
+    of: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.matrix.name} transposed"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.heads, self.matrix.shape[1], self.rows
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        columns, parts = self.matrix.shape[1], []
+        for head in range(start // columns, -(-stop // columns)):
+            stored = self.matrix.read(head * self.of, head * self.of + self.rows)
+            turned = quant.dequantize(stored, self.matrix.format).T
+            first = head * columns
+            wanted = np.ascontiguousarray(turned[max(start - first, 0) : stop - first])
+            parts.append(quant.quantize(wanted, self.format))
+        return np.concatenate(parts)
 
 
 def _text(shape: tuple[int, ...]) -> str:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.models import ARCHITECTURES, ModelError, architecture_of, read_config
-from localllm.models.config import TOP_TWENTIETH
-from localllm.models.rope import inverse_frequencies, magnitude
+from localllm.models.config import TOP_TWENTIETH, LatentConfig
+from localllm.models.rope import inverse_frequencies, magnitude, score_factor
 
 MINIMAL: dict[str, Any] = {
     "general.architecture": "llama",
@@ -83,7 +83,7 @@ def test_the_vocabulary_is_the_tokenizers() -> None:
         ("llama.attention.head_count_kv", 16),
         ("llama.attention.key_length", 0),
         ("llama.attention.key_length", 2**20),
-        ("llama.attention.value_length", 16),
+        ("llama.attention.value_length", 1025),
         ("llama.attention.layer_norm_rms_epsilon", 0.0),
         ("llama.attention.layer_norm_rms_epsilon", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", "1e-5"),
@@ -184,7 +184,18 @@ def test_layouts_of_heads_are_bounded() -> None:
             {"llama.expert_used_count": 9},
             r"llama\.expert_used_count: expected an integer from 1 to 8, found 9",
         ),
-        ("llama", {"llama.expert_group_count": 4}, r"llama\.expert_group_count: .*not supported, found 4"),
+        ("llama", {"llama.expert_group_count": 129}, r"llama\.expert_group_count: expected .* 0 to 8, found 129"),
+        ("llama", {"llama.expert_group_count": 4}, r"llama\.expert_group_used_count: the file does not hold this key"),
+        (
+            "llama",
+            {"llama.expert_group_count": 3, "llama.expert_group_used_count": 2},
+            r"llama\.expert_group_count: 8 experts are expected in equal groups, .*found 3 groups",
+        ),
+        (
+            "llama",
+            {"llama.expert_group_count": 8, "llama.expert_group_used_count": 1},
+            r"llama\.expert_group_count: .* 1 of which hold the 2 that are used, found 8 groups",
+        ),
         ("qwen3", {"qwen3.expert_count": 8}, r"qwen3\.expert_count: qwen3 has no mixture of experts, found 8"),
         ("glm4moe", {"glm4moe.expert_count": 8, "glm4moe.expert_gating_func": 4}, r"glm4moe\.expert_gating_func: "),
         ("gemma3", {"gemma3.attention.sliding_window_pattern": [1, 0]}, r"gemma3\.attention.*: expected 3 numbers"),
@@ -225,15 +236,58 @@ def test_windows_as_the_families_have_them() -> None:
 
 def test_sliding_layers_may_have_heads_of_another_width() -> None:
     widths = {"attention__key_length": 16, "attention__value_length": 16, "rope__dimension_count": 12}
-    own = {"attention__key_length_swa": 8, "attention__value_length_swa": 8, "rope__dimension_count_swa": 6}
+    own = {"attention__key_length_swa": 8, "attention__value_length_swa": 4, "rope__dimension_count_swa": 6}
     c = sliding("gemma3", 3, attention__sliding_window=512, attention__sliding_window_pattern=2, **widths, **own)
-    assert (c.windows, c.head_dim) == ((512, 0, 512), (8, 16, 8))
+    assert (c.windows, c.head_dim, c.value_dim) == ((512, 0, 512), (8, 16, 8), (4, 16, 4))
     assert c.attention_scale == pytest.approx((8**-0.5, 16**-0.5, 8**-0.5))
     assert (c.rope.n_rot, c.window_rope.n_rot) == (12, 6)
     assert sliding("gemma3", attention__sliding_window=512, **widths).head_dim == (16,) * 7
-    for key, message in (("attention__value_length_swa", "9, but keys are 8 wide"), ("rope__dimension_count_swa", "9")):
-        with pytest.raises(ModelError, match=rf"^gemma3\.{key.replace('__', '.')}: .*{message}"):
-            sliding("gemma3", 3, attention__sliding_window=512, **widths, **(own | {key: 9}))
+    for key, bad in (("attention__value_length_swa", 1025), ("rope__dimension_count_swa", 9)):
+        with pytest.raises(ModelError, match=rf"^gemma3\.{key.replace('__', '.')}: .*{bad}"):
+            sliding("gemma3", 3, attention__sliding_window=512, **widths, **(own | {key: bad}))
+
+
+LATENT: dict[str, Any] = {
+    "deepseek2.attention.kv_lora_rank": 64,
+    "deepseek2.rope.dimension_count": 16,
+    "deepseek2.attention.key_length": 80,
+    "deepseek2.attention.value_length": 64,
+    "deepseek2.attention.key_length_mla": 48,
+    "deepseek2.attention.value_length_mla": 24,
+}
+
+
+def latent(**changes: Any) -> Any:
+    base = {key.replace("llama.", "deepseek2."): value for key, value in (MINIMAL | LATENT).items()}
+    return read_config(
+        base | {f"deepseek2.{key.replace('__', '.')}": value for key, value in changes.items()}, "deepseek2"
+    )
+
+
+def test_latent_attention() -> None:
+    """Files of absorbed models have the widths of a head in keys of their own."""
+    assert latent().latent == LatentConfig(64, 32, 16, 24)
+    assert latent().attention_scale[0] == pytest.approx(48**-0.5)
+    old = latent(attention__key_length_mla=0, attention__key_length=40, attention__value_length=20)
+    assert old.latent == LatentConfig(64, 24, 16, 20)
+    for key, bad, message in (
+        ("attention.kv_lora_rank", 63, "expected an even number, found 63"),
+        ("attention.kv_lora_rank", 1010, "expected an integer from 2 to 1008"),
+        ("attention.key_length_mla", 49, "expected an even number, found 49"),
+        ("rope.dimension_count", 50, "expected an integer from 2 to 48"),
+    ):
+        with pytest.raises(ModelError, match=rf"^deepseek2\.{key}: .*{message}"):
+            latent(**{key.replace(".", "__"): bad})
+
+
+def test_yarn_of_deepseek() -> None:
+    """Files hold a tenth of mscale_all_dim, which mscale equals; scores are times the square of what it gives."""
+    yarn = {"rope__scaling__type": "yarn", "rope__scaling__factor": 40.0, "rope__scaling__original_context_length": 64}
+    found = latent(rope__scaling__yarn_log_multiplier=0.0707, **yarn).rope
+    assert magnitude(found) == pytest.approx(1.0)
+    assert score_factor(found) == pytest.approx((1 + 0.0707 * math.log(40)) ** 2)
+    without = latent(**yarn).rope
+    assert (magnitude(without), score_factor(without)) == (pytest.approx(1 + 0.1 * math.log(40)), 1.0)
 
 
 def sharing(architecture: str, layers: int, own: int, **changes: Any) -> Any:

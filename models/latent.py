@@ -1,0 +1,97 @@
+"""Latent attention (MLA, arXiv:2405.04434): all heads read one latent row per position instead of keys and values.
+
+A head's key is a matrix times the latent row, beside numbers that all heads share and that are rotated; its value is
+another matrix times the latent row. Both matrices move to the other side of the products ("absorbed"): queries are
+multiplied by the first, what a head sees by the second. So attention has one key-value head: keys are latent row and
+rotated numbers, values the latent row. Prompts take the same way as single tokens, so bits do not depend on chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from localllm.models.attention import Attention
+from localllm.models.config import LatentConfig
+from localllm.models.rope import score_factor
+from localllm.plan import Rope, Value, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class LatentAttention(Attention):
+    """Maps normed rows (T, width) to what the heads see of the latent rows, (T, heads * latent width), and on."""
+
+    def mixed(self, x: Value, layer: int) -> Value:
+        builder = self.builder
+        config, recorder, latent = builder.config, builder.recorder, self.latent
+        name, heads, ropes = f"blk.{layer}.attn_", config.heads[layer], self.full
+        q_plain, q = self.queries(name, x, heads)
+        of, scale = latent.rank + latent.rotated, builder.scale(name + "kv_a_mqa")
+        row = builder.norm(name + "kv_a_norm", builder.rows(name + "kv_a_mqa", x, 0, latent.rank, of, scale))
+        k = builder.rows(name + "kv_a_mqa", x, latent.rank, of, of, scale)
+        q, k = self.turned(q, ropes.query), self.turned(k, ropes.key)
+        if latent.plain:
+            q_plain = self.turned(q_plain, _at_rest(ropes.query, latent.plain))
+            q = recorder.join(recorder.head_linear(q_plain, self.key_matrices(name, heads)), q, heads)
+            k = recorder.join(row, k)
+        self.stored[layer] = recorder.append(k, row, 1)
+        score_scale = config.attention_scale[layer] * score_factor(config.rope)
+        return recorder.attention(q, self.stored[layer], heads, score_scale)
+
+    def output(self, mixed: Value, layer: int) -> Value:
+        """The values of the heads, then the output matrix."""
+        matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer])
+        return Attention.output(self, self.builder.recorder.head_linear(mixed, matrices), layer)
+
+    @property
+    def latent(self) -> LatentConfig:
+        latent = self.builder.config.latent
+        assert latent is not None, "not a model with latent attention"
+        return latent
+
+    def queries(self, name: str, x: Value, heads: int) -> tuple[Value, Value]:
+        """Return the plain part of every head's queries, and the part to be rotated; without plain ones the same twice.
+
+        They come from the rows, or from the normed rows of a smaller matrix.
+        """
+        builder, latent, matrix = self.builder, self.latent, name + "q"
+        rank = builder.tensors.height(name + "q_a.weight")
+        if rank:
+            matrix, x = name + "q_b", builder.norm(name + "q_a_norm", builder.linear(name + "q_a", x, rank, x.width))
+        of = latent.plain + latent.rotated
+        weight, scale = builder.tensors.matrix(f"{matrix}.weight", heads * of, x.width), builder.scale(matrix)
+        rotated = builder.recorder.linear(x, weight.rows_of_each(of, latent.plain, of), None, scale)
+        if not latent.plain:
+            return rotated, rotated
+        return builder.recorder.linear(x, weight.rows_of_each(of, 0, latent.plain), None, scale), rotated
+
+    def turned(self, x: Value, rope: Rope | None) -> Value:
+        """Rotate all of every head of `rope.n_rot` numbers."""
+        return x if rope is None else self.builder.recorder.rotate(x, rope.n_rot, rope)
+
+    def key_matrices(self, name: str, heads: int) -> Weight:
+        """The matrices of plain queries (heads, latent width, plain): of a tensor, or transposed rows of one."""
+        tensors, latent = self.builder.tensors, self.latent
+        if name + "kv_b.weight" not in tensors:
+            return self.matrices(name + "k_b", heads, latent.rank, latent.plain)
+        return tensors.transposed(name + "kv_b.weight", heads, latent.plain, latent.plain + latent.value, latent.rank)
+
+    def value_matrices(self, name: str, heads: int) -> Weight:
+        """The matrices of what heads see (heads, value width, latent width)."""
+        tensors, latent = self.builder.tensors, self.latent
+        if name + "kv_b.weight" not in tensors:
+            return self.matrices(name + "v_b", heads, latent.value, latent.rank)
+        of = latent.plain + latent.value
+        both = tensors.matrix(name + "kv_b.weight", heads * of, latent.rank)
+        return replace(both.rows_of_each(of, latent.plain, of), shape=(heads, latent.value, latent.rank))
+
+    def matrices(self, name: str, heads: int, rows: int, columns: int) -> Weight:
+        """A stack of matrices; files leave out the dimension of a single head."""
+        shapes = [(heads, rows, columns), *([(rows, columns)] if heads == 1 else [])]
+        return replace(self.builder.tensors.either(name + ".weight", *shapes), shape=(heads, rows, columns))
+
+
+def _at_rest(rope: Rope | None, width: int) -> Rope | None:
+    """A rotation by no angle, for the temperature of the queries; None if there is none."""
+    if rope is None or not rope.temperature:
+        return None
+    return replace(rope, n_rot=width, inverse_frequency=(0.0,) * (width // 2), magnitude=1.0)
