@@ -19,7 +19,7 @@ MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 def _columns() -> Plan:
     r = Recorder()
     x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24)))
-    return r.finish(r.head_linear(r.join(r.columns(x, 1, 5, 3), x, 3), MemoryWeight.of("heads", np.ones((3, 5, 12)))))
+    return r.finish(r.join(r.columns(x, 1, 5, 3), x, 3))
 
 
 RECORDED = {"columns": _columns}
