@@ -1,0 +1,48 @@
+"""Latent attention whose file holds key and value matrices as one: absorbed, it computes what the parts in full would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from localllm import quant
+from localllm.models.tensors import Tensors
+from tests.models.kit import KIT
+from tests.models.support import Driver, MemoryWeight, bind_reference, plan_of
+
+HEADS, ROWS, OF, COLUMNS = 3, 6, 10, 256
+WIDTHS = ("key_length", "value_length")
+
+
+@pytest.mark.parametrize(("format", "stored"), [("F32", "F32"), ("F16", "F16"), ("BF16", "BF16"), ("Q4_K", "F16")])
+def test_transposed_rows_of_each_head(format: str, stored: str) -> None:
+    """Exact in formats of numbers; blocks become halves. Any run of rows can be read."""
+    values = np.random.RandomState(3).standard_normal((HEADS * OF, COLUMNS))
+    source = MemoryWeight.of("kv_b", values, format)
+    found = Tensors({"kv_b": source}).transposed("kv_b", HEADS, ROWS, OF, COLUMNS)
+    assert (found.format, found.shape) == (stored, (HEADS, COLUMNS, ROWS))
+    expected = source.values().reshape(HEADS, OF, COLUMNS)[:, :ROWS].transpose(0, 2, 1)
+    if stored != format:
+        expected = expected.astype(np.float16).astype(np.float32)
+    expected = expected.reshape(HEADS * COLUMNS, ROWS)
+    for start, stop in ((0, HEADS * COLUMNS), (0, 5), (250, 261), (COLUMNS, 2 * COLUMNS), (300, 767)):
+        rows = quant.dequantize(found.read(start, stop), stored)
+        np.testing.assert_array_equal(rows, expected[start:stop])
+
+
+def test_key_and_value_matrices_as_one_tensor() -> None:
+    """DeepSeek's files of before and after its matrices were split: the same logits, to the rounding of float32."""
+    metadata, tensors = KIT["deepseek2-groups"].loaded()
+    old = dict(tensors)
+    for layer in range(3):
+        name = f"blk.{layer}.attn_"
+        keys, values = (old.pop(f"{name}{part}_b.weight").values() for part in "kv")
+        both = np.concatenate([keys.transpose(0, 2, 1), values], axis=1)  # (heads, plain + value, latent)
+        old[name + "kv_b.weight"] = MemoryWeight.of(name + "kv_b.weight", both.reshape(-1, both.shape[2]))
+    widths = {f"deepseek2.attention.{key}": metadata[f"deepseek2.attention.{key}_mla"] for key in WIDTHS}
+    dropped = {key: value for key, value in metadata.items() if not key.endswith("_mla")}
+    logits = [
+        Driver(bind_reference(plan_of(*model))).step([(0, range(20))])
+        for model in ((metadata, tensors), (dropped | widths, old))
+    ]
+    np.testing.assert_array_equal(*logits)
