@@ -47,7 +47,8 @@ def every_kernel(architecture: str) -> list[Labelled]:
     for head, group, window, cap, sinks in (
         (64, 4, 0, False, False), (128, 8, 0, False, False), (128, 4, 1024, True, True), (256, 2, 512, True, False),
     ):  # fmt: skip
-        found += _attention(head, group, CacheTypes(), window, cap, sinks)
+        found += _attention(CacheLayer(8, head, head), group, CacheTypes(), window, cap, sinks)
+    found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # latent rows
     for name in cachetypes.CACHE:
         found += _cache(name)
     return [*found, *_rowwise(), *_experts()]
@@ -67,30 +68,40 @@ def _expert_product(x_stride: int) -> products.ExpertProduct:
     )  # fmt: skip
 
 
+def _head_product(x_head: int) -> products.HeadProduct:
+    """Slices of 2048 values, of 16 heads."""
+    return products.HeadProduct(
+        K=2048, N=512, X_STRIDE=16 * x_head, Y_STRIDE=16 * 512, HEADS=16, X_HEAD=x_head, COUNT_AT=0
+    )
+
+
 def _products(name: str, architecture: str) -> list[Labelled]:
     """Every product with a matrix of a format."""
     width = BLOCKS if name in formats.QUANTIZED else 2048
-    own, experts = _product(width), _expert_product(width)
+    own, experts, wide = _product(width), _expert_product(width), width
     found: list[Labelled] = [
         *((f"matvec {name} x {n}", products.Matvec(format=name, COLUMNS=n, product=own)) for n in (1, COLUMNS)),
         *_together(name, width),
         (f"matvec {name}, experts", products.Matvec(format=name, COLUMNS=1, product=experts)),
         (f"matmul {name}", products.Matmul(format=name, product=own)),
         (f"matmul {name}, experts", products.Matmul(format=name, product=experts)),
+        (f"matvec {name}, heads", products.Matvec(format=name, COLUMNS=COLUMNS, product=_head_product(width))),
         (f"embed {name}", rowwise.EmbedRows(format=name, MAX_ROWS=ROWS, K=2048, N=32000, Y_STRIDE=2048)),
     ]
     if (terms := products.terms(name, 2048, architecture)) is None:
-        return found
+        return [*found, (f"matmul {name}, heads", products.Matmul(format=name, product=_head_product(width)))]
     if terms:
         stride = terms * 1024 + 4
-        own, experts = _product(stride), _expert_product(stride)
+        own, experts, wide = _product(stride), _expert_product(stride), stride
         split = rowwise.SplitRows(format=name, TERMS=terms, K=2048, X_STRIDE=2048, Y_STRIDE=stride)
         found.append((f"split {name}", split))
     found += [
         (f"tensor {name}, {tile.x} x {tile.w}", products.tensor(name, tile, terms, own))
         for tile in products.tiles_of(name)
     ]
-    return [*found, (f"tensor {name}, experts", products.tensor(name, products.EXPERTS_TILE, terms, experts))]
+    heads = products.tensor(name, products.tiles_of(name)[0], terms, _head_product(wide))
+    tile = products.tensor(name, products.EXPERTS_TILE, terms, experts)
+    return [*found, (f"tensor {name}, heads", heads), (f"tensor {name}, experts", tile)]
 
 
 def _together(name: str, x_stride: int) -> list[Labelled]:
@@ -111,15 +122,16 @@ def _together(name: str, x_stride: int) -> list[Labelled]:
 
 
 def _attention(
-    head: int, group: int, cache: CacheTypes, window: int = 0, cap: bool = False, sinks: bool = False
+    layer: CacheLayer, group: int, cache: CacheTypes, window: int = 0, cap: bool = False, sinks: bool = False
 ) -> list[Labelled]:
+    heads = layer.kv_heads * group
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
-        cache=attention.cache_shape(cache, CacheLayer(8, head, head)), HEADS=8 * group, Q_STRIDE=8 * group * head,
-        FACTOR=head**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
+        cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
+        FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
         HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
-    label = f"{head} x {group} {cache.keys}"
+    label = f"{layer.head_dim} x {group} {cache.keys}"
     return [
         (f"attend_partition {label}", attention.AttendPartition(shape=shape)),
         *(
@@ -148,7 +160,9 @@ def _cache(name: str) -> list[Labelled]:
         KEY_SIZE=cache.KEY_SIZE,
         KEY_ROTATION=cache.KEY_ROTATION,
     )
-    both = [kernel for head, group in ((64, 4), (128, 8)) for kernel in _attention(head, group, CacheTypes(name, name))]
+    both: list[Labelled] = []
+    for head, group in ((64, 4), (128, 8)):
+        both += _attention(CacheLayer(8, head, head), group, CacheTypes(name, name))
     return [*found, (f"prepare_queries {name}", queries), *both]
 
 

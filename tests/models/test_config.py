@@ -314,7 +314,7 @@ def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
     assert found.sparsity == (1.5, 0.0, None)
     assert sliding("gemma3n", 12).sparsity == (TOP_TWENTIETH,) * 10 + (None, None)
     assert (found.streams, found.active_stream) == (4, 0)
-    for value in ([1.5, 1.5], [1.5, 1.5, math.nan], [1.5, 1.5, 1e30], "1.5", 1.5):
+    for value in ([1.5, 1.5], [1.5, 1.5, math.nan], [1.5, 1.5, 1e30], "1.5"):
         with pytest.raises(ModelError, match=r"^gemma3n\.activation_sparsity_scale: expected "):
             sliding("gemma3n", 3, activation_sparsity_scale=value)
     with pytest.raises(ModelError, match=r"^gemma3n\.altup\.active_idx: expected an integer from 0 to 2, found 3$"):

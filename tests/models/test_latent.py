@@ -1,4 +1,4 @@
-"""Latent attention whose file holds key and value matrices as one: absorbed, it computes what the parts would."""
+"""Latent attention whose file holds key and value matrices as one, absorbed: as if the file held them apart."""
 
 from __future__ import annotations
 
