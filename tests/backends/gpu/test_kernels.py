@@ -164,7 +164,7 @@ def test_products_of_experts_take_the_choices_and_others_do_not() -> None:
 
 
 def test_heads_that_no_tile_fits_are_refused() -> None:
-    with pytest.raises(BackendError, match="heads of 1024 values do not fit on the GPU, at most 512 do"):
+    with pytest.raises(BackendError, match="heads of 1024 values do not fit on the GPU, at most 640 do"):
         _ = attention.cache_shape(CacheTypes(), CacheLayer(1, 1024, 1024)).tile
 
 
