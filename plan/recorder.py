@@ -224,6 +224,7 @@ class Recorder:
         own = coefficients if isinstance(coefficients, Value) else Weight.of(coefficients)
         count = (own.width if isinstance(own, Value) else own.shape[0]) // slices
         out = self._value(x.width // slices * count, x.rows, x.name + ".mixed")
+        assert base is None or base.width == out.width, f"{x.name}: {out.width} numbers on a base of {base.width}"
         self._operations.append(Mix(out, x, slices, own, base))
         return out
 
