@@ -354,7 +354,7 @@ _ROWS = (
     Architecture(  # Nemotron 3
         "nemotron_h_moe", "neox", "relu2", ffn="plain", no_rope_every=1,
         recurrent=Recurrent("mamba2", "without_heads", alone=True),
-        routing=ExpertGating("sigmoid", True, from_file=True),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu"),
     ),
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from localllm.models.builder import Builder
@@ -28,13 +29,21 @@ class FeedForward:
         read = builder.norm(name + routing.norm, before) if routing.norm else x
         routed = before if routing.router == "unnormed" else read
         router = builder.linear(name + "ffn_gate_inp", routed, experts.count, builder.config.width)  # (T, experts)
-        y = self.experts(layer, read, router, experts)
+        y = self.latent(name, read, lambda low: self.experts(layer, low, router, experts))
         suffix = "" if routing.dense else "_shexp"
         shared = builder.tensors.height(f"{name}ffn_up{suffix}.weight")
         if not shared:
             return y
         both = builder.recorder.add(y, self.shared(layer, x, shared, suffix))
         return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
+
+    def latent(self, name: str, x: Value, experts: Callable[[Value], Value]) -> Value:
+        """The experts of x; of a narrower x where the file has the matrices around it (Nemotron 3 Super)."""
+        builder, width = self.builder, self.builder.tensors.height(name + "ffn_latent_down.weight")
+        if not width:
+            return experts(x)
+        low = builder.linear(name + "ffn_latent_down", x, width, x.width)
+        return builder.linear(name + "ffn_latent_up", experts(low), x.width, width)
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
         """The dense feed-forward, plus experts that norm the residual stream on their own, as their router does."""
@@ -93,15 +102,15 @@ class FeedForward:
     def experts(self, layer: int, x: Value, router: Value, experts: ExpertConfig) -> Value:
         """The experts that the router chooses."""
         builder, name, limit = self.builder, f"blk.{layer}.", experts.limits[layer]
-        config, recorder, tensors = builder.config, builder.recorder, builder.tensors
+        recorder, tensors = builder.recorder, builder.tensors
         assert builder.row.routing is not None
-        gate, up = self.gate_and_up(name, experts)
+        gate, up = self.gate_and_up(name, x.width, experts)
         return recorder.experts(
             x,
             router,
             gate,
             up,
-            self.stack(name + "ffn_down_exps", experts, config.width, up.weight.shape[1]),
+            self.stack(name + "ffn_down_exps", experts, x.width, up.weight.shape[1]),
             experts.used,
             experts.gating,
             experts.normalize,
@@ -114,13 +123,15 @@ class FeedForward:
             groups_used=experts.groups_used,
         )
 
-    def gate_and_up(self, name: str, experts: ExpertConfig) -> tuple[Stack, Stack]:
+    def gate_and_up(self, name: str, width: int, experts: ExpertConfig) -> tuple[Stack, Stack]:
         """The stacks of gate and up matrices: two tensors, or one that holds the rows of both, the gate's first."""
-        tensors, width = self.builder.tensors, self.builder.config.width
+        tensors = self.builder.tensors
         fused = tensors.height(name + "ffn_gate_up_exps.weight")
         if not fused:
             inner = tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
+            if self.builder.row.ffn == "plain":  # squared ReLU
+                return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight
         scale = self.stack_scale(name + "ffn_up_exps", experts)  # of both

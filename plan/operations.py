@@ -220,8 +220,13 @@ class Experts(Unary):
     groups_used: int = 1
 
     @property
-    def stacks(self) -> tuple[Stack, Stack, Stack]:
-        return self.gate, self.up, self.down
+    def gated(self) -> bool:
+        """Whether gate and up are two stacks; one stack as both makes a squared ReLU of relu(gate x) * up x."""
+        return self.gate != self.up
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.gate, self.up, self.down) if self.gated else (self.up, self.down)
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -238,7 +243,7 @@ class Experts(Unary):
 
     @property
     def products(self) -> tuple[tuple[Value, Weight], ...]:
-        return (self.x, self.gate.weight), (self.x, self.up.weight)
+        return tuple([(self.x, stack.weight) for stack in self.stacks[:-1]])
 
     @property
     def reads(self) -> tuple[Read, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -123,13 +124,17 @@ def test_a_row_reads_a_row_of_the_table_and_all_of_a_matrix() -> None:
 def test_a_row_reads_the_experts_that_it_is_sent_to() -> None:
     r, x = recorded()
     up, down = (stack(weight(8, *shape), weight(8), weight(8, shape[0])) for shape in ((24, 16), (16, 24)))
-    out = r.experts(x, r.linear(x, weight(8, 16)), up, up, down, 2, "softmax", True, 1.0, "silu", weight(8))
+    gate = stack(MemoryWeight.of("gate", np.ones((8, 24, 16))), weight(8), weight(8, 24))
+    out = r.experts(x, r.linear(x, weight(8, 16)), gate, up, down, 2, "softmax", True, 1.0, "silu", weight(8))
     op = r.finish(out).operations[-1]
     assert [read.share(1000) for read in op.reads] == [250] * 9 + [1000]
     assert {read.weight for read in op.reads} == {*op.matrices, *op.vectors}
     assert op.flops == 3 * 2 * 2 * 24 * 16
     assert isinstance(op, Experts)
-    assert op.stacks == (up, up, down)
+    assert op.stacks == (gate, up, down)
+    one = replace(op, gate=up)  # squared ReLU: the product is made once
+    assert one.stacks == (up, down)
+    assert one.flops == 2 * 2 * 2 * 24 * 16
 
 
 def test_attention_counts_more_for_every_position_it_sees() -> None:

@@ -34,9 +34,11 @@ def experts(low: Lowering, op: Experts) -> None:
     rows, used, values = op.x.rows, op.used, low.values
     pairs = _route(low, op)
     ffn, width = op.gate.weight.shape[1], op.down.weight.shape[1]
-    inputs = [low.operand(op.x, stack.weight) for stack in (op.gate, op.up)]
-    gate, up = (values.take(rows, float_stride(ffn), used) for _ in range(2))
-    for stack, x, y in zip((op.gate, op.up), inputs, (gate, up), strict=True):
+    stacks = op.stacks[:-1]
+    inputs = [low.operand(op.x, stack.weight) for stack in stacks]
+    made = [values.take(rows, float_stride(ffn), used) for _ in stacks]
+    gate, up = made[0], made[-1]
+    for stack, x, y in zip(stacks, inputs, made, strict=True):
         _multiply(low, stack, x, y, used, pairs)
     values.release(op.x, op.router)
     quantized = _glu(low, op, gate, up, pairs)
@@ -51,7 +53,7 @@ def experts(low: Lowering, op: Experts) -> None:
         low.routings[op.out.index] = pairs.choices, gate
     else:
         values.give(gate)
-    for buffer in (up, mixed, *([quantized] if quantized else [])):
+    for buffer in (*made[1:], mixed, *([quantized] if quantized else [])):
         values.give(buffer)
 
 
@@ -96,6 +98,7 @@ def _glu(low: Lowering, op: Experts, gate: Buffer, up: Buffer, pairs: _Pairs) ->
     ffn, kind = op.gate.weight.shape[1], activations_of(op.down.weight.format)
     quantized = None if kind is None else low.values.take(op.x.rows, activation_stride(kind, ffn), op.used)
     count = replace(pairs.starts, offset=8 * op.gate.weight.shape[0])  # the number of pairs
+    assert op.gated or not op.weighted_input, "the one product would be weighted twice"
     for buffer in (gate, up) if op.weighted_input else ():
         arguments = rowwise.GluArguments(
             gate=Rows(address=pairs.weights, stride=4), up=rows_in(buffer), y=output_to(buffer), width=ffn, slices=1,

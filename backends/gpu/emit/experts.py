@@ -36,10 +36,12 @@ def experts(low: Lowering, op: Experts) -> None:
         formats.check(stack.weight)
     own = _Mixture(rows, used, Choices(op.out.index, "experts"), Choices(op.out.index, "groups"))
     _route(low, op, own)
-    gate, up = (low.take(rows, ffn * used) for _ in range(2))
-    for stack, y in ((op.gate, gate), (op.up, up)):
+    up = low.take(rows, ffn * used)
+    gate = low.take(rows, ffn * used) if op.gated else up
+    for stack, y in ((op.gate, gate), (op.up, up)) if op.gated else ((op.up, up),):
         _multiply(low, stack, own, inputs(low, ValueForms(low, op.x), stack.weight, rows), y, used)
     weights = Choices(op.out.index, "weights")
+    assert op.gated or not op.weighted_input, "the one product would be weighted twice"
     for y in (gate, up) if op.weighted_input else ():
         weigh = elements(rows, "(a) * (b)", weights, y, ffn, Delivery(y), used, part=ffn)
         low.dispatch("weigh", rows, [weigh])
@@ -60,7 +62,7 @@ def experts(low: Lowering, op: Experts) -> None:
     low.dispatch("combine", rows, [combine.launch((-(-op.out.width // 128), (rows, 1, 1), 1), buffers)])
     if kept:
         low.program.routings[op.out.index] = KeptRouting(own.choices, forms.buffers.pop(FLOATS), used)
-    low.give(gate, up, mixed, *forms.buffers.values())
+    low.give(*((gate,) if op.gated else ()), up, mixed, *forms.buffers.values())
 
 
 def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
