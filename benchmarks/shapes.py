@@ -1,0 +1,277 @@
+"""Writes files of the true shapes of recurrent, latent and mixture models with random weights, to time.
+
+    python benchmarks/shapes.py lfm2-1.2b /tmp/lfm2.gguf [--layers N]
+
+Matrices are in the mix Q4_K_M as `make_model.py` makes it: Q6_K for the output, for value and down matrices of half of
+the layers, Q4_K for the rest; mixtures of gpt-oss are in MXFP4, beside Q8_0. Small tensors are F32. `--layers` keeps
+whole layers only: so many of the first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benchmarks.make_model import Rows, byte_vocabulary, more_bits
+from localllm.gguf import NewTensor, write_gguf
+
+Shapes = dict[str, tuple[int, ...]]
+MATRICES = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight", "ffn_down_shexp.weight", "attn_qkv.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model's keys, and the tensors of a layer; `tied` models have no output matrix."""
+
+    architecture: str
+    layers: int
+    width: int
+    vocabulary: int
+    keys: dict[str, Any]
+    layer: Callable[[int], Shapes]
+    tied: bool = False
+    output_norm: str = "output_norm"
+    experts: str = ""  # format of the experts' matrices; "": as of all
+
+
+def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
+    found = {
+        "attn_q.weight": (heads * dim * (1 + gate), width), "attn_k.weight": (kv_heads * dim, width),
+        "attn_v.weight": (kv_heads * dim, width), "attn_output.weight": (width, heads * dim),
+    }  # fmt: skip
+    return found | ({"attn_q_norm.weight": (dim,), "attn_k_norm.weight": (dim,)} if norms else {})
+
+
+def dense(width: int, ffn: int) -> Shapes:
+    return {"ffn_gate.weight": (ffn, width), "ffn_up.weight": (ffn, width), "ffn_down.weight": (width, ffn)}
+
+
+def mixture(width: int, experts: int, ffn: int, shared: int = 0) -> Shapes:
+    found = {
+        "ffn_gate_inp.weight": (experts, width), "ffn_gate_exps.weight": (experts, ffn, width),
+        "ffn_up_exps.weight": (experts, ffn, width), "ffn_down_exps.weight": (experts, width, ffn),
+    }  # fmt: skip
+    if shared:
+        found |= {
+            "ffn_gate_shexp.weight": (shared, width), "ffn_up_shexp.weight": (shared, width),
+            "ffn_down_shexp.weight": (width, shared),
+        }  # fmt: skip
+    return found
+
+
+def delta_net(width: int, key_heads: int, heads: int, dim: int) -> Shapes:
+    rows = (2 * key_heads + heads) * dim
+    return {
+        "attn_qkv.weight": (rows, width), "attn_gate.weight": (heads * dim, width), "ssm_conv1d.weight": (rows, 4),
+        "ssm_dt.bias": (heads,), "ssm_a": (heads,), "ssm_beta.weight": (heads, width), "ssm_norm.weight": (dim,),
+        "ssm_alpha.weight": (heads, width), "ssm_out.weight": (width, heads * dim),
+    }  # fmt: skip
+
+
+def mamba2(width: int, inner: int, heads: int, groups: int, state: int) -> Shapes:
+    mixed = inner + 2 * groups * state
+    return {
+        "ssm_in.weight": (inner + mixed + heads, width), "ssm_conv1d.weight": (mixed, 4), "ssm_conv1d.bias": (mixed,),
+        "ssm_dt.bias": (heads,), "ssm_a": (heads, 1), "ssm_d": (heads, 1), "ssm_norm.weight": (groups, inner // groups),
+        "ssm_out.weight": (width, inner),
+    }  # fmt: skip
+
+
+def _lfm2(layer: int) -> Shapes:
+    conv = {
+        "shortconv.in_proj.weight": (6144, 2048), "shortconv.conv.weight": (2048, 3),
+        "shortconv.out_proj.weight": (2048, 2048),
+    }  # fmt: skip
+    mixer = attention(2048, 32, 8, 64, norms=True) if layer in LFM2_ATTENDS else conv
+    return {"attn_norm.weight": (2048,), "ffn_norm.weight": (2048,), **mixer, **dense(2048, 8192)}
+
+
+def _qwen35(width: int, heads: int, kv_heads: int, feed_forward: Shapes) -> Callable[[int], Shapes]:
+    def layer(number: int) -> Shapes:
+        full = (number + 1) % 4 == 0
+        mixer = attention(width, heads, kv_heads, 256, True, True) if full else delta_net(width, 16, 32, 128)
+        return {"attn_norm.weight": (width,), "post_attention_norm.weight": (width,), **mixer, **feed_forward}
+
+    return layer
+
+
+def _deepseek(layer: int) -> Shapes:
+    latent = {
+        "attn_q.weight": (16 * 192, 2048), "attn_kv_a_mqa.weight": (576, 2048), "attn_kv_a_norm.weight": (512,),
+        "attn_k_b.weight": (16, 512, 128), "attn_v_b.weight": (16, 128, 512), "attn_output.weight": (2048, 2048),
+    }  # fmt: skip
+    fed = dense(2048, 10944) if layer == 0 else mixture(2048, 64, 1408, 2816)
+    return {"attn_norm.weight": (2048,), "ffn_norm.weight": (2048,), **latent, **fed}
+
+
+def _granite(layer: int) -> Shapes:
+    mixer = attention(1536, 12, 4, 128) if layer in GRANITE_ATTENDS else mamba2(1536, 3072, 48, 1, 128)
+    return {"attn_norm.weight": (1536,), "ffn_norm.weight": (1536,), **mixer, **mixture(1536, 64, 512, 1024)}
+
+
+def _gpt_oss(layer: int) -> Shapes:
+    biases = {
+        "attn_q.bias": (4096,), "attn_k.bias": (512,), "attn_v.bias": (512,), "attn_output.bias": (2880,),
+        "attn_sinks.weight": (64,), "ffn_gate_inp.bias": (32,), "ffn_gate_exps.bias": (32, 2880),
+        "ffn_up_exps.bias": (32, 2880), "ffn_down_exps.bias": (32, 2880),
+    }  # fmt: skip
+    norms = {"attn_norm.weight": (2880,), "post_attention_norm.weight": (2880,)}
+    return {**norms, **attention(2880, 64, 8, 64), **biases, **mixture(2880, 32, 2880)}
+
+
+def _nemotron(layer: int) -> Shapes:
+    experts = {name: shape for name, shape in mixture(2688, 128, 1856, 3712).items() if "gate_" not in name}
+    own = {
+        "M": mamba2(2688, 4096, 64, 8, 128), "*": attention(2688, 32, 2, 128),
+        "E": {"ffn_gate_inp.weight": (128, 2688), "exp_probs_b.bias": (128,), **experts},
+    }[NEMOTRON[layer]]  # fmt: skip
+    return {"attn_norm.weight": (2688,), **own}
+
+
+LFM2_ATTENDS, GRANITE_ATTENDS = (2, 5, 8, 10, 12, 14), (5, 15, 25, 35)
+NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+QWEN35 = {
+    "attention.key_length": 256, "attention.value_length": 256, "rope.freq_base": 1e7, "rope.dimension_count": 64,
+    "rope.dimension_sections": np.array([11, 11, 10, 0], np.int32), "ssm.conv_kernel": 4, "ssm.inner_size": 4096,
+    "ssm.state_size": 128, "ssm.time_step_rank": 32, "ssm.group_count": 16, "full_attention_interval": 4,
+}  # fmt: skip
+
+
+def _per_layer(count: int, yes: tuple[int, ...], number: int) -> Any:
+    return np.array([number * (layer in yes) for layer in range(count)], np.int32)
+
+
+MODELS = {
+    "lfm2-1.2b": Model(
+        "lfm2", 16, 2048, 65536,
+        {
+            "feed_forward_length": 8192, "attention.head_count": 32, "shortconv.l_cache": 3, "rope.freq_base": 1e6,
+            "attention.head_count_kv": _per_layer(16, LFM2_ATTENDS, 8),
+        },
+        _lfm2, True, "token_embd_norm",
+    ),
+    "qwen35-9b": Model(
+        "qwen35", 32, 4096, 248320,
+        {"feed_forward_length": 12288, "attention.head_count": 16, "attention.head_count_kv": 4, **QWEN35},
+        _qwen35(4096, 16, 4, dense(4096, 12288)),
+    ),
+    "qwen35-35b-a3b": Model(
+        "qwen35moe", 40, 2048, 248320,
+        {
+            "expert_feed_forward_length": 512, "expert_shared_feed_forward_length": 512, "expert_count": 256,
+            "expert_used_count": 8, "attention.head_count": 16, "attention.head_count_kv": 2, **QWEN35,
+        },
+        _qwen35(2048, 16, 2, {**mixture(2048, 256, 512, 512), "ffn_gate_inp_shexp.weight": (2048,)}),
+    ),
+    "deepseek-v2-lite": Model(
+        "deepseek2", 27, 2048, 102400,
+        {
+            "feed_forward_length": 10944, "attention.head_count": 16, "attention.head_count_kv": 1,
+            "attention.kv_lora_rank": 512, "attention.key_length": 576, "attention.value_length": 512,
+            "attention.key_length_mla": 192, "attention.value_length_mla": 128, "rope.dimension_count": 64,
+            "rope.scaling.type": "yarn", "rope.scaling.factor": 40.0, "rope.scaling.yarn_log_multiplier": 0.0707,
+            "rope.scaling.original_context_length": 4096, "leading_dense_block_count": 1, "expert_count": 64,
+            "expert_used_count": 6, "expert_feed_forward_length": 1408, "expert_shared_count": 2,
+            "expert_weights_scale": 1.0, "expert_gating_func": 1,
+        },
+        _deepseek,
+    ),
+    "granite-4-h-tiny": Model(
+        "granitehybrid", 40, 1536, 100352,
+        {
+            "feed_forward_length": 512, "expert_shared_feed_forward_length": 1024, "expert_count": 64,
+            "expert_used_count": 6, "attention.head_count": 12, "ssm.conv_kernel": 4, "ssm.inner_size": 3072,
+            "ssm.state_size": 128, "ssm.time_step_rank": 48, "ssm.group_count": 1, "embedding_scale": 12.0,
+            "attention.head_count_kv": _per_layer(40, GRANITE_ATTENDS, 4), "residual_scale": 0.22,
+            "attention.scale": 0.0078125, "logit_scale": 6.0, "rope.scaling.finetuned": False,
+            "rope.dimension_count": 128,
+        },
+        _granite, True,
+    ),
+    "nemotron-3-nano": Model(
+        "nemotron_h_moe", 52, 2688, 131072,
+        {
+            "attention.head_count": 32, "attention.key_length": 128, "attention.value_length": 128,
+            "attention.head_count_kv": np.array([2 * (kind == "*") for kind in NEMOTRON], np.int32),
+            "feed_forward_length": np.array([1856 * (kind == "E") for kind in NEMOTRON], np.int32),
+            "ssm.conv_kernel": 4, "ssm.inner_size": 4096, "ssm.state_size": 128, "ssm.time_step_rank": 64,
+            "ssm.group_count": 8, "expert_count": 128, "expert_used_count": 6, "expert_feed_forward_length": 1856,
+            "expert_shared_feed_forward_length": 3712, "expert_shared_count": 1, "expert_weights_norm": True,
+            "expert_weights_scale": 2.5, "attention.layer_norm_epsilon": 1e-5, "rope.dimension_count": 128,
+        },
+        _nemotron,
+    ),
+    "gpt-oss-20b": Model(
+        "gpt-oss", 24, 2880, 201088,
+        {
+            "feed_forward_length": 2880, "expert_feed_forward_length": 2880, "expert_count": 32,
+            "expert_used_count": 4, "attention.head_count": 64, "attention.head_count_kv": 8,
+            "attention.key_length": 64, "attention.value_length": 64, "attention.sliding_window": 128,
+            "rope.freq_base": 150000.0, "rope.scaling.type": "yarn", "rope.scaling.factor": 32.0,
+            "rope.scaling.original_context_length": 4096, "rope.dimension_count": 64,
+        },
+        _gpt_oss, experts="MXFP4",
+    ),
+}  # fmt: skip
+
+
+def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
+    source, random = Rows(seed), np.random.default_rng(seed)
+    usual, better = ("Q8_0", "Q8_0") if model.experts else ("Q4_K", "Q6_K")
+
+    def tensor(name: str, shape: tuple[int, ...], sensitive: bool) -> NewTensor:
+        if len(shape) == 1 or shape[-1] < 32 or name.endswith((".bias", "ffn_gate_inp.weight", "ssm_norm.weight")):
+            low, high = (-1.0, -0.1) if name.endswith("ssm_a") else (0.9, 1.1) if "norm" in name else (-0.1, 0.1)
+            numbers = random.uniform(low, high, shape).astype(np.float32)
+            return NewTensor(name, "F32", shape, numbers.reshape(-1, shape[-1]).view(np.uint8))
+        format = model.experts if model.experts and "_exps" in name else better if sensitive else usual
+        if format.endswith("_K") and shape[-1] % 256:  # as llama-quantize does for rows that are no super-blocks
+            format = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[format]
+        return NewTensor(name, format, shape, lambda: source.of(prod(shape[:-1]), shape[-1], format))
+
+    yield tensor("token_embd.weight", (model.vocabulary, model.width), model.tied)
+    for layer in range(layers):
+        here = more_bits(layer, layers)
+        for name, shape in model.layer(layer).items():
+            yield tensor(f"blk.{layer}.{name}", shape, here and name in MATRICES)
+    yield tensor(f"{model.output_norm}.weight", (model.width,), False)
+    if not model.tied:
+        yield tensor("output.weight", (model.vocabulary, model.width), True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=MODELS)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--layers", type=int, default=0)
+    arguments = parser.parse_args()
+    model = MODELS[arguments.model]
+    layers = arguments.layers or model.layers
+    keys = {
+        "vocab_size": model.vocabulary, "context_length": 32768, "embedding_length": model.width, "block_count": layers,
+        "attention.layer_norm_rms_epsilon": 1e-6,
+    }  # fmt: skip
+    keys |= {
+        k: v[:layers] if isinstance(v, np.ndarray) and len(v) == model.layers else v for k, v in model.keys.items()
+    }
+    metadata = {
+        "general.architecture": model.architecture,
+        "general.name": f"{arguments.model} shape, random weights",
+        **{f"{model.architecture}.{key}": value for key, value in keys.items()},
+        **byte_vocabulary(model.vocabulary),
+    }
+    write_gguf(arguments.out, metadata, tensors(model, layers, 0), force=True)
+    print(f"{arguments.out}: {arguments.out.stat().st_size / 1e9:.2f} GB")
+
+
+if __name__ == "__main__":
+    main()
