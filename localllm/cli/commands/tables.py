@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from localllm.cli.terminal.formatting import markdown
+
+if TYPE_CHECKING:
+    from localllm.models.architectures import Architecture
 
 INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 
@@ -34,8 +39,11 @@ def architectures() -> str:
 
     rows = []
     for each in ARCHITECTURES.values():
+        attends = each.recurrent is None or each.recurrent.layers != "all"
         rope = {"norm": "neighbours", "neox": "halves", None: ""}[each.rope_style]
-        if each.no_rope_every:
+        if not attends or each.no_rope_every == 1:
+            rope = ""
+        elif each.no_rope_every:
             rope += f", every {each.no_rope_every}th layer none"
         norms = {"rms": "RMS", "layer": "layer"}[each.norm] + (", q and k" if each.qk_norm else "")
         rows.append(
@@ -45,11 +53,36 @@ def architectures() -> str:
                 norms,
                 rope,
                 each.routing.gating.replace("_", " ") if each.routing else "",
-                "yes" if each.sliding else "",
+                _state(each, attends),
             )
         )
-    header = ("architecture", "feed-forward", "norms", "rotated dimensions", "experts chosen by", "sliding window")
+    header = (
+        "architecture",
+        "feed-forward",
+        "norms",
+        "rotated dimensions",
+        "experts chosen by",
+        "what the cache holds",
+    )
     return markdown(header, rows)
+
+
+MIXERS = {
+    "short_conv": "convolution rows",
+    "delta_net": "convolution rows, delta-net states",
+    "mamba": "convolution rows, Mamba states",
+    "mamba2": "convolution rows, Mamba-2 states",
+    "plamo2": "convolution rows, Mamba-2 states",
+}
+
+
+def _state(row: Architecture, attends: bool) -> str:
+    kinds = []
+    if attends:
+        kinds.append("latent rows" if row.latent else "keys and values" + (", windows" if row.sliding else ""))
+    if row.recurrent is not None:
+        kinds.append(MIXERS[row.recurrent.mixer])
+    return ", ".join(kinds)
 
 
 def tokenizers() -> str:
