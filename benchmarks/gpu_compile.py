@@ -19,7 +19,7 @@ from typing import Any
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
 from localllm.backends.gpu import cachetypes, formats
-from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, rowwise, streams
+from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, recurrence, rowwise, streams
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
 from localllm.plan import CacheLayer
@@ -51,7 +51,7 @@ def every_kernel(architecture: str) -> list[Labelled]:
     found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # latent rows
     for name in cachetypes.CACHE:
         found += _cache(name)
-    return [*found, *_rowwise(), *_experts()]
+    return [*found, *_rowwise(), *_experts(), *_recurrent()]
 
 
 def _product(x_stride: int) -> products.Product:
@@ -227,6 +227,29 @@ def _experts() -> list[Labelled]:
         ("group_pairs", experts.GroupPairs(EXPERTS=128, USED=8, PAIRS=4096, TILE=32, COUNT_AT=0)),
         *((f"route {gating}", kernel) for gating, kernel in enumerate(routes)),
     ]
+
+
+def _recurrent() -> list[Labelled]:
+    """Convolution and states of Qwen 3.5 9B, Mamba-2 of Granite 4 H Tiny, and Mamba-1."""
+    stored = recurrence.Stored(MAX_ROWS=ROWS, SLOTS_AT=6, TABLE_STRIDE_AT=3)
+    strides = {f"{each}_STRIDE": 8192 for each in "QKVGBY"}
+    found: list[Labelled] = [
+        ("convolve", recurrence.Convolve(
+            stored=stored, WIDTH=8192, SIZE=4, X_STRIDE=8192, Y_STRIDE=8192, HAS_BIAS=True
+        )),
+        ("selective_scan", recurrence.SelectiveScan(
+            stored=stored, WIDTH=4096, STATE_DIM=16, X_STRIDE=4096, DT_STRIDE=4096, B_STRIDE=16, C_STRIDE=16,
+            Y_STRIDE=4096,
+        )),
+    ]  # fmt: skip
+    for delta, sizes in ((True, (32, 16, 128, 128)), (False, (48, 1, 128, 64))):
+        shape = dict(zip(("HEADS", "KEY_HEADS", "KEY_DIM", "VALUE_DIM"), sizes, strict=True))
+        append = recurrence.AppendKeys(stored=stored, **shape, K_STRIDE=8192)
+        attend = recurrence.LinearAttention(
+            stored=stored, **shape, DELTA=delta, TILED=delta, HAS_SKIP=not delta, **strides
+        )
+        found += [(f"append_keys {sizes}", append), (f"linear_attention {sizes}", attend)]
+    return found
 
 
 def report(nvrtc: Nvrtc, architecture: str, label: str, kernel: Kernel[Any]) -> dict[str, Any]:

@@ -75,9 +75,16 @@ def test_chat_in_a_terminal(backend_name: str) -> None:
     assert "Traceback" not in terminal.seen
 
 
-@pytest.mark.parametrize("name", ["gemma3n-e2b", "gemma4-26b-a4b", "gemma4-e2b"])
+# Together they have every operation, each in a model; `python -m tests.backends.gpu.kit` runs all the others.
+OF_EVERY_OPERATION = (
+    "apertus", "deepseek2-groups", "gemma3n-e2b", "gemma4-26b-a4b", "gemma4-e2b", "jamba-dense", "llama4-moe",
+    "mpt-dense", "nemotron3", "qwen35-mtp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_EVERY_OPERATION)
 def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
-    """Layers that share keys and values, streams, per-layer embeddings, experts beside a dense feed-forward."""
+    """Layers that share keys and values, streams, per-layer embeddings, latent rows, states, experts of every kind."""
     model = KIT[name]
     ours = kit_logits(gpu, model)
     assert nmse(ours, model.stored["logits"]).max() < model.limit()
