@@ -1,0 +1,75 @@
+"""Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one token further on.
+
+Row t of a head reads token t + 1 and the hidden row of token t, and its logits are those of token t + 2. Hidden rows
+are those that the output matrix of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
+own, with its own cache, and begins with a Receive of the hidden rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+from localllm.models.architectures import Architecture
+from localllm.models.builder import Builder
+from localllm.models.config import Config
+from localllm.models.errors import ModelError
+from localllm.models.feed_forward import FeedForward
+from localllm.models.forward import attention_of, logits_of
+from localllm.models.layers import LayerRecorder
+from localllm.models.recurrent import Recurrence
+from localllm.models.tensors import Tensors
+from localllm.plan import Plan, Recorder, Tensor
+
+
+def head_count(config: Config, tensors: Container[str]) -> int:
+    """Return the number of next-token heads that the file of a model holds; some files name heads and hold none."""
+    held = [f"blk.{config.layers + head}.nextn.eh_proj.weight" in tensors for head in range(config.heads_after)]
+    return [*held, False].index(False)
+
+
+def record_head(
+    config: Config,
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    context: int | None = None,
+    every_row: bool = False,
+) -> Plan:
+    """Record a next-token head, the last layer of `config` (see `read_config`); ModelError as in `record`.
+
+    `context` and `every_row` are as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
+    """
+    checked, recorder, last = Tensors(tensors, architecture.ignored), Recorder(), config.layers - 1
+    config, name = _attending(config, architecture), f"blk.{last}.nextn."
+    builder = Builder(config, architecture, checked, recorder)
+    recorder.begin_layer()
+    hidden = recorder.receive(config.width, "hidden")
+    table = f"{name}embed_tokens.weight" if f"{name}embed_tokens.weight" in checked else "token_embd.weight"
+    x = recorder.embed(checked.matrix(table, config.vocabulary, config.width))
+    if config.embedding_scale != 1.0:
+        x = recorder.scale(x, config.embedding_scale)
+    joined = recorder.join(builder.norm(name + "enorm", x), builder.norm(name + "hnorm", hidden))
+    x = builder.linear(name + "eh_proj", joined, config.width, joined.width)
+    attention = attention_of(builder, context or config.context_length)
+    x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder), every_row=every_row).layer(x, last)
+    recorder.begin_layer()
+    own_norm, own_head = f"{name}shared_head_norm", f"{name}shared_head_head"
+    hidden = builder.norm(own_norm if f"{own_norm}.weight" in checked else architecture.output_norm, x)
+    wanted = recorder.select_rows(hidden) if every_row else hidden
+    logits = logits_of(builder, wanted, own_head if f"{own_head}.weight" in checked else "output")
+    return recorder.finish(logits, checked.used(), hidden)
+
+
+def _attending(config: Config, architecture: Architecture) -> Config:
+    """The config with attention of its own in the last layer, whatever the pattern of the model's layers says."""
+    name, last = config.architecture, config.layers - 1
+    if architecture.recurrent is not None and architecture.recurrent.alone:
+        raise ModelError(f"{name}.nextn_predict_layers: heads of models whose layers have one part are not supported")
+    if not config.kv_heads[last]:
+        raise ModelError(f"{name}.attention.head_count_kv: expected heads in layer {last}, a next-token head, found 0")
+    return replace(
+        config,
+        attends=(*config.attends[:last], True),
+        recurs=(*config.recurs[:last], False),
+        kv_layer=(*config.kv_layer[:last], last),
+    )
