@@ -63,12 +63,18 @@ def record(
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
     recorder.begin_layer()
-    hidden = builder.norm(architecture.output_norm, layers.end(x))
-    wanted = recorder.select_rows(hidden) if every_row else hidden
-    return recorder.finish(logits_of(builder, wanted), checked.used(), hidden)
+    return finish(builder, layers.end(x), architecture.output_norm, "output", every_row)
 
 
-def logits_of(builder: Builder, x: Value, name: str = "output") -> Value:
+def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool) -> Plan:
+    """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
+    normed = builder.norm(norm, x)
+    wanted = builder.recorder.select_rows(normed) if every_row else normed
+    logits = _logits(builder, wanted, output)
+    return builder.recorder.finish(logits, builder.tensors.used(), normed if builder.row.heads_norm else x)
+
+
+def _logits(builder: Builder, x: Value, name: str) -> Value:
     """The logits of normed rows, by the matrix of that name, or by the table of embeddings in a file without it."""
     config, recorder, tensors = builder.config, builder.recorder, builder.tensors
     given = f"{name}.weight" in tensors

@@ -1,7 +1,7 @@
 """Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one token further on.
 
 Row t of a head reads token t + 1 and the hidden row of token t, and its logits are those of token t + 2. Hidden rows
-are those that the output matrix of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
+are those that the output of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
 own, with its own cache, and begins with a Receive of the hidden rows.
 """
 
@@ -15,7 +15,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
-from localllm.models.forward import attention_of, logits_of
+from localllm.models.forward import attention_of, finish
 from localllm.models.layers import LayerRecorder
 from localllm.models.recurrent import Recurrence
 from localllm.models.tensors import Tensors
@@ -44,8 +44,8 @@ def record_head(
     builder = Builder(config, architecture, checked, recorder)
     recorder.begin_layer()
     hidden = recorder.receive(config.width, "hidden")
-    table = f"{name}embed_tokens.weight" if f"{name}embed_tokens.weight" in checked else "token_embd.weight"
-    x = recorder.embed(checked.matrix(table, config.vocabulary, config.width))
+    table = _first(checked, f"{name}embed_tokens", "token_embd")
+    x = recorder.embed(checked.matrix(f"{table}.weight", config.vocabulary, config.width))
     if config.embedding_scale != 1.0:
         x = recorder.scale(x, config.embedding_scale)
     joined = recorder.join(builder.norm(name + "enorm", x), builder.norm(name + "hnorm", hidden))
@@ -53,11 +53,14 @@ def record_head(
     attention = attention_of(builder, context or config.context_length)
     x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder), every_row=every_row).layer(x, last)
     recorder.begin_layer()
-    own_norm, own_head = f"{name}shared_head_norm", f"{name}shared_head_head"
-    hidden = builder.norm(own_norm if f"{own_norm}.weight" in checked else architecture.output_norm, x)
-    wanted = recorder.select_rows(hidden) if every_row else hidden
-    logits = logits_of(builder, wanted, own_head if f"{own_head}.weight" in checked else "output")
-    return recorder.finish(logits, checked.used(), hidden)
+    norms, outputs = (f"{name}shared_head_norm", f"blk.{last}.layer_output_norm"), (f"{name}shared_head_head",)
+    norm = _first(checked, *norms, architecture.output_norm)
+    return finish(builder, x, norm, _first(checked, *outputs, "output"), every_row)
+
+
+def _first(tensors: Tensors, *names: str) -> str:
+    """The first name of weights that the file holds, or else the last name, which is the model's own."""
+    return next((name for name in names if f"{name}.weight" in tensors), names[-1])
 
 
 def _attending(config: Config, architecture: Architecture) -> Config:

@@ -43,7 +43,7 @@ class Plan:
     logits: Value
     starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
-    hidden: Value | None = None  # the normed rows that the output matrix reads
+    hidden: Value | None = None  # the rows that next-token heads read
 
     @property
     def window(self) -> int:

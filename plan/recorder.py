@@ -254,7 +254,7 @@ class Recorder:
     def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
         """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
 
-        `hidden` are the rows that the output matrix reads.
+        `hidden` are the rows that next-token heads read.
         """
         operations, layers = tuple(self._operations), tuple(self._layers)
         return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden)

@@ -1,7 +1,7 @@
 """Next-token heads against llama.cpp's own, on models of the kit: row t reads token t + 1 and the hidden row of t.
 
 The stored logits were made by a context for heads of llama.cpp with a float32 cache, from the hidden rows of a context
-for the model: 32 rows in one batch, then one by one.
+for the model: 32 rows in one batch, then one by one. It gives a second head the rows that it gives the first.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from tests.models.kit import KIT, LIMIT
 from tests.models.support import Driver, MemoryWeight, nmse
 
 with np.load(Path(__file__).parents[1] / "models" / "data" / "head_logits.npz") as file:
-    STORED = dict(file)
+    STORED = dict(file)  # (heads, rows, vocabulary)
+HEADS = [(name, number + 1) for name, stored in STORED.items() for number in range(len(stored))]
 LIMITS, CACHE = Limits(rows=64, logit_rows=64, blocks=1, positions=BLOCK), CacheTypes("f32", "f32")
-THEIRS, OTHERS = [32] + [1] * 7, ([], [1] * 39, [5, 17, 2])
+THEIRS = [32] + [1] * 7
+OTHERS: tuple[list[int], ...] = ([], [1] * 39, [5, 17, 2])
 
 
-def plans(name: str, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
-    """The model with the hidden rows of all tokens, and its head; but for some tensors of the head's layer."""
+def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
+    """The model with the hidden rows of all tokens, and a head of it; but for some tensors of the head's layer."""
     metadata, held = KIT[name].loaded()
     tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
     architecture = architecture_of(metadata)
     config = read_config(metadata, architecture.name)
-    head = record_head(read_config(metadata, architecture.name, head=1), architecture, tensors)
+    head = record_head(read_config(metadata, architecture.name, number), architecture, tensors)
     return record(config, architecture, tensors, every_row=True), head
 
 
@@ -65,12 +67,13 @@ def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes
 
 
 @pytest.mark.parametrize("on", ["reference", "cpu"])
-@pytest.mark.parametrize("name", STORED)
-def test_every_row(cpu: CpuBackend, name: str, on: str) -> None:
-    backend, tokens, (model, head) = cpu if on == "cpu" else ReferenceBackend(), KIT[name].tokens, plans(name)
+@pytest.mark.parametrize(("name", "number"), HEADS)
+def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
+    backend, tokens = cpu if on == "cpu" else ReferenceBackend(), KIT[name].tokens
+    model, head = plans(name, number)
     rows, _ = hidden(backend, model, tokens)
     ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
-    assert nmse(ours, STORED[name]).max() < LIMIT
+    assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
     assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT  # the rows count
     if on == "cpu":
         for sizes in OTHERS:
@@ -91,7 +94,7 @@ def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) 
     finally:
         alone.close()
         beside.close()
-    assert rows.shape == (len(tokens), 128)
+    assert rows.shape == (len(tokens), head.values[0].width)
     np.testing.assert_array_equal(logits, expected)
 
 
@@ -106,11 +109,11 @@ def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
     }
     architecture = architecture_of(metadata)
     full = record_head(read_config(metadata, architecture.name, head=1), architecture, same)
-    _, less = plans(name, tuple(f"nextn.{own}.weight" for own in pairs))
+    _, less = plans(name, without=tuple(f"nextn.{own}.weight" for own in pairs))
     assert full.tensors - less.tensors == {f"{layer}{own}.weight" for own in pairs}
     rows = np.random.default_rng(1).standard_normal((39, 128)).astype(np.float32)
-    results = [fed(cpu, head, model.tokens[1:], rows, []) for head in (full, less)]
-    np.testing.assert_array_equal(*results)
+    one, other = (fed(cpu, head, model.tokens[1:], rows, []) for head in (full, less))
+    np.testing.assert_array_equal(one, other)
 
 
 def test_files_without_heads() -> None:
@@ -121,7 +124,7 @@ def test_files_without_heads() -> None:
     assert (head_count(config, tensors), head_count(config, held)) == (1, 0)
     with pytest.raises(ModelError, match=r"blk.4.nextn.enorm.weight: the file does not hold this tensor"):
         record_head(read_config(metadata, "qwen35", head=1), architecture, {name: tensors[name] for name in held})
-    with pytest.raises(ModelError, match="qwen35.nextn_predict_layers: expected .* from 2"):
+    with pytest.raises(ModelError, match=r"qwen35.nextn_predict_layers: expected .* from 2"):
         read_config(metadata, "qwen35", head=2)
 
 
