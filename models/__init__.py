@@ -11,7 +11,7 @@ from localllm.models.architectures import ARCHITECTURES, Architecture, architect
 from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
-from localllm.models.next_token import head_count, record_head
+from localllm.models.next_token import record_head, record_heads
 
 __all__ = [
     "ARCHITECTURES",
@@ -21,8 +21,8 @@ __all__ = [
     "ModelError",
     "RopeConfig",
     "architecture_of",
-    "head_count",
     "read_config",
     "record",
     "record_head",
+    "record_heads",
 ]

@@ -7,12 +7,13 @@ own, with its own cache, and begins with a Receive of the hidden rows.
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from localllm.models.architectures import Architecture
 from localllm.models.builder import Builder
-from localllm.models.config import Config
+from localllm.models.config import Config, read_config
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.forward import attention_of, finish
@@ -22,10 +23,16 @@ from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Tensor
 
 
-def head_count(config: Config, tensors: Container[str]) -> int:
-    """Return the number of next-token heads that the file of a model holds; some files name heads and hold none."""
-    held = [f"blk.{config.layers + head}.nextn.eh_proj.weight" in tensors for head in range(config.heads_after)]
-    return [*held, False].index(False)
+def record_heads(
+    metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+) -> tuple[Plan, ...]:
+    """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
+    plans: list[Plan] = []
+    config = read_config(metadata, architecture.name)
+    while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
+        config = read_config(metadata, architecture.name, head=len(plans) + 1)
+        plans.append(record_head(config, architecture, tensors, context))
+    return tuple(plans)
 
 
 def record_head(

@@ -15,7 +15,7 @@ import pytest
 from localllm.backends.base import Backend, CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend
 from localllm.backends.reference import ReferenceBackend
-from localllm.models import ModelError, architecture_of, head_count, read_config, record, record_head
+from localllm.models import ModelError, architecture_of, read_config, record, record_head, record_heads
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.support import chunks
 from tests.models.kit import KIT, LIMIT
@@ -119,11 +119,11 @@ def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
 def test_files_without_heads() -> None:
     metadata, tensors = KIT["qwen35-mtp"].loaded()
     architecture = architecture_of(metadata)
-    config = read_config(metadata, "qwen35")
-    held = {name for name in tensors if "nextn" not in name}
-    assert (head_count(config, tensors), head_count(config, held)) == (1, 0)
-    with pytest.raises(ModelError, match=r"blk.4.nextn.enorm.weight: the file does not hold this tensor"):
-        record_head(read_config(metadata, "qwen35", head=1), architecture, {name: tensors[name] for name in held})
+    held = {name: tensor for name, tensor in tensors.items() if "nextn" not in name}
+    assert len(record_heads(metadata, architecture, tensors)) == 1
+    assert not record_heads(metadata, architecture, held)
+    with pytest.raises(ModelError, match=r"blk\.4\.nextn\.enorm\.weight: the file does not hold this tensor"):
+        record_head(read_config(metadata, "qwen35", head=1), architecture, held)
     with pytest.raises(ModelError, match=r"qwen35.nextn_predict_layers: expected .* from 2"):
         read_config(metadata, "qwen35", head=2)
 
