@@ -66,7 +66,7 @@ def record(
     return finish(builder, layers.end(x), architecture.output_norm, "output", every_row)
 
 
-def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool) -> Plan:
+def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
     """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
     normed = builder.norm(norm, x)
     wanted = builder.recorder.select_rows(normed) if every_row else normed

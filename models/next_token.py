@@ -36,15 +36,11 @@ def record_heads(
 
 
 def record_head(
-    config: Config,
-    architecture: Architecture,
-    tensors: Mapping[str, Tensor],
-    context: int | None = None,
-    every_row: bool = False,
+    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
 ) -> Plan:
     """Record a next-token head, the last layer of `config` (see `read_config`); ModelError as in `record`.
 
-    `context` and `every_row` are as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
+    `context` is as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
     """
     checked, recorder, last = Tensors(tensors, architecture.ignored), Recorder(), config.layers - 1
     config, name = _attending(config, architecture), f"blk.{last}.nextn."
@@ -58,11 +54,10 @@ def record_head(
     joined = recorder.join(builder.norm(name + "enorm", x), builder.norm(name + "hnorm", hidden))
     x = builder.linear(name + "eh_proj", joined, config.width, joined.width)
     attention = attention_of(builder, context or config.context_length)
-    x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder), every_row=every_row).layer(x, last)
+    x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder)).layer(x, last)
     recorder.begin_layer()
-    norms, outputs = (f"{name}shared_head_norm", f"blk.{last}.layer_output_norm"), (f"{name}shared_head_head",)
-    norm = _first(checked, *norms, architecture.output_norm)
-    return finish(builder, x, norm, _first(checked, *outputs, "output"), every_row)
+    norm = _first(checked, f"{name}shared_head_norm", f"blk.{last}.layer_output_norm", architecture.output_norm)
+    return finish(builder, x, norm, _first(checked, f"{name}shared_head_head", "output"))
 
 
 def _first(tensors: Tensors, *names: str) -> str:

@@ -134,3 +134,7 @@ def test_heads_that_cannot_be() -> None:
     config = read_config({**metadata, key: np.array([2, 2, 2, 2, 0], np.int32)}, "qwen35", head=1)
     with pytest.raises(ModelError, match=f"{key}: expected heads in layer 4"):
         record_head(config, architecture, tensors)
+    metadata, tensors = KIT["nemotron_h_moe-dense"].loaded()
+    config = read_config({**metadata, "nemotron_h_moe.nextn_predict_layers": 1}, "nemotron_h_moe", head=1)
+    with pytest.raises(ModelError, match="nextn_predict_layers: heads of models whose layers have one part"):
+        record_head(config, architecture_of(metadata), tensors)
