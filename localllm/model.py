@@ -21,7 +21,7 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
-from localllm.models import Config
+from localllm.models import Config, architecture_of, record_heads
 from localllm.notice import Notice, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
@@ -124,6 +124,11 @@ class Model(Closing):
     def layers(self) -> tuple[Store, ...]:
         """The cache layers of the plan."""
         return self.plan.layers if self.plan is not None else ()
+
+    @cached_property
+    def heads(self) -> tuple[Plan, ...]:
+        """The plans of the file's next-token heads (`localllm.models.next_token`), which answers do not use yet."""
+        return record_heads(self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context)
 
     @property
     def engine(self) -> Engine:

@@ -11,6 +11,7 @@ from localllm.models.architectures import ARCHITECTURES, Architecture, architect
 from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
+from localllm.models.next_token import record_head, record_heads
 
 __all__ = [
     "ARCHITECTURES",
@@ -22,4 +23,6 @@ __all__ = [
     "architecture_of",
     "read_config",
     "record",
+    "record_head",
+    "record_heads",
 ]

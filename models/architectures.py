@@ -131,6 +131,7 @@ class Architecture:
     recurrent: Recurrent | None = None
     query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
     output_norm: str = "output_norm"
+    heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
     routing: ExpertGating | None = None
 
 
@@ -317,7 +318,7 @@ _ROWS = (
         routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # MiMo V2
-        "mimo2", "neox", ffn_scales=False, ignored=QKV_EXTRAS, sliding=Sliding(0),
+        "mimo2", "neox", ffn_scales=False, heads_norm=False, ignored=QKV_EXTRAS, sliding=Sliding(0),
         routing=ExpertGating("sigmoid", True),
     ),
     Architecture(  # MiniCPM 1 and 2
@@ -419,7 +420,7 @@ _ROWS = (
     Architecture("starcoder", None, "gelu", norm="layer", ffn="plain", ffn_scales=False),  # and SantaCoder
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
     Architecture(  # Step 3.5
-        "step35", "neox", ffn_scales=False, gated="sigmoid", limits="silu_clamp",
+        "step35", "neox", ffn_scales=False, heads_norm=False, gated="sigmoid", limits="silu_clamp",
         sliding=Sliding(0, stretched=False, half=True, factors=False),
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),

@@ -138,15 +138,20 @@ class Config:
     recurrent: RecurrentConfig | None
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer
+    heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)
 
 
-def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
-    """Read the `Config` of a model whose keys start with `architecture + "."`; ModelError names the invalid key."""
+def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -> Config:
+    """Read the `Config` of a model whose keys start with `architecture + "."`; ModelError names the invalid key.
+
+    `head` counts as layers that many of the next-token heads after the model's own.
+    """
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
     if not keys.flag("attention.causal", True):
         raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
-    layers = blocks - keys.integer("nextn_predict_layers", 0, blocks - 1, default=0)  # the last ones draft tokens
+    heads_after = keys.integer("nextn_predict_layers", head, blocks - 1, default=0) - head
+    layers = blocks - heads_after
     width = keys.integer("embedding_length", 1, _MAX_WIDTH)
     context_length = keys.integer("context_length", 1, _MAX_CONTEXT)
     if row.sliding is not None and row.sliding.depth not in (0, layers):
@@ -211,6 +216,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str) -> Config:
         recurrent=_recurrent(keys, row),
         attends=attends,
         recurs=recurs,
+        heads_after=heads_after,
     )
 
 

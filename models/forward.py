@@ -26,12 +26,17 @@ from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
 
 def record(
-    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+    config: Config,
+    architecture: Architecture,
+    tensors: Mapping[str, Tensor],
+    context: int | None = None,
+    every_row: bool = False,
 ) -> Plan:
     """Record the plan of this model's forward; ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
-    sets of frequency factors if a model has two.
+    sets of frequency factors if a model has two. With `every_row` the plan's hidden rows are those of all rows of a
+    batch, as a next-token head reads them, and not only of the rows whose logits are wanted.
     """
     checked, recorder = Tensors(tensors, architecture.ignored), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
@@ -45,17 +50,12 @@ def record(
     if architecture.output_norm != "token_embd_norm":  # LFM2's name for the norm of the output
         x = builder.optional_norm("token_embd_norm", x)
     embedding = x
-    factors = _factors(config, checked, context or config.context_length)
-    full = _ropes(config, architecture, config.rope, factors)
-    of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
-    sliding = _ropes(config, architecture, config.window_rope, of_sliding)
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    still = _still(config, architecture)
-    attention = (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
     kind = AltUpRecorder if config.streams else LayerRecorder
-    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder), per_layer)
+    attention = attention_of(builder, context or config.context_length)
+    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder), per_layer, every_row)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
@@ -63,17 +63,36 @@ def record(
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
     recorder.begin_layer()
-    x = builder.norm(architecture.output_norm, layers.end(x))
-    scale = config.logit_scale
-    if "output.weight" in checked:
-        weight = checked.matrix("output.weight", config.vocabulary, config.width)
-        scale *= builder.scale("output")
-    else:
-        weight = table
-    logits = recorder.linear(x, weight, checked.optional("output.bias", config.vocabulary), scale)
-    if config.logit_softcap:
-        logits = recorder.softcap(logits, config.logit_softcap)
-    return recorder.finish(logits, checked.used())
+    return finish(builder, layers.end(x), architecture.output_norm, "output", every_row)
+
+
+def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
+    """Finish the plan with norm and matrix of these names; with `every_row` the wanted rows are selected here."""
+    normed = builder.norm(norm, x)
+    wanted = builder.recorder.select_rows(normed) if every_row else normed
+    logits = _logits(builder, wanted, output)
+    return builder.recorder.finish(logits, builder.tensors.used(), normed if builder.row.heads_norm else x)
+
+
+def _logits(builder: Builder, x: Value, name: str) -> Value:
+    """The logits of normed rows, by the matrix of that name, or by the table of embeddings in a file without it."""
+    config, recorder, tensors = builder.config, builder.recorder, builder.tensors
+    given = f"{name}.weight" in tensors
+    weight = tensors.matrix(f"{name}.weight" if given else "token_embd.weight", config.vocabulary, config.width)
+    scale = config.logit_scale * (builder.scale(name) if given else 1.0)
+    logits = recorder.linear(x, weight, tensors.optional(f"{name}.bias", config.vocabulary), scale)
+    return recorder.softcap(logits, config.logit_softcap) if config.logit_softcap else logits
+
+
+def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
+    """The attention of all layers, with the rotations of a context of so many positions."""
+    config, architecture = builder.config, builder.row
+    factors = _factors(config, builder.tensors, context)
+    full = _ropes(config, architecture, config.rope, factors)
+    of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
+    sliding = _ropes(config, architecture, config.window_rope, of_sliding)
+    still = _still(config, architecture)
+    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
 
 
 def _with_positions(builder: Builder, x: Value, context: int) -> Value:

@@ -24,6 +24,7 @@ class LayerRecorder:
     recurrence: Recurrence
     feed_forward: FeedForward
     per_layer: PerLayer | None = None
+    every_row: bool = False  # of the last layer too: someone reads the rows after it
 
     def begin(self, x: Value) -> Value:
         """The rows that the first layer reads, from the embeddings."""
@@ -86,7 +87,7 @@ class LayerRecorder:
 
         Later layers have no keys and values of their own: they read what earlier layers stored of all rows.
         """
-        return layer == max(self.builder.config.kv_layer)
+        return not self.every_row and layer == max(self.builder.config.kv_layer)
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""

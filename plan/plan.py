@@ -33,7 +33,8 @@ Store = CacheLayer | RowLayer | StateLayer | ScanLayer
 class Plan:
     """Operations in order; `logits` is the value (L, vocabulary) that a step returns.
 
-    `rewrites.split` makes one plan per place from a whole plan; only one of them makes the logits.
+    `rewrites.split` makes one plan per place from a whole plan; only one of them makes the logits. A plan that begins
+    with a Receive reads values that another plan made.
     """
 
     operations: tuple[Operation, ...]
@@ -42,6 +43,7 @@ class Plan:
     logits: Value
     starts: tuple[int, ...] = ()  # the first operation of each layer, and of the output after the last
     tensors: frozenset[str] = frozenset()  # of the file: of the weights, and those whose numbers are in the operations
+    hidden: Value | None = None  # the rows that next-token heads read
 
     @property
     def window(self) -> int:

@@ -26,6 +26,7 @@ from localllm.plan.operations import (
     Match,
     Mix,
     Norm,
+    Receive,
     Rotate,
     Scale,
     SelectRows,
@@ -64,6 +65,13 @@ class Recorder:
     def embed(self, table: Tensor, positions: bool = False) -> Value:
         out = self._value(table.shape[1], "batch", "positions" if positions else "embedding")
         self._operations.append(Embed(out, Weight.of(table), positions))
+        return out
+
+    def receive(self, width: int, name: str) -> Value:
+        """Return rows (T, width) that another plan makes. They come first: `Executable.run` takes them."""
+        assert not self._operations, f"{name}: received after the plan began"
+        out = self._value(width, "batch", name)
+        self._operations.append(Receive((out,)))
         return out
 
     def rms_norm(self, x: Value, weight: Tensor, eps: float, groups: int = 1) -> Value:
@@ -243,10 +251,13 @@ class Recorder:
         self._operations.append(SelectRows(out, x))
         return out
 
-    def finish(self, logits: Value, tensors: Collection[str] = ()) -> Plan:
-        """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file."""
+    def finish(self, logits: Value, tensors: Collection[str] = (), hidden: Value | None = None) -> Plan:
+        """Return the plan that ends in `logits`; `tensors` names the tensors that were read from the file.
+
+        `hidden` are the rows that next-token heads read.
+        """
         operations, layers = tuple(self._operations), tuple(self._layers)
-        return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors))
+        return Plan(operations, tuple(self._values), layers, logits, tuple(self._starts), frozenset(tensors), hidden)
 
 
 def _given(tensor: Tensor | None) -> Weight | None:

@@ -24,7 +24,7 @@ from localllm.cli.terminal.formatting import columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
-from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record
+from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_heads
 from localllm.opening import context_of, limits_of
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
@@ -93,7 +93,11 @@ def _model(file: GGUFFile) -> dict[str, Any]:
     if not file.tensors:
         return {"problem": "a vocabulary without weights"}
     config = _config(file)
-    plan = record(config, ARCHITECTURES[config.architecture], file.tensors)
+    architecture = ARCHITECTURES[config.architecture]
+    plan = record(config, architecture, file.tensors)
+    used, heads = plan.tensors, _told(lambda: {"plans": record_heads(file.metadata, architecture, file.tensors)})
+    for head in heads.get("plans", ()):
+        used |= head.tensors
     return {
         "architecture": config.architecture,
         "parameters": summarize(plan).parameters,
@@ -105,7 +109,8 @@ def _model(file: GGUFFile) -> dict[str, Any]:
         "ffn_width": _per_layer(config.ffn_width),
         "vocabulary": config.vocabulary,
         "trained_context": config.context_length,
-        "unused_tensors": [name for name in file.tensors if name not in plan.tensors],
+        "next_token_heads": heads if "problem" in heads else len(heads["plans"]),
+        "unused_tensors": [name for name in file.tensors if name not in used],
     }
 
 
@@ -237,6 +242,12 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
             f"({model['kv_heads']} for keys and values), {model['ffn_width']} in the feed-forward",
         )
         yield "context", f"{model['trained_context']} tokens trained on"
+        heads = model["next_token_heads"]
+        if heads:
+            yield (
+                "next-token heads",
+                heads["problem"] if isinstance(heads, dict) else f"{heads} (answers do not use them yet)",
+            )
         if model["unused_tensors"]:
             yield "unused", f"{len(model['unused_tensors'])} tensors: {', '.join(model['unused_tensors'][:3])} ..."
     words = facts["tokenizer"]

@@ -16,6 +16,7 @@ from localllm.gguf import NewTensor, write_gguf
 from localllm.models import ARCHITECTURES
 from tests.conftest import reference
 from tests.localllm.support import write_model
+from tests.models.kit import KIT
 
 
 def facts(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
@@ -83,6 +84,33 @@ def test_vocabulary_and_weights_without_tokenizer(tmp_path: Path, capsys: pytest
     assert told["model"]["problem"] == "a vocabulary without weights"
     assert "token ids" in told["tokenizer"]["problem"]
     assert main(["show", str(path)]) == 0
+
+
+def test_next_token_heads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = KIT["step35-mtp"].write(tmp_path / "step.gguf")
+    told = facts(path, capsys)["model"]
+    assert (told["layers"], told["next_token_heads"], told["unused_tensors"]) == (4, 2, [])
+    assert main(["show", str(path)]) == 0
+    assert "next-token heads  2 (answers do not use them yet)" in capsys.readouterr().out
+    with api.load(path, threads=2) as model:
+        assert model.plan is not None
+        assert [len(head.layers) for head in model.heads] == [1, 1]
+        assert not model.heads[0].tensors <= model.plan.tensors
+
+
+def test_next_token_heads_that_cannot_be_are_shown_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata, tensors = KIT["qwen35-mtp"].loaded()
+    new = [NewTensor(t.name, t.format, t.shape, t.rows) for t in tensors.values() if "enorm" not in t.name]
+    path = tmp_path / "less.gguf"
+    write_gguf(path, metadata, new)
+    told = facts(path, capsys)["model"]
+    assert told["layers"] == 4
+    assert told["next_token_heads"]["problem"].startswith("blk.4.nextn.enorm.weight: the file does not hold")
+    assert "blk.4.nextn.hnorm.weight" in told["unused_tensors"]
+    assert main(["show", str(path)]) == 0
+    assert "next-token heads  blk.4.nextn.enorm.weight: the file" in capsys.readouterr().out
 
 
 def test_no_file_can_steer_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

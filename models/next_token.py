@@ -1,0 +1,80 @@
+"""Next-token heads (multi-token prediction, arXiv:2412.19437, section 2.2): a layer that predicts one token further on.
+
+Row t of a head reads token t + 1 and the hidden row of token t, and its logits are those of token t + 2. Hidden rows
+are those that the output of the model reads (`Plan.hidden`), or of the head before. So a head is a plan of its
+own, with its own cache, and begins with a Receive of the hidden rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from localllm.models.architectures import Architecture
+from localllm.models.builder import Builder
+from localllm.models.config import Config, read_config
+from localllm.models.errors import ModelError
+from localllm.models.feed_forward import FeedForward
+from localllm.models.forward import attention_of, finish
+from localllm.models.layers import LayerRecorder
+from localllm.models.recurrent import Recurrence
+from localllm.models.tensors import Tensors
+from localllm.plan import Plan, Recorder, Tensor
+
+
+def record_heads(
+    metadata: Mapping[str, Any], architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+) -> tuple[Plan, ...]:
+    """Record every next-token head that a file holds, in order; some files count heads in `metadata` but hold none."""
+    plans: list[Plan] = []
+    config = read_config(metadata, architecture.name)
+    while config.heads_after and f"blk.{config.layers}.nextn.eh_proj.weight" in tensors:
+        config = read_config(metadata, architecture.name, head=len(plans) + 1)
+        plans.append(record_head(config, architecture, tensors, context))
+    return tuple(plans)
+
+
+def record_head(
+    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
+) -> Plan:
+    """Record a next-token head, the last layer of `config` (see `read_config`); ModelError as in `record`.
+
+    `context` is as in `record`. The plan runs by `begin`, `run([hidden rows (T, width)])`, `result`.
+    """
+    checked, recorder, last = Tensors(tensors, architecture.ignored), Recorder(), config.layers - 1
+    config, name = _attending(config, architecture), f"blk.{last}.nextn."
+    builder = Builder(config, architecture, checked, recorder)
+    recorder.begin_layer()
+    hidden = recorder.receive(config.width, "hidden")
+    table = _first(checked, f"{name}embed_tokens", "token_embd")
+    x = recorder.embed(checked.matrix(f"{table}.weight", config.vocabulary, config.width))
+    if config.embedding_scale != 1.0:
+        x = recorder.scale(x, config.embedding_scale)
+    joined = recorder.join(builder.norm(name + "enorm", x), builder.norm(name + "hnorm", hidden))
+    x = builder.linear(name + "eh_proj", joined, config.width, joined.width)
+    attention = attention_of(builder, context or config.context_length)
+    x = LayerRecorder(builder, attention, Recurrence(builder), FeedForward(builder)).layer(x, last)
+    recorder.begin_layer()
+    norm = _first(checked, f"{name}shared_head_norm", f"blk.{last}.layer_output_norm", architecture.output_norm)
+    return finish(builder, x, norm, _first(checked, f"{name}shared_head_head", "output"))
+
+
+def _first(tensors: Tensors, *names: str) -> str:
+    """The first name of weights that the file holds, or else the last name, which is the model's own."""
+    return next((name for name in names if f"{name}.weight" in tensors), names[-1])
+
+
+def _attending(config: Config, architecture: Architecture) -> Config:
+    """The config with attention of its own in the last layer, whatever the pattern of the model's layers says."""
+    name, last = config.architecture, config.layers - 1
+    if architecture.recurrent is not None and architecture.recurrent.alone:
+        raise ModelError(f"{name}.nextn_predict_layers: heads of models whose layers have one part are not supported")
+    if not config.kv_heads[last]:
+        raise ModelError(f"{name}.attention.head_count_kv: expected heads in layer {last}, a next-token head, found 0")
+    return replace(
+        config,
+        attends=(*config.attends[:last], True),
+        recurs=(*config.recurs[:last], False),
+        kv_layer=(*config.kv_layer[:last], last),
+    )

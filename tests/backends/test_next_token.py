@@ -1,0 +1,140 @@
+"""Next-token heads against llama.cpp's own, on models of the kit: row t reads token t + 1 and the hidden row of t.
+
+The stored logits were made by a context for heads of llama.cpp with a float32 cache, from the hidden rows of a context
+for the model: 32 rows in one batch, then one by one. It gives a second head the rows that it gives the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from localllm.backends.base import Backend, CacheTypes, Limits
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.models import ModelError, architecture_of, read_config, record, record_head, record_heads
+from localllm.plan import BLOCK, Batch, Plan
+from tests.backends.support import chunks
+from tests.models.kit import KIT, LIMIT
+from tests.models.support import Driver, MemoryWeight, nmse
+
+with np.load(Path(__file__).parents[1] / "models" / "data" / "head_logits.npz") as file:
+    STORED = dict(file)  # (heads, rows, vocabulary)
+HEADS = [(name, number + 1) for name, stored in STORED.items() for number in range(len(stored))]
+LIMITS, CACHE = Limits(rows=64, logit_rows=64, blocks=1, positions=BLOCK), CacheTypes("f32", "f32")
+THEIRS = [32] + [1] * 7
+OTHERS: tuple[list[int], ...] = ([], [1] * 39, [5, 17, 2])
+
+
+def plans(name: str, number: int = 1, without: tuple[str, ...] = ()) -> tuple[Plan, Plan]:
+    """The model with the hidden rows of all tokens, and a head of it; but for some tensors of the head's layer."""
+    metadata, held = KIT[name].loaded()
+    tensors = {name: tensor for name, tensor in held.items() if not name.endswith(without)} if without else held
+    architecture = architecture_of(metadata)
+    config = read_config(metadata, architecture.name)
+    head = record_head(read_config(metadata, architecture.name, number), architecture, tensors)
+    return record(config, architecture, tensors, every_row=True), head
+
+
+def hidden(backend: Backend, plan: Plan, tokens: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """The hidden rows of all tokens, of which only the last one's logits are wanted, and these."""
+    assert plan.hidden is not None
+    executable = backend.bind(plan, LIMITS, CACHE, keep=[plan.hidden])
+    try:
+        logits = Driver(executable).step([(0, tokens)], [len(tokens) - 1])
+        return executable.value(plan.hidden).copy(), logits
+    finally:
+        executable.close()
+
+
+def fed(backend: Backend, plan: Plan, tokens: list[int], rows: np.ndarray, sizes: Iterable[int]) -> np.ndarray:
+    """Logits of the head after every row, fed in chunks of these sizes and then the rest."""
+    executable, results = backend.bind(plan, LIMITS, CACHE), []
+    try:
+        for start, stop in chunks(len(tokens), sizes):
+            places = np.arange(start, stop, dtype=np.int32)
+            of, wanted = np.zeros(stop - start, np.int32), np.arange(stop - start, dtype=np.int32)
+            own = np.array(tokens[start:stop], np.int32)
+            executable.begin(Batch(own, places, places.copy(), of, np.zeros((1, 1), np.int32), wanted))
+            executable.run([rows[start:stop]])
+            results.append(executable.result().copy())
+        return np.concatenate(results)
+    finally:
+        executable.close()
+
+
+@pytest.mark.parametrize("on", ["reference", "cpu"])
+@pytest.mark.parametrize(("name", "number"), HEADS)
+def test_every_row(cpu: CpuBackend, name: str, number: int, on: str) -> None:
+    backend, tokens = cpu if on == "cpu" else ReferenceBackend(), KIT[name].tokens
+    model, head = plans(name, number)
+    rows, _ = hidden(backend, model, tokens)
+    ours = fed(backend, head, tokens[1:], rows[:-1], THEIRS)
+    assert nmse(ours, STORED[name][number - 1]).max() < LIMIT
+    assert nmse(ours, fed(backend, head, tokens[1:], rows[1:], THEIRS)).min() > LIMIT  # the rows count
+    if on == "cpu":
+        for sizes in OTHERS:
+            np.testing.assert_array_equal(fed(backend, head, tokens[1:], rows[:-1], sizes), ours)
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_hidden_rows_of_all_tokens_change_no_logits(cpu: CpuBackend, name: str) -> None:
+    model, head = plans(name)
+    tokens, (metadata, held) = KIT[name].tokens, KIT[name].loaded()
+    architecture = architecture_of(metadata)
+    plain = record(read_config(metadata, architecture.name), architecture, held)
+    alone = cpu.bind(plain, LIMITS, CACHE)
+    beside = cpu.bind(head, LIMITS, CACHE)
+    try:
+        expected = Driver(alone).step([(0, tokens)], [len(tokens) - 1])
+        rows, logits = hidden(cpu, model, tokens)
+    finally:
+        alone.close()
+        beside.close()
+    assert rows.shape == (len(tokens), head.values[0].width)
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_what_a_head_lacks_is_the_model_s(cpu: CpuBackend) -> None:
+    """A head of its own table and matrices, and one with those of the model in their place."""
+    name, model, layer = "glm4moe-mtp", KIT["glm4moe-mtp"], "blk.3.nextn."
+    pairs = {"embed_tokens": "token_embd", "shared_head_norm": "output_norm", "shared_head_head": "output"}
+    metadata, held = model.loaded()
+    same = held | {
+        f"{layer}{own}.weight": MemoryWeight(f"{layer}{own}.weight", "F32", of.shape, of.rows)
+        for own, of in ((own, held[f"{of}.weight"]) for own, of in pairs.items())
+    }
+    architecture = architecture_of(metadata)
+    full = record_head(read_config(metadata, architecture.name, head=1), architecture, same)
+    _, less = plans(name, without=tuple(f"nextn.{own}.weight" for own in pairs))
+    assert full.tensors - less.tensors == {f"{layer}{own}.weight" for own in pairs}
+    rows = np.random.default_rng(1).standard_normal((39, 128)).astype(np.float32)
+    one, other = (fed(cpu, head, model.tokens[1:], rows, []) for head in (full, less))
+    np.testing.assert_array_equal(one, other)
+
+
+def test_files_without_heads() -> None:
+    metadata, tensors = KIT["qwen35-mtp"].loaded()
+    architecture = architecture_of(metadata)
+    held = {name: tensor for name, tensor in tensors.items() if "nextn" not in name}
+    assert len(record_heads(metadata, architecture, tensors)) == 1
+    assert not record_heads(metadata, architecture, held)
+    with pytest.raises(ModelError, match=r"blk\.4\.nextn\.enorm\.weight: the file does not hold this tensor"):
+        record_head(read_config(metadata, "qwen35", head=1), architecture, held)
+    with pytest.raises(ModelError, match=r"qwen35.nextn_predict_layers: expected .* from 2"):
+        read_config(metadata, "qwen35", head=2)
+
+
+def test_heads_that_cannot_be() -> None:
+    metadata, tensors = KIT["qwen35-mtp"].loaded()
+    architecture, key = architecture_of(metadata), "qwen35.attention.head_count_kv"
+    config = read_config({**metadata, key: np.array([2, 2, 2, 2, 0], np.int32)}, "qwen35", head=1)
+    with pytest.raises(ModelError, match=f"{key}: expected heads in layer 4"):
+        record_head(config, architecture, tensors)
+    metadata, tensors = KIT["nemotron_h_moe-dense"].loaded()
+    config = read_config({**metadata, "nemotron_h_moe.nextn_predict_layers": 1}, "nemotron_h_moe", head=1)
+    with pytest.raises(ModelError, match="nextn_predict_layers: heads of models whose layers have one part"):
+        record_head(config, architecture_of(metadata), tensors)
