@@ -101,6 +101,10 @@ def limits_of(context: int, plan: Plan) -> Limits:
     """
     blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full context can be forked
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+    if not plan.causal:  # rows read later ones, so a text is one batch
+        return Limits(
+            context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, blocks * BLOCK
+        )
     if not plan.window:
         return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
     size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))

@@ -11,15 +11,19 @@ from localllm.models.architectures import ARCHITECTURES, Architecture, architect
 from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
+from localllm.models.head import Head, Pooler, unit
 
 __all__ = [
     "ARCHITECTURES",
     "Architecture",
     "Config",
     "ExpertConfig",
+    "Head",
     "ModelError",
+    "Pooler",
     "RopeConfig",
     "architecture_of",
     "read_config",
     "record",
+    "unit",
 ]

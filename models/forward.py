@@ -16,6 +16,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
+from localllm.models.head import Head
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
@@ -26,12 +27,14 @@ from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
 
 def record(
-    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None
-) -> Plan:
+    config: Config, architecture: Architecture, tensors: Mapping[str, Tensor], context: int | None = None,
+    embeddings: bool = False,
+) -> Plan:  # fmt: skip
     """Record the plan of this model's forward; ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
-    sets of frequency factors if a model has two.
+    sets of frequency factors if a model has two. Encoders give embeddings, (T, width), instead of logits; so do other
+    models with `embeddings`.
     """
     checked, recorder = Tensors(tensors, architecture.ignored), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
@@ -41,6 +44,7 @@ def record(
     builder = Builder(config, architecture, checked, recorder)
     if architecture.embedding_norm:
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
+    x = _with_type(builder, x)
     x = _with_positions(builder, x, context or config.context_length)
     if architecture.output_norm != "token_embd_norm":  # LFM2's name for the norm of the output
         x = builder.optional_norm("token_embd_norm", x)
@@ -63,7 +67,12 @@ def record(
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
     recorder.begin_layer()
-    x = builder.norm(architecture.output_norm, layers.end(x))
+    x = layers.end(x)
+    if architecture.output_norm:
+        x = builder.norm(architecture.output_norm, x)
+    if embeddings or architecture.encoder:
+        Head.read(config, checked)  # what it needs is checked before weights are loaded
+        return recorder.finish(x, checked.used())
     scale = config.logit_scale
     if "output.weight" in checked:
         weight = checked.matrix("output.weight", config.vocabulary, config.width)
@@ -74,6 +83,15 @@ def record(
     if config.logit_softcap:
         logits = recorder.softcap(logits, config.logit_softcap)
     return recorder.finish(logits, checked.used())
+
+
+def _with_type(builder: Builder, x: Value) -> Value:
+    """Add the embedding of the first type of tokens, which stands for a text that is alone."""
+    name, count = "token_types.weight", builder.tensors.height("token_types.weight")
+    if not count:
+        return x
+    first = builder.tensors.rows(name, 0, 1, count, x.width)
+    return builder.recorder.add(x, builder.recorder.embed(first, positions=True))  # all positions are beyond its end
 
 
 def _with_positions(builder: Builder, x: Value, context: int) -> Value:
