@@ -120,12 +120,15 @@ def _attention(state: State, op: Attention) -> None:
     out = np.empty((len(q), op.out.width))
     sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
     slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
+    ends = batch.positions if op.causal else batch.ends()
     for row in range(len(q)):
         own = batch.positions[row]
-        first = 0
-        if op.window:
+        first, last = 0, ends[row]
+        if op.window and not op.causal:
+            first, last = max(0, own - op.window // 2), min(last, own + op.window // 2)
+        elif op.window:
             first = own // op.window * op.window if op.chunked else max(0, own + 1 - op.window)
-        seen = np.arange(first, own + 1)  # (P,), up to the row's position
+        seen = np.arange(first, last + 1)  # (P,)
         slots = tables[batch.sequence[row], seen // BLOCK] * BLOCK + seen % BLOCK
         keys = cache.load(state.cache_keys[op.layer][slots], head_dim, state.key_type)  # (P, kv_heads, D)
         values = cache.load(state.cache_values[op.layer][slots], value_dim, state.value_type)
@@ -133,7 +136,7 @@ def _attention(state: State, op: Attention) -> None:
         if op.softcap:
             scores = op.softcap * np.tanh(scores / op.softcap)
         if slopes is not None:
-            scores = scores - slopes * (own - seen)
+            scores = scores - slopes * abs(own - seen)
         highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
         weights = np.exp(scores - highest)
         mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))
@@ -185,6 +188,7 @@ _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "relu2": lambda gate, up, limit: _relu(gate) ** 2 * up,
     "softplus": lambda gate, up, limit: _softplus(gate) * up,
     "identity": lambda gate, up, limit: gate * up,
+    "gelu_alone": lambda gate, up, limit: _gelu(gate),
     "swiglu_oai": lambda gate, up, limit: _swiglu_oai(gate, up),
     "swiglu_clamp": lambda gate, up, limit: _silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit),
     "silu_clamp": lambda gate, up, limit: np.minimum(_silu(gate), limit) * np.clip(up, -limit, limit),

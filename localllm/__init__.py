@@ -8,8 +8,9 @@
         for piece in model.generate("Once upon a time", max_tokens=100):
             print(piece.text, end="", flush=True)
 
-`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `tokenize`, `detokenize` and
-`logits`. Every error that a caller can fix is a LocalLLMError: one line that says what is wrong, where, and what to do.
+`load` opens a file; its options say how the model runs. `Model` has `chat`, `generate`, `tokenize`, `detokenize`,
+`logits` and `embed`. Every error that a caller can fix is a LocalLLMError: one line that says what is wrong, where, and
+what to do.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from localllm.backends.base import CacheTypes, Executable, Progress
 from localllm.box import resolve
 from localllm.cache import BlockPool, CacheChoice
 from localllm.closing import Closing
+from localllm.embedding import Embedder, normalized, pair
 from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
@@ -53,7 +54,8 @@ class Model(Closing):
     """An open model: `load` opens it, `with` closes it.
 
     `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` convert between text and token
-    ids, `logits` returns the logits of every token.
+    ids, `logits` returns the logits of every token. A model loaded with `embeddings` has `embed`, `token_embeddings`
+    and `rank`.
     """
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
@@ -79,9 +81,10 @@ class Model(Closing):
         progress: Progress | None = None,
         observe: bool = False,
         weights: Mapping[str, Tensor] | None = None,
+        embeddings: bool = False,
     ) -> None:
         """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights)
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
@@ -149,9 +152,19 @@ class Model(Closing):
     @property
     def vocabulary(self) -> int:
         """Number of logits in a row."""
-        _ = self.engine
+        self._predicting()
         assert self.plan is not None
         return self.plan.logits.width
+
+    def _predicting(self) -> Engine:
+        """The engine; LocalLLMError if the model does not predict tokens."""
+        engine, assembled = self.engine, self._bound
+        if assembled is not None and assembled.pooler is not None:
+            raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
+        if self.plan is not None and not self.plan.causal:
+            problem = "its tokens see later ones, so it cannot continue a text"
+            raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
+        return engine
 
     def _words(self) -> Tokenizer:
         if self.tokenizer is None:
@@ -185,7 +198,7 @@ class Model(Closing):
     def session(self) -> Session:
         """Return a new, empty session."""
         speculator = self.speculation.speculator() if self.speculation is not None else None
-        return Session(self.engine, self.tokenizer, speculator)
+        return Session(self._predicting(), self.tokenizer, speculator)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
@@ -198,6 +211,52 @@ class Model(Closing):
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
+
+    # -- embeddings ------------------------------------------------------------------------------------------------
+
+    @property
+    def embedder(self) -> Embedder:
+        """What embeds token ids; LocalLLMError if the model was loaded to predict tokens."""
+        engine, bound = self.engine, self._bound
+        if bound is None or bound.pooler is None:
+            raise LocalLLMError("this model was loaded to predict tokens; use localllm.load(path, embeddings=True)")
+        return Embedder(engine, bound.config, bound.pooler)
+
+    def embed(
+        self, texts: str | Sequence[str], *, pooling: str = "auto", normalize: bool = True
+    ) -> NDArray[np.float32]:
+        """Return the embedding of every text, float32 (texts, width); of a single text (width,).
+
+        `pooling` is "mean", "cls" (the first token), "last", "rank" (the scores of a classifier), or "auto": as the
+        file says. Vectors have length 1 unless `normalize` is false; scores stay as they are.
+        """
+        many, embedder = [texts] if isinstance(texts, str) else list(texts), self.embedder
+        way = embedder.pooling(pooling)
+        if way == "none":
+            raise LocalLLMError('pooling "none" gives a vector for every token; use token_embeddings')
+        if not many:
+            raise LocalLLMError("embed needs at least one text, got none")
+        vectors = list(embedder.vectors([self.prompt_ids(text) for text in many], way))
+        found = np.stack(vectors) if way == "rank" or not normalize else normalized(vectors)
+        return found[0] if isinstance(texts, str) else found
+
+    def token_embeddings(self, text: str) -> NDArray[np.float32]:
+        """Return the embedding of every token of a text, float32 (tokens, width), not normalized."""
+        [rows] = self.embedder.vectors([self.prompt_ids(text)], "none")
+        return rows
+
+    def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
+        """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
+        embedder, words = self.embedder, self._words()
+        way = embedder.pooling("rank")
+        if not documents:
+            raise LocalLLMError("rank needs at least one document, got none")
+        for text in (query, *documents):
+            self.check_length(text)
+        pairs = [pair(words, self.file.metadata, query, document) for document in documents]
+        return np.array([scores[0] for scores in embedder.vectors(pairs, way)], np.float32)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
 
     def sampler(self, options: SamplingOptions) -> Sampler:
         """Return a sampler for this vocabulary."""
@@ -325,6 +384,7 @@ def load(
     *,
     progress: Progress | None = None,
     observe: bool = False,
+    embeddings: bool = False,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF file (or "demo", the bundled model) for use.
@@ -334,7 +394,8 @@ def load(
 
     Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
     tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
-    (`localllm.calibration`). A draft model changes the speed, not the distribution of the answers. With a GPU,
+    (`localllm.calibration`). With `embeddings` the model embeds texts (`Model.embed`) instead of predicting tokens; an
+    encoder always does. A draft model changes the speed, not the distribution of the answers. With a GPU,
     `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
     SpeculationError, each with one line that says what is wrong.
     """
@@ -343,7 +404,7 @@ def load(
     try:
         model = Model(file, chosen.force)
         if file.tensors:
-            model.bind(chosen, progress, observe)
+            model.bind(chosen, progress, observe, embeddings=embeddings)
             if chosen.speculation.kind != "off":
                 model.speculate(chosen, progress)
     except BaseException:

@@ -11,7 +11,7 @@ from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
 from localllm.engine import Engine
 from localllm.gguf import GGUFFile
-from localllm.models import Config, architecture_of, read_config, record
+from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
 from localllm.options import LoadOptions
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
@@ -35,6 +35,7 @@ class Bound:
     device: str
     placed: str  # what runs where, if a GPU is used or was requested
     close: Callable[[], None]
+    pooler: Pooler | None  # of a plan that ends in embeddings
 
     @property
     def executable(self) -> Executable:
@@ -47,12 +48,19 @@ def bind(
     progress: Progress | None = None,
     observe: bool = False,
     weights: Mapping[str, Tensor] | None = None,
+    embeddings: bool = False,
 ) -> Bound:
-    """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
+    """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file.
+
+    With `embeddings` the plan ends in embeddings instead of logits, as that of an encoder always does.
+    """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
     context = context_of(options.ctx_size, config)
-    plan = record(config, architecture, weights or file.tensors, context)
+    plan = record(config, architecture, weights or file.tensors, context, embeddings)
+    pooler = None
+    if embeddings or architecture.encoder:
+        pooler = Pooler(config, Head.of(config, architecture, file.tensors))
     offload = Offload(options.gpu_layers, options.n_cpu_moe, options.device)
     offload.check(options.backend)
 
@@ -83,7 +91,7 @@ def bind(
         opened.close()
 
     engine = Engine(executable, pool, replace(limits, positions=context))
-    return Bound(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close)
+    return Bound(config, plan, context, cache, engine, opened.describe(), arranged.line(executable), close, pooler)
 
 
 def observed(plan: Plan) -> list[Value]:
@@ -101,6 +109,10 @@ def limits_of(context: int, plan: Plan) -> Limits:
     """
     blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full context can be forked
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+    if not plan.causal:  # rows read later ones, so a text is one batch
+        return Limits(
+            context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, blocks * BLOCK
+        )
     if not plan.window:
         return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
     size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))

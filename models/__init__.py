@@ -11,6 +11,7 @@ from localllm.models.architectures import ARCHITECTURES, Architecture, architect
 from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
+from localllm.models.head import Head, Pooler, unit
 from localllm.models.next_token import record_head, record_heads
 
 __all__ = [
@@ -18,11 +19,14 @@ __all__ = [
     "Architecture",
     "Config",
     "ExpertConfig",
+    "Head",
     "ModelError",
+    "Pooler",
     "RopeConfig",
     "architecture_of",
     "read_config",
     "record",
     "record_head",
     "record_heads",
+    "unit",
 ]

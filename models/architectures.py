@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import partial
 from typing import Any, Literal
 
 from localllm.models.errors import ModelError
@@ -45,6 +46,7 @@ class Sliding:
     only_rope: bool = False  # layers that see everything are not rotated
     depth: int = 0  # only models of so many layers slide; 0: all
     chunked: bool = False  # a window is a chunk of the context instead
+    both_ways: bool = False  # half of a window lies before a row, half behind it
     half: bool = False  # layers that see everything rotate half of the dimensions
 
 
@@ -83,13 +85,15 @@ class Architecture:
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
     qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
     ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
-    ffn: Literal["gated", "fused", "plain"] = "gated"  # fused: ffn_up holds gate and up; plain: no gate
+    # fused: ffn_up holds gate and up; plain: no gate; found: what the file holds of these
+    ffn: Literal["gated", "fused", "plain", "found"] = "gated"
     norm: NormKind = "rms"
     attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
     ffn_norm: str = "ffn_norm"  # and of the feed-forward
     post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
     attention_post_norm: str = "post_attention_norm"
     ffn_post_norm: str = "post_ffw_norm"
+    sum_norms: bool = False  # the rows are normed after the addition instead, by these tensors
     root_width_embedding: bool = False  # embeddings are times sqrt(width)
     wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
     attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
@@ -130,8 +134,12 @@ class Architecture:
     sliding: Sliding | None = None
     recurrent: Recurrent | None = None
     query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
-    output_norm: str = "output_norm"
+    output_norm: str = "output_norm"  # "": nothing norms the rows of the last layer
     heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
+    encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
+    bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
+    classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
+    activation_key: bool = False  # the key `hidden_activation` counts
     routing: ExpertGating | None = None
 
 
@@ -139,6 +147,10 @@ COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
 FFN_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 GRANITE = Multipliers(switch=True)
+_bert = partial(  # encoders that norm the rows after an addition
+    Architecture, encoder=True, ffn_scales=False, norm="layer", attention_norm="", ffn_norm="", output_norm="",
+    sum_norms=True, attention_post_norm="attn_output_norm", ffn_post_norm="layer_output_norm",
+)  # fmt: skip
 
 _ROWS = (
     Architecture(  # Llama 1-3, Mistral 7B, Nemo and Small, Mixtral, TinyLlama, SmolLM 1-2, Yi, ...
@@ -167,6 +179,7 @@ _ROWS = (
         "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
         routing=ExpertGating("softmax", False, from_file=True),
     ),
+    _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
     Architecture("chatglm", "norm", ffn_scales=False, ffn="fused"),  # ChatGLM 2 and 3, GLM 4 9B of 2024
@@ -203,6 +216,7 @@ _ROWS = (
         "ernie4_5-moe", "norm", ffn_scales=False, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", True),
     ),
+    Architecture("eurobert", "neox", ffn_scales=False, encoder=True),
     Architecture("exaone", "neox", ffn_scales=False),  # EXAONE 3 and 3.5
     Architecture(
         "exaone-moe", "neox", ffn_scales=False, qk_norm=True, sliding=Sliding(4, window=128, only_rope=True),
@@ -238,6 +252,10 @@ _ROWS = (
         qk_norm=True, value_norm=True, keys_as_values=True, kv_layers=0, per_layer_inputs=True, logit_softcap=0.0,
         sliding=Sliding(6, factors=False, rope_base=10000.0),
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
+    ),
+    Architecture(  # EmbeddingGemma
+        "gemma-embedding", "neox", "gelu", ffn_scales=False, encoder=True, root_width_embedding=True, post_norms=True,
+        qk_norm=True, sliding=Sliding(6, stretched=False, rope_base=10000.0, both_ways=True),
     ),
     Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
@@ -286,6 +304,8 @@ _ROWS = (
         "jamba", "norm", ffn_scales=False, no_rope_every=1, recurrent=Recurrent("mamba", "without_heads"),
         routing=ExpertGating("softmax", False),
     ),
+    _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
+    _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
     Architecture(
         "lfm2", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
         recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
@@ -339,6 +359,10 @@ _ROWS = (
     Architecture(  # Mistral Large 3, Mistral Small 4
         "mistral4", "norm", ffn_scales=False, latent=True, routing=ExpertGating("softmax", False, from_file=True),
     ),
+    Architecture(  # ModernBERT, Granite Embedding R2
+        "modern-bert", "neox", "gelu", ffn_scales=False, encoder=True, norm="layer", ffn="fused", bare_start=True,
+        classifier_pooling="mean", activation_key=True, sliding=Sliding(3, first=True, both_ways=True),
+    ),
     Architecture("mpt", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", clamp=True, alibi=0.0),
     Architecture(
         "muse-glimmer", "norm", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, embedding_norm=True,
@@ -347,6 +371,12 @@ _ROWS = (
     ),
     Architecture("nanbeige", "norm"),
     Architecture("nemotron", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),  # Nemotron 4, Minitron
+    Architecture("neo-bert", "norm", ffn_scales=False, encoder=True, ffn="fused", output_norm="enc.output_norm"),
+    _bert("nomic-bert", "neox"),  # Nomic Embed 1 and 1.5
+    _bert(  # Nomic Embed 2
+        "nomic-bert-moe", "neox", "gelu", ffn="plain",
+        routing=ExpertGating("softmax", False, activation="gelu_alone"),
+    ),
     Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(
         "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,

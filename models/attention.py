@@ -52,7 +52,9 @@ class Attention:
         slopes = builder.tensors.slopes(heads, config.alibi) if config.alibi else None
         chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
-        mixed = recorder.attention(q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked)
+        mixed = recorder.attention(
+            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal
+        )
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
         if builder.row.gated is None:

@@ -14,8 +14,9 @@ from typing import Any, Literal, cast, get_args
 from localllm.models.architectures import ARCHITECTURES, Architecture
 from localllm.models.errors import ModelError
 from localllm.models.keys import Keys, found
-from localllm.plan import Gating, GluActivation, NormKind
+from localllm.plan import Activation, Gating, GluActivation, NormKind
 
+Pooling = Literal["none", "mean", "cls", "last", "rank"]  # in GGUF's order, which counts from 0
 RopeScaling = Literal["none", "linear", "yarn", "longrope"]  # longrope: linear, with frequency factors
 
 MAX_LAYERS = 1024
@@ -34,6 +35,7 @@ _MAX_CONTEXT = 1 << 30
 _MAX_FACTOR = 1e6  # of factors that stretch positions or scale values
 _MAX_STREAMS = 64  # known models have 4
 TOP_TWENTIETH = 1.6448533535003662  # deviations that 5 % of a normal distribution exceed
+_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
 _GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in GGUF's order, which counts from 1
 
 
@@ -139,6 +141,10 @@ class Config:
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer
     heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)
+    causal: bool  # rows see no later ones
+    activation: Activation | Literal["xielu"]  # of dense feed-forwards
+    pooling: Pooling  # how embeddings of tokens become one of a text
+    classifier_pooling: Pooling  # and how they do before a classifier scores it
 
 
 def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -> Config:
@@ -147,8 +153,6 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     `head` counts as layers that many of the next-token heads after the model's own.
     """
     row, keys = ARCHITECTURES[architecture], Keys(metadata, architecture + ".")
-    if not keys.flag("attention.causal", True):
-        raise ModelError(f"{architecture}.attention.causal: only causal models (true) are supported, found false")
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
     heads_after = keys.integer("nextn_predict_layers", head, blocks - 1, default=0) - head
     layers = blocks - heads_after
@@ -217,7 +221,36 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         attends=attends,
         recurs=recurs,
         heads_after=heads_after,
+        causal=(causal := _causal(keys, row)),
+        activation=_activation(keys, row),
+        pooling=_pooling(keys, "pooling_type", "last" if causal else "mean"),
+        classifier_pooling=_pooling(keys, "classifier_pooling_type", "last" if causal else row.classifier_pooling),
     )
+
+
+def _causal(keys: Keys, row: Architecture) -> bool:
+    causal = keys.flag("attention.causal", not row.encoder)
+    if not causal and (row.recurrent is not None or row.kv_layers is not None or row.latent):
+        raise ModelError(f"{row.name}.attention.causal: only causal models (true) are supported, found false")
+    return causal
+
+
+def _activation(keys: Keys, row: Architecture) -> Activation | Literal["xielu"]:
+    """The activation of dense feed-forwards, by the name that Transformers has for it if the file gives one."""
+    key = "hidden_activation"
+    name = keys.metadata.get(keys.prefix + key, "") if row.activation_key else ""
+    if name and name not in _ACTIVATIONS:
+        raise ModelError(f"{keys.prefix}{key}: supported are {', '.join(_ACTIVATIONS)}, {found(name)}")
+    return _ACTIVATIONS[name] if name else row.activation
+
+
+def _pooling(keys: Keys, key: str, default: Pooling) -> Pooling:
+    """How embeddings are pooled; the largest number means that nothing says it."""
+    number = keys.integer(key, -1, (1 << 32) - 1, default=-1)
+    if number not in (-1, (1 << 32) - 1) and number >= len(get_args(Pooling)):
+        supported = ", ".join(f"{n} ({name})" for n, name in enumerate(get_args(Pooling)))
+        raise ModelError(f"{keys.prefix}{key}: supported are {supported}, found {number}")
+    return default if number in (-1, (1 << 32) - 1) else cast(Pooling, get_args(Pooling)[number])
 
 
 def _check_layouts(keys: Keys, heads: tuple[int, ...], kv_heads: tuple[int, ...], windows: tuple[int, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from localllm.models.builder import Builder
 from localllm.models.config import ExpertConfig
@@ -61,7 +62,7 @@ class FeedForward:
         builder, recorder, width = self.builder, self.builder.recorder, self.builder.config.width
         name = f"blk.{layer}."
         up_name = f"{name}ffn_up{suffix}"
-        match builder.row.ffn:
+        match self.form(layer, suffix, inner):
             case "gated":
                 gate = builder.ffn_linear(f"{name}ffn_gate{suffix}", x, inner, width)
                 if sparsity is not None:
@@ -78,14 +79,23 @@ class FeedForward:
         hidden = builder.optional_norm(f"{name}ffn_sub_norm{suffix}", hidden)
         return builder.ffn_linear(f"{name}ffn_down{suffix}", hidden, width, inner)
 
+    def form(self, layer: int, suffix: str, inner: int) -> Literal["gated", "fused", "plain"]:
+        """Which matrices a dense feed-forward has."""
+        tensors, name = self.builder.tensors, f"blk.{layer}."
+        if self.builder.row.ffn != "found":
+            return self.builder.row.ffn
+        if f"{name}ffn_gate{suffix}.weight" in tensors:
+            return "gated"
+        return "plain" if tensors.height(f"{name}ffn_up{suffix}.weight") == inner else "fused"
+
     def gated(self, gate: Value, up: Value, layer: int) -> Value:
         row, limit = self.builder.row, self.builder.config.limits[layer]
-        activation = row.limits if row.limits and limit else row.activation
+        activation = row.limits if row.limits and limit else self.builder.config.activation
         assert activation != "xielu", "gates nothing"
         return self.builder.recorder.glu(gate, up, activation, limit)
 
     def activated(self, x: Value, layer: int) -> Value:
-        activation, recorder = self.builder.row.activation, self.builder.recorder
+        activation, recorder = self.builder.config.activation, self.builder.recorder
         if activation == "xielu":
             return recorder.xielu(x, *self.builder.config.xielu[layer])
         return recorder.activate(x, activation)
@@ -130,7 +140,7 @@ class FeedForward:
         if not fused:
             inner = tensors.height(name + "ffn_up_exps.weight")
             up = self.stack(name + "ffn_up_exps", experts, inner, width)
-            if self.builder.row.ffn == "plain":  # squared ReLU
+            if self.builder.row.ffn == "plain":  # squared ReLU, or an activation that reads one of them
                 return up, up
             return self.stack(name + "ffn_gate_exps", experts, inner, width), up
         both = self.stack(name + "ffn_gate_up_exps", experts, fused, width).weight

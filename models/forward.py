@@ -16,6 +16,7 @@ from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
+from localllm.models.head import Head
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
@@ -30,13 +31,15 @@ def record(
     architecture: Architecture,
     tensors: Mapping[str, Tensor],
     context: int | None = None,
+    embeddings: bool = False,
     every_row: bool = False,
 ) -> Plan:
     """Record the plan of this model's forward; ModelError for a missing or unsuitable tensor.
 
     `context` is the number of positions that the plan will serve (by default, the model's own). It selects one of two
-    sets of frequency factors if a model has two. With `every_row` the plan's hidden rows are those of all rows of a
-    batch, as a next-token head reads them, and not only of the rows whose logits are wanted.
+    sets of frequency factors if a model has two. Encoders give embeddings, (T, width), instead of logits; so do other
+    models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
+    head reads them, and not only of the rows whose logits are wanted.
     """
     checked, recorder = Tensors(tensors, architecture.ignored), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
@@ -46,6 +49,7 @@ def record(
     builder = Builder(config, architecture, checked, recorder)
     if architecture.embedding_norm:
         x = recorder.rms_norm(x, checked.ones(x.width), config.eps)
+    x = _with_type(builder, x)
     x = _with_positions(builder, x, context or config.context_length)
     if architecture.output_norm != "token_embd_norm":  # LFM2's name for the norm of the output
         x = builder.optional_norm("token_embd_norm", x)
@@ -63,7 +67,12 @@ def record(
         if architecture.embedding_skip:
             x = _skip(builder, embedding, x, layer)
     recorder.begin_layer()
-    return finish(builder, layers.end(x), architecture.output_norm, "output", every_row)
+    x = layers.end(x)
+    if embeddings or architecture.encoder:
+        Head.read(config, checked)  # what it needs is checked before weights are loaded
+        normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
+        return recorder.finish(normed, checked.used())
+    return finish(builder, x, architecture.output_norm, "output", every_row)
 
 
 def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:
@@ -93,6 +102,15 @@ def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
     sliding = _ropes(config, architecture, config.window_rope, of_sliding)
     still = _still(config, architecture)
     return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
+
+
+def _with_type(builder: Builder, x: Value) -> Value:
+    """Add the embedding of the first type of tokens, which stands for a text that is alone."""
+    name, count = "token_types.weight", builder.tensors.height("token_types.weight")
+    if not count:
+        return x
+    first = builder.tensors.rows(name, 0, 1, count, x.width)
+    return builder.recorder.add(x, builder.recorder.embed(first, positions=True))  # all positions are beyond its end
 
 
 def _with_positions(builder: Builder, x: Value, context: int) -> Value:

@@ -41,7 +41,8 @@ class LayerRecorder:
         if row.recurrent is not None and row.recurrent.alone:
             return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
-        second = builder.optional_norm(name + "attn_norm_2", x)  # Falcon 40B: attention has a norm of its own
+        # Falcon 40B: attention has a norm of its own. Jina's encoder of code has that name for something else.
+        second = x if row.sum_norms else builder.optional_norm(name + "attn_norm_2", x)
         mixers = self.mixers(layer)
         mixed = [mixer.mixed(normed if second is x else second, layer) for mixer in mixers]
         selects = self.selects(layer)
@@ -50,6 +51,8 @@ class LayerRecorder:
         y = reduce(recorder.add, [mixer.output(value, layer) for mixer, value in zip(mixers, mixed, strict=True)])
         if not builder.config.parallel:
             before, x = x, self.residual(x, y, name + row.attention_post_norm)
+            if row.sum_norms and name + "attn_norm_2.weight" in builder.tensors:
+                x = self.residual(before, x, name + "attn_norm_2")
             z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x, before)
             x = self.residual(x, z, name + row.ffn_post_norm)
             if self.per_layer is not None:
@@ -92,6 +95,8 @@ class LayerRecorder:
     def residual(self, x: Value, y: Value, norm: str) -> Value:
         """x + y; the architecture may norm or scale y first."""
         builder = self.builder
+        if builder.row.sum_norms:
+            return builder.norm(norm, builder.recorder.add(x, y))
         if builder.row.post_norms:
             if f"{norm}.weight" not in builder.tensors and norm.endswith(OLD_POST_NORM):  # Grok's name since 2025
                 norm = norm.removesuffix(OLD_POST_NORM) + "post_ffw_norm"
@@ -102,4 +107,7 @@ class LayerRecorder:
 
     def input_norm(self, name: str, x: Value) -> Value:
         """The norm of that name; x itself if the architecture has none, which the name then ends in."""
-        return x if name.endswith(".") else self.builder.norm(name, x)
+        bare = self.builder.row.bare_start and name.startswith("blk.0.")
+        if name.endswith(".") or (bare and f"{name}.weight" not in self.builder.tensors):
+            return x
+        return self.builder.norm(name, x)

@@ -30,6 +30,12 @@ class Batch:
     window_slots: NDArray[np.int32] | None = None  # (T,)
     window_tables: NDArray[np.int32] | None = None  # (sequences, blocks)
 
+    def ends(self) -> NDArray[np.int32]:
+        """The last position of each row's sequence in the batch, (T,): what rows see that see later ones."""
+        last = np.append(self.sequence[1:] != self.sequence[:-1], True)
+        stops = np.flatnonzero(last)
+        return np.repeat(self.positions[stops], np.diff(stops, prepend=-1))
+
     def wanted(self) -> Batch:
         """The rows whose logits are wanted, as a batch: in the order of `logit_rows`, where a row may occur twice."""
         rows = self.logit_rows

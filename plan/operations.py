@@ -12,8 +12,9 @@ from localllm.plan.weights import Weight
 
 Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
 GluActivation = Literal[
-    "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp"
-]
+    "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp",
+    "gelu_alone",
+]  # fmt: skip
 Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"]
 NormKind = Literal["rms", "layer", "none"]
 
@@ -125,9 +126,12 @@ class Append(Operation):
 class Attention(Producer):
     """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
 
+    If not `causal`, a row also sees the later positions of its sequence that are in the batch.
+
     Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
     a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
-    the window on. With a `softcap`, a score s becomes softcap * tanh(s / softcap) after scaling.
+    the window on; if not `causal`, those at most window // 2 away on either side. With a `softcap`, a score s becomes
+    softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409).
@@ -142,6 +146,7 @@ class Attention(Producer):
     sinks: Weight | None = None  # (heads,)
     slopes: Weight | None = None  # (heads,)
     chunked: bool = False
+    causal: bool = True
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -167,6 +172,7 @@ class Glu(Producer):
 
     "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
     "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u with u = up within +-limit.
+    "gelu_alone" is gelu(gate): of experts that have no up matrix.
     """
 
     gate: Value

@@ -9,8 +9,9 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+from localllm.plan.fused import flattened
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Embed, Send
+from localllm.plan.operations import Attention, Embed, Send
 from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
@@ -49,6 +50,11 @@ class Plan:
     def window(self) -> int:
         """The largest window of a layer; 0 if no layer has one."""
         return max((layer.window for layer in self.layers), default=0)
+
+    @property
+    def causal(self) -> bool:
+        """Whether no row reads a later one, so that a sequence may come in several batches."""
+        return all(op.causal for op in flattened(self.operations) if isinstance(op, Attention))
 
     @property
     def attention_layers(self) -> tuple[CacheLayer, ...]:

@@ -118,14 +118,16 @@ class Recorder:
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
-        chunked: bool = False,
+        chunked: bool = False, causal: bool = True,
     ) -> Value:  # fmt: skip
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
-        self._layers[layer] = replace(stored, window=window)
+        if causal:  # else a row sees what is behind it, so nothing leaves the window before the end
+            self._layers[layer] = replace(stored, window=window)
+        assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
         own = _given(sinks), _given(slopes)
-        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked))
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal))
         return out
 
     def _store(self, store: Store) -> int:

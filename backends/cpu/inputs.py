@@ -19,8 +19,9 @@ class Inputs:
     Between two tokens the weights displace everything from the caches, so `fill` does as little as possible.
     """
 
-    def __init__(self, limits: Limits, wanted: bool) -> None:
+    def __init__(self, limits: Limits, wanted: bool, causal: bool) -> None:
         self._steps: dict[Rows, _Steps] = {"batch": _Steps(limits.rows, limits.logit_rows)}
+        self._causal = causal
         if wanted:
             self._steps["logits"] = _Steps(limits.logit_rows, limits.logit_rows)
 
@@ -35,6 +36,8 @@ class Inputs:
             batches["logits"] = batch.wanted()
         for rows, own in batches.items():
             self._steps[rows].fill(own)
+        if not self._causal:
+            self._steps["batch"].ends[: len(batch.tokens)] = batch.ends()
         return batches
 
 
@@ -49,12 +52,13 @@ class _Steps:
         self._rows = np.zeros((5, rows), np.int32)
         self._logit_rows = np.zeros(logit_rows, np.int32)
         self._run_starts = np.zeros(rows + 2, np.int32)
+        self.ends = np.zeros(rows, np.int32)
         self._tables: list[NDArray[np.int32]] = []
         for step, slots in zip((self.step, self.window_step), self._rows[3:], strict=True):
             for slot, array in zip((Step.tokens, Step.positions, Step.sequence), self._rows, strict=False):
                 step[slot] = address(array)
             step[Step.slots], step[Step.logit_index] = address(slots), address(self._logit_rows)
-            step[Step.run_starts] = address(self._run_starts)
+            step[Step.run_starts], step[Step.ends] = address(self._run_starts), address(self.ends)
 
     def fill(self, batch: Batch) -> None:
         count, wanted = len(batch.tokens), len(batch.logit_rows)

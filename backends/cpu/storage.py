@@ -49,7 +49,7 @@ class Storage:
         self.weights, self.panels = weights.load(plan.matrices.values(), program.panels, library, threads, progress)
         self._buffers, self.activations = program.buffers, program.buffers.commit()
         self.cache = CacheBlocks(plan, limits, cache)
-        self.inputs = Inputs(limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named))
+        self.inputs = Inputs(limits, any(isinstance(p, StepOf) and p.rows == "logits" for p in named), plan.causal)
         self._vectors: dict[Place, NDArray[np.float32]] = {}
         for place in named:
             if isinstance(place, VectorOf):

@@ -39,6 +39,14 @@ def _run(own: options.Run, *rest: Any) -> None:
     run(own, name, prompt, *rest)
 
 
+def _embed(own: options.Embed, opening: options.Opening) -> None:
+    from localllm.cli.commands.embed import embed
+
+    words = list(own.words)
+    name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
+    embed(own, name, words if own.model else words[1:], opening)
+
+
 def _show(model: options.ModelName, own: options.Show) -> None:
     if own.formats or own.archs:
         from localllm.cli.commands import tables
@@ -108,6 +116,13 @@ COMMANDS: dict[str, Command] = {
         "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text.",
         (options.Run, *_ANSWERING),
         _run,
+    ),
+    "embed": Command(
+        "MODEL [TEXT...]",
+        "print embeddings of texts, or rank documents",
+        "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
+        (options.Embed, options.Opening),
+        _embed,
     ),
     "show": Command(
         "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show

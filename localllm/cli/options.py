@@ -89,6 +89,20 @@ class Run(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Embed(Options):
+    words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
+    model: str = _model("-m", "--model", help="same as MODEL")
+    file: str = _file("-f", "--file", help="read texts from a file, one per line")
+    pooling: str = option(
+        "auto", "--pooling", kind=one_of("auto", "none", "mean", "cls", "last", "rank"),
+        help="how a text's tokens become one vector: auto (as the file says), none, mean, cls, last or rank",
+    )  # fmt: skip
+    query: str = option("", "--query", kind=TEXT, help="score how well each text answers this query (rerankers)")
+    no_normalize: bool = option(False, "--no-normalize", help="keep the length of vectors (default: 1)")
+    json: bool = option(False, "--json", help="print everything as JSON")
+
+
+@dataclass(frozen=True, slots=True)
 class Show(Options):
     ctx_size: int = same(LoadOptions, "ctx_size", help="context size for the memory plan (0: same as chat)")
     cache_type_k: str = same(LoadOptions, "cache_type_k")

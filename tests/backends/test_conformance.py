@@ -173,6 +173,7 @@ CASES: dict[str, Case] = {
     "silu": Case(70, lambda r, x: r.glu(x, r.scale(x, -0.5), "silu"), sigmoid),
     "silu of itself": Case(32, lambda r, x: r.glu(x, x, "silu"), sigmoid),
     "gelu": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu"), lambda x, t: 4 * tanh_form(x / 4, t)),
+    "gelu alone": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu_alone"), lambda x, t: tanh_form(x / 4, t)),
     "sigmoid gate": Case(20, lambda r, x: r.glu(x, x, "sigmoid"), sigmoid),
     "swiglu of gpt-oss": Case(47, lambda r, x: r.glu(x, r.scale(x, -2.0), "swiglu_oai"), oai),
     "relu gate": Case(23, lambda r, x: r.glu(x, r.scale(x, 0.5), "relu"), few),
@@ -451,6 +452,7 @@ class Heads:
     slopes: bool = False
     chunked: bool = False
     value_dim: int = 0  # 0: as wide as a key
+    causal: bool = True
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -495,7 +497,7 @@ def attend(h: Heads) -> Build:
     def build(r: Recorder, x: Value) -> Value:
         q, k, v = (r.columns(x, int(start), int(stop)) for start, stop in pairwise(cuts))
         r.append(k, v, h.kv_heads)
-        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked)
+        return r.attention(q, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, h.chunked, h.causal)
 
     return build
 
@@ -544,7 +546,16 @@ MANY = (
 )  # groups that kernels loop over
 
 
-@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY), *CACHES], ids=str)
+BOTH_WAYS = (
+    Heads(4, 2, 16, causal=False),
+    Heads(2, 1, 24, softcap=1.5, sinks=True, causal=False),
+    Heads(4, 2, 32, slopes=True, causal=False),
+    Heads(6, 2, 16, window=9, causal=False),
+    Heads(2, 2, 32, window=140, slopes=True, causal=False),
+)
+
+
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in HEADS + MANY + BOTH_WAYS), *CACHES], ids=str)
 def test_attention(cpu: CpuBackend, h: Heads, cache: CacheTypes) -> None:
     """Two sequences in one batch, cut anywhere, over several blocks; then one goes on from a copy of the other's."""
     values = np.random.RandomState(h.head_dim).standard_normal((VOCABULARY, sum(h.widths))).astype(np.float32)

@@ -142,4 +142,9 @@ class KitModel:
                 file.close()
 
 
-KIT = {path.stem: KitModel(path) for path in sorted((Path(__file__).parent / "kit_models").glob("*.npz"))}
+def _models(folder: Path) -> dict[str, KitModel]:
+    return {path.stem: KitModel(path) for path in sorted(folder.glob("*.npz"))}
+
+
+KIT = _models(Path(__file__).parent / "kit_models")
+EMBEDDERS = _models(Path(__file__).parent / "kit_models" / "embeddings")  # whose stored results are embeddings

@@ -51,9 +51,9 @@ def open_model(path: Path) -> tuple[dict[str, Any], dict[str, MemoryWeight]]:
     return metadata, tensors
 
 
-def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Plan:
+def plan_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight], embeddings: bool = False) -> Plan:
     architecture = architecture_of(metadata)
-    return record(read_config(metadata, architecture.name), architecture, tensors)
+    return record(read_config(metadata, architecture.name), architecture, tensors, embeddings=embeddings)
 
 
 def bind_reference(plan: Plan, cache_type: str = "f32", positions: int = 512) -> ReferenceExecutable:

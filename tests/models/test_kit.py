@@ -13,7 +13,7 @@ import pytest
 
 from localllm.backends import reference_operations
 from localllm.models import ARCHITECTURES
-from tests.models.kit import CHAOTIC, KIT
+from tests.models.kit import CHAOTIC, EMBEDDERS, KIT
 from tests.models.support import Driver, bind_reference, nmse, plan_of
 
 
@@ -35,5 +35,5 @@ def test_every_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_architecture_has_a_model() -> None:
-    found = {str(model.loaded()[0]["general.architecture"]) for model in KIT.values()}
+    found = {str(model.loaded()[0]["general.architecture"]) for model in (KIT | EMBEDDERS).values()}
     assert found == set(ARCHITECTURES)

@@ -39,7 +39,7 @@ class MergeArguments(Struct):
     counter: Address
     scratch: Rows  # one per thread
     work: Address  # of a `Work`
-    window: Int64  # number of positions that a row sees, itself included
+    window: Int64  # number of positions that a row sees up to its own; as many behind it, if not causal
     sinks: AddressOrZero  # float32 (heads,)
     partials: Address  # results of split tasks
 
@@ -77,13 +77,19 @@ class _Rows:
         self.rows = tokens * shape.group
         self.step = Step.at(a.step)
         positions = self.step.positions
-        self.limits = [f.load_i32(positions, first + token) for token in range(tokens)]
+        self.positions = [f.load_i32(positions, first + token) for token in range(tokens)]
+        self.limits = self.positions  # the last visible position of each token
+        if not shape.causal:
+            ends = [f.load_i32(self.step.ends, first + token) for token in range(tokens)]
+            self.limits = ends
+            if shape.window:
+                self.limits = [f.minimum(e, own + a.window - 1) for e, own in zip(ends, self.positions, strict=True)]
         self.start = f.i64(0)  # the first visible block
         self.oldest: list[Value] = []  # the first visible position of each token, if there is a window
         if shape.window:
             # A row that sees nothing of a block has the lowest maximum there, so the block's weight becomes 0.
-            chunks = [limit // a.window * a.window for limit in self.limits] if shape.chunked else []
-            self.oldest = chunks or [limit - a.window + 1 for limit in self.limits]
+            chunks = [own // a.window * a.window for own in self.positions] if shape.chunked else []
+            self.oldest = chunks or [own - a.window + 1 for own in self.positions]
             self.start = f.select(self.oldest[0] > 0, self.oldest[0], f.i64(0)) // BLOCK
         self.stop = self.limits[-1] // BLOCK + 1
         self.partitions = (self.start // PARTITION, (self.stop + (PARTITION - 1)) // PARTITION)
@@ -133,7 +139,8 @@ class _Rows:
             limit, oldest = self.limits[token], self.oldest[token] if self.oldest else None
             if shape.slopes:
                 slope = f.broadcast(f.pointer(a.slopes) + (head * shape.group + row % shape.group) * 4, F32)
-                score = f.fma(slope, f.to_float(_positions(f, number * BLOCK + panel * LANES - limit)), score)
+                behind = f.to_float(_positions(f, number * BLOCK + panel * LANES - self.positions[token]))
+                score = f.fma(slope, behind if shape.causal else f.zeros(f32x16) - f.abs(behind), score)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the

@@ -26,10 +26,12 @@ class Shape:
     sinks: bool = False
     slopes: bool = False
     chunked: bool = False
+    causal: bool = True
 
     @property
     def name(self) -> str:
         extras = "".join(f"_{n}" for n in ("window", "softcap", "sinks", "slopes", "chunked") if getattr(self, n))
+        extras += "" if self.causal else "_both_ways"
         return (
             f"{self.head_dim}_{self.value_dim}_{self.group}_{self.kv_heads}_{self.key_type}_{self.value_type}{extras}"
         )

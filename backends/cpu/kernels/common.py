@@ -63,6 +63,7 @@ class Step(Struct):
     logit_index: Address  # int32 (logit_rows,)
     runs: Int64  # number of sequences in the batch
     run_starts: Address  # int32 (runs + 1,): the first row of each, and the number of rows
+    ends: Address  # int32 (rows,): the last position of the row's sequence in the batch, for rows that see later ones
 
 
 Arguments = TypeVar("Arguments", bound=Struct)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from localllm.backends.base import BackendError
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
@@ -11,6 +12,7 @@ from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.backends.gpu.steps import TILES
+from localllm.notice import Notice, Setting
 from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
@@ -49,6 +51,9 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
 
 
 def attention(low: Lowering, op: Attention) -> None:
+    if not op.causal:
+        problem = "attention in both directions (of an encoder) has no GPU kernels"
+        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads

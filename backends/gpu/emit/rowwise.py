@@ -136,4 +136,6 @@ def glu_expression(op: Glu | Experts) -> str:
             return "swiglu_oai(a, b)"
         case "swiglu_clamp" | "silu_clamp":
             return f"{op.activation}(a, b, {op.limit:.9e}f)"
+        case "gelu_alone":
+            return "gelu(a)"
     return f"{op.activation}(a) * (b)"

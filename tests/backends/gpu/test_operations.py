@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.base import F16_CACHE, Backend, CacheTypes
+from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
@@ -114,6 +114,13 @@ def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
         driver.executable.copy_blocks(driver.tables[0, :2], driver.tables[1, :2])
         driver.lengths = [driver.lengths[0], 2 * BLOCK - 5]
     step([(1, 30), (0, 2)], 300)
+
+
+def test_attention_in_both_directions_is_refused(gpu: Backend) -> None:
+    h = Heads(4, 2, 16, causal=False)
+    plan = record(MemoryWeight.of("table", np.zeros((VOCABULARY, sum(h.widths)), np.float32)), attend(h))
+    with pytest.raises(BackendError, match=r"^attention in both directions .* has no GPU kernels; use "):
+        bind(gpu, plan)
 
 
 def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:

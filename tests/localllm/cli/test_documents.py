@@ -64,7 +64,7 @@ def test_every_command_shown_can_be_parsed(line: str) -> None:
 def test_there_are_commands_to_parse() -> None:
     assert len(COMMAND_LINES) >= 30
     assert {line.split("localllm ", 1)[1].split()[0] for line in COMMAND_LINES[2:] if "localllm " in line} >= {
-        "chat", "run", "show", "bench", "quantize", "perplexity", "imatrix", "devices",
+        "chat", "run", "show", "bench", "quantize", "perplexity", "imatrix", "devices", "embed",
     }  # fmt: skip
 
 

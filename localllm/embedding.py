@@ -1,0 +1,154 @@
+"""Embeddings of texts: one vector per text, pooled as the model file says, and scores of documents for a query.
+
+A step takes as many texts as fit. Rows that see later ones need a text's tokens in one step; other models read a long
+text in several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.engine import ContextFull, Engine, Rows
+from localllm.errors import LocalLLMError
+from localllm.models import Config, Pooler, unit
+from localllm.models.config import Pooling
+from localllm.notice import Notice, Setting
+from localllm.tokenizer import Tokenizer
+
+F32 = NDArray[np.float32]
+POOLINGS: tuple[str, ...] = ("auto", *get_args(Pooling))
+_RANK_TEMPLATE = "tokenizer.chat_template.rerank"
+_UNKNOWN = "tokenizer.ggml.unknown_token_id"
+_SEPARATOR = "tokenizer.ggml.seperator_token_id"  # as GGUF writes it
+
+
+@dataclass(frozen=True, slots=True)
+class Embedder:
+    """Embeds lists of token ids with an engine whose plan ends in embeddings."""
+
+    engine: Engine
+    config: Config
+    pooler: Pooler
+
+    def pooling(self, asked: str) -> Pooling:
+        """The pooling that was asked for; "auto" is that of the file. LocalLLMError if the model cannot do it."""
+        if asked not in POOLINGS:
+            raise LocalLLMError(f"pooling {asked!r} is not one of {', '.join(POOLINGS)}")
+        found: Pooling = self.config.pooling if asked == "auto" else asked  # type: ignore[assignment]
+        if found == "rank" and not self.pooler.ranks:
+            raise LocalLLMError('pooling "rank" needs a classifier, which the file does not hold; it is no reranker')
+        return found
+
+    def vectors(self, texts: Sequence[Sequence[int]], pooling: Pooling) -> Iterator[F32]:
+        """One vector float32 per text, in order: (width,), (labels,) for "rank", (T, width) for "none"."""
+        for rows in self._rows(texts):
+            yield self.pooler(rows, pooling)
+
+    def _rows(self, texts: Sequence[Sequence[int]]) -> Iterator[F32]:
+        """Embeddings of all tokens, float32 (T, width), of each text."""
+        limits, engine = self.engine.limits, self.engine
+        most = min(limits.rows, limits.logit_rows)
+        for number, ids in enumerate(texts, 1):
+            longest = limits.positions if self.config.causal else min(most, limits.positions)
+            if not 0 < len(ids) <= longest:
+                raise _wrong_length(number, len(ids), longest)
+        first = 0
+        while first < len(texts):
+            if len(texts[first]) > most:
+                yield self._long(texts[first], most)
+                first += 1
+                continue
+            count = self._together(texts, first, most)
+            sequences = [engine.add() for _ in range(count)]
+            try:
+                parts = zip(sequences, texts[first : first + count], strict=True)
+                results = engine.step([Rows(sequence, ids, "all") for sequence, ids in parts])
+                found = [result.logits.copy() for result in results]
+            finally:
+                for sequence in sequences:
+                    engine.release(sequence)
+            yield from found
+            first += count
+
+    def _together(self, texts: Sequence[Sequence[int]], first: int, most: int) -> int:
+        """How many texts from `first` on fit one step: by their rows, and by the cache blocks that each takes."""
+        rows = blocks = count = 0
+        for ids in texts[first:]:
+            rows, blocks = rows + len(ids), blocks - (-len(ids) // self.engine.block_tokens)
+            if count and (rows > most or blocks > self.engine.free_blocks):
+                break
+            count += 1
+        return count
+
+    def _long(self, ids: Sequence[int], most: int) -> F32:
+        sequence, parts = self.engine.add(), []
+        try:
+            for start in range(0, len(ids), most):
+                [result] = self.engine.step([Rows(sequence, ids[start : start + most], "all")])
+                parts.append(result.logits.copy())
+        finally:
+            self.engine.release(sequence)
+        return np.concatenate(parts)
+
+
+def _wrong_length(number: int, count: int, longest: int) -> LocalLLMError:
+    if not count:
+        return LocalLLMError(f"text {number} has no tokens; give some text")
+    counts = f"text {number} has {count} tokens, the context holds {longest}"
+    return ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
+
+
+def normalized(vectors: Sequence[F32]) -> F32:
+    """The vectors as rows of length one."""
+    return unit(np.stack(vectors))
+
+
+def pair(words: Tokenizer, metadata: Mapping[str, Any], query: str, document: str) -> list[int]:
+    """The ids of a query and a document as a reranker reads them.
+
+    A file's own template has places for both; without one, a separator stands between them, as for a pair of sentences.
+    """
+    template = metadata.get(_RANK_TEMPLATE)
+    if isinstance(template, str):
+        text, texts = _filled(template, {"{query}": query, "{document}": document})
+        control = {token for token in words.special.values() if words.is_control(token)}
+        control.discard(metadata.get(_UNKNOWN, -1))  # which stands for any text
+        return words.encode(text, add_special=False, parse_special=True, guard=_Guard(control, texts))
+    first, second = words.encode(query), words.encode(document)
+    if words.add_bos and second[:1] == [words.bos]:
+        second = second[1:]
+    separator = metadata.get(_SEPARATOR)
+    doubled = isinstance(separator, int) and 0 <= separator < words.vocab_size and "eos" in words.adds
+    return [*first, *([int(separator)] if doubled and separator is not None else []), *second]
+
+
+@dataclass(frozen=True, slots=True)
+class _Guard:
+    """Lets only a template write control tokens, not the texts in it."""
+
+    tokens: Set[int]
+    texts: Sequence[tuple[int, int]]  # where they start and stop
+
+    def allows(self, token: int, start: int, stop: int) -> bool:
+        return token not in self.tokens or all(stop <= first or start >= last for first, last in self.texts)
+
+
+def _filled(template: str, given: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
+    """The template with texts in their places, and where each of them stands."""
+    made, spans, at = "", [], 0
+    while at < len(template):
+        place, name = min(
+            ((template.find(name, at), name) for name in given if name in template[at:]), default=(-1, "")
+        )
+        if place < 0:
+            break
+        made += template[at:place]
+        spans.append((len(made), len(made) + len(given[name])))
+        made += given[name]
+        at = place + len(name)
+    return made + template[at:], spans

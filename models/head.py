@@ -1,0 +1,159 @@
+"""What follows the embeddings of tokens: pooling to one vector per text, and the matrices that a file has for it.
+
+A classifier turns the vector into scores (rerankers); dense layers change it (EmbeddingGemma).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm import quant
+from localllm.models.architectures import Architecture
+from localllm.models.config import Config, Pooling
+from localllm.models.errors import ModelError
+from localllm.models.tensors import Tensors
+from localllm.plan import Tensor, Weight
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+_MAX_FEATURES = 1 << 16  # rows of a dense layer; known models have 3072
+_MAX_LABELS = 1 << 16  # scores of a classifier; known models have 1 or 2
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The matrices behind the pooling; None where the file has none. A classifier has at least one of the first two."""
+
+    classifier: Weight | None  # (rows, width)
+    output: Weight | None  # (labels, rows of the classifier, or width)
+    classifier_bias: Weight | None = None
+    classifier_norm: Weight | None = None
+    output_bias: Weight | None = None
+    dense: tuple[Weight, ...] = ()
+
+    @classmethod
+    def read(cls, config: Config, tensors: Tensors) -> Head:
+        """The head of a model; ModelError for a tensor of another shape."""
+        names, width = ("cls", "cls.output"), config.width
+        found, biases = [], []
+        norm = None
+        for name in names:
+            rows = tensors.height(f"{name}.weight") or (1 if f"{name}.weight" in tensors else 0)
+            most = _MAX_LABELS if name == "cls.output" else config.width
+            if rows > most:
+                raise ModelError(f"{name}.weight: expected at most {most} rows, found {rows}")
+            found.append(_matrix(tensors, f"{name}.weight", rows, width) if rows else None)
+            biases.append(tensors.optional(f"{name}.bias", rows) if rows else None)
+            if name == "cls" and rows:
+                norm = tensors.optional("cls.norm.weight", rows)
+                width = rows
+        return cls(found[0], found[1], biases[0], norm, biases[1], _dense(config, tensors))
+
+    @classmethod
+    def of(cls, config: Config, architecture: Architecture, tensors: Mapping[str, Tensor]) -> Head:
+        return cls.read(config, Tensors(tensors, architecture.ignored))
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it has a classifier."""
+        return self.classifier is not None or self.output is not None
+
+
+def _matrix(tensors: Tensors, name: str, rows: int, columns: int) -> Weight:
+    return tensors.matrix(name, rows, columns) if tensors.height(name) else tensors.row(name, columns)
+
+
+def _dense(config: Config, tensors: Tensors) -> tuple[Weight, ...]:
+    found, width = [], config.width
+    for name in ("dense_2.weight", "dense_3.weight"):
+        rows = tensors.height(name)
+        if rows > _MAX_FEATURES:
+            raise ModelError(f"{name}: expected at most {_MAX_FEATURES} rows, found {rows}")
+        if rows:
+            found.append(tensors.matrix(name, rows, width))
+            width = rows
+    return tuple(found)
+
+
+class Pooler:
+    """Turns the embeddings of a text's tokens into one vector, by the rules of one model."""
+
+    def __init__(self, config: Config, head: Head) -> None:
+        self._config, self.ranks = config, head.ranks
+        self._dense = [_values(weight) for weight in head.dense]
+        self._classifier, self._output = _given(head.classifier), _given(head.output)
+        self._classifier_bias, self._output_bias = _given(head.classifier_bias), _given(head.output_bias)
+        self._classifier_norm = _given(head.classifier_norm)
+
+    def __call__(self, rows: F32, pooling: Pooling) -> F32:
+        """One vector float32 of the rows (T, width): an embedding, or scores if `pooling` is "rank".
+
+        With "none" there is a vector for every row, (T, width).
+        """
+        x = _pooled(rows.astype(np.float64), self._config.classifier_pooling if pooling == "rank" else pooling)
+        if pooling == "rank":
+            x = self._scores(x)
+        for matrix in self._dense if pooling != "rank" else ():
+            x = x @ matrix.T
+        return x.astype(np.float32)
+
+    def _scores(self, x: F64) -> F64:
+        """The classifier's scores: of one label a number, of several by the model's rule."""
+        modern = self._config.architecture == "modern-bert"
+        if self._classifier is not None:
+            x = _plus(self._classifier @ x, self._classifier_bias)
+            x = _gelu(x) if modern else np.tanh(x)
+            if self._classifier_norm is not None:
+                x = x - x.mean()
+                x = x / np.sqrt((x * x).mean() + self._config.eps) * self._classifier_norm
+        if self._output is not None:
+            x = _plus(self._output @ x, self._output_bias)
+        if self._config.architecture in _PROBABILITIES:
+            x = np.exp(x - x.max())
+            x = x / x.sum()
+        return x
+
+
+_PROBABILITIES = ("qwen3", "qwen3vl")  # their rerankers score "yes" against "no"
+
+
+def unit(x: F32) -> F32:
+    """x (..., width) divided by its length; zeros stay."""
+    length = np.sqrt((x.astype(np.float64) ** 2).sum(axis=-1, keepdims=True))
+    return np.asarray(x / np.where(length > 0.0, length, 1.0), np.float32)
+
+
+def _pooled(rows: F64, pooling: Pooling) -> F64:
+    match pooling:
+        case "none":
+            return rows
+        case "mean":
+            return np.asarray(rows.mean(axis=0))
+        case "cls":
+            return np.asarray(rows[0])
+        case "last":
+            return np.asarray(rows[-1])
+    raise AssertionError(f"{pooling} gives no vector")
+
+
+def _gelu(x: F64) -> F64:
+    return np.asarray(0.5 * x * (1.0 + np.tanh(np.sqrt(2.0 / np.pi) * x * (1.0 + 0.044715 * x * x))))
+
+
+def _plus(x: F64, bias: F64 | None) -> F64:
+    return x if bias is None else x + bias.reshape(-1)
+
+
+def _given(weight: Weight | None) -> F64 | None:
+    return None if weight is None else _values(weight)
+
+
+def _values(weight: Weight) -> F64:
+    """float64 numbers of a matrix (rows, columns), or of a vector (width,)."""
+    rows = weight.shape[0] if len(weight.shape) > 1 else 1
+    values = quant.dequantize(weight.read(0, rows), weight.format).astype(np.float64)
+    return values if len(weight.shape) > 1 else values[0]

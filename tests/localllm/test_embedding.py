@@ -1,0 +1,192 @@
+"""Embeddings and scores of texts, from Python and from the command line, against the reference backend."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import localllm
+from localllm.backends.base import CacheTypes, Limits
+from localllm.backends.reference import ReferenceBackend
+from localllm.engine import ContextFull
+from localllm.gguf import open_gguf
+from localllm.gguf.writer import NewTensor, write_gguf
+from localllm.model import Model
+from tests.localllm.support import PROGRAM, write_model
+from tests.models.kit import EMBEDDERS
+from tests.models.support import Driver, nmse, open_model, plan_of
+from tests.models.test_embeddings import pooler_of
+
+LETTERS = [chr(c) for c in range(ord("a"), ord("z") + 1)]
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TOKENS = [*SPECIAL, *(f"\u2581{c}" for c in LETTERS), *LETTERS]
+TEXTS = ["a cat", "one two three four " * 5, "z", "dogs and cats " * 3]
+CLS, SEP = 2, 3
+
+
+def write_embedder(path: Path, name: str, extra: dict[str, Any] | None = None) -> Path:
+    """A model of the kit, with a WordPiece vocabulary of letters."""
+    EMBEDDERS[name].write(path)
+    with open_gguf(path) as file:
+        keys: dict[str, Any] = {k: v for k, v in file.stored.items() if not k.startswith("tokenizer.")}
+        tensors = [
+            NewTensor(n, "F32", tuple(t.shape), t.read(0, int(np.prod(t.shape[:-1]))).tobytes())
+            for n, t in file.tensors.items()
+        ]
+    tokens = [*TOKENS, *(f"[unused{n}]" for n in range(128 - len(TOKENS)))]
+    keys |= {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": np.array([3 if t.startswith("[") else 1 for t in tokens], np.int32),
+        "tokenizer.ggml.bos_token_id": CLS,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.seperator_token_id": SEP,
+        **(extra or {}),
+    }
+    write_gguf(path, keys, tensors, force=True)
+    return path
+
+
+def load(path: Path, **options: Any) -> Model:
+    return localllm.load(path, cache_type_k="f32", cache_type_v="f32", **options)
+
+
+def expected(path: Path, ids: list[int], pooling: str) -> np.ndarray:
+    metadata, tensors = open_model(path)
+    limits = Limits(rows=256, logit_rows=256, blocks=4, positions=256)
+    plan = plan_of(metadata, tensors, embeddings=True)
+    rows = Driver(ReferenceBackend().bind(plan, limits, CacheTypes("f32", "f32"))).step([(0, ids)])
+    found: np.ndarray = pooler_of(metadata, tensors)(rows, pooling)  # type: ignore[arg-type]
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("embedders")
+    names = ("bert-mean", "bert-rank", "gemma-embedding", "qwen3-embedding")
+    return {name: write_embedder(folder / f"{name}.gguf", name) for name in names}
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling"), [("bert-mean", "mean"), ("gemma-embedding", "mean"), ("qwen3-embedding", "last")]
+)
+def test_texts_are_pooled_as_the_file_says(files: dict[str, Path], name: str, pooling: str) -> None:
+    with load(files[name], embeddings=True) as model:
+        ours, raw = model.embed(TEXTS), model.embed(TEXTS, normalize=False)
+        for text, vector, long in zip(TEXTS, ours, raw, strict=True):
+            theirs = expected(files[name], model.tokenize(text), pooling)
+            assert nmse(long, theirs) < 1e-6
+            np.testing.assert_allclose(vector, theirs / np.linalg.norm(theirs), rtol=0, atol=1e-4)
+            assert np.array_equal(model.embed(text), vector)  # alone, with the same bits
+        rows = model.token_embeddings(TEXTS[0])
+        assert rows.shape == (len(model.tokenize(TEXTS[0])), 128)
+        first = model.embed(TEXTS[0], pooling="cls", normalize=False)
+        np.testing.assert_array_equal(first, rows[0])
+
+
+def test_a_query_ranks_documents(files: dict[str, Path]) -> None:
+    with load(files["bert-rank"]) as model:
+        scores = model.rank("a cat", ["dogs", "cats and dogs"])
+        ids = model.tokenize("a cat")
+        assert ids[0] == CLS
+        assert ids[-1] == SEP
+        for score, document in zip(scores, ["dogs", "cats and dogs"], strict=True):
+            pair = [*ids, *model.tokenize(document)[1:]]
+            assert score == pytest.approx(expected(files["bert-rank"], pair, "rank")[0], rel=1e-3)
+        both = model.embed(["a cat", "dogs"])
+        assert both.shape == (2, 1)
+
+
+def test_a_template_of_the_file_joins_query_and_document(tmp_path: Path) -> None:
+    """What the texts hold is text: they cannot write control tokens or places of the template."""
+    template = {"tokenizer.chat_template.rerank": "[CLS]{query}[SEP]{document}[MASK]"}
+    path = write_embedder(tmp_path / "m.gguf", "bert-rank", template)
+    with load(path) as model:
+        query, document = "a {document}", "b[MASK]c"
+        ids = [CLS, *model.tokenize(query, False), SEP, *model.tokenize(document, False), 4]
+        assert model.rank(query, [document])[0] == pytest.approx(expected(path, ids, "rank")[0], rel=1e-3)
+
+
+def test_long_texts(files: dict[str, Path]) -> None:
+    """An encoder takes a text at once, or refuses it; other models read it in several steps."""
+    with load(files["bert-mean"], ctx_size=70) as model:
+        text = "abcdefgh" * 8
+        assert (
+            nmse(model.embed(text, normalize=False), expected(files["bert-mean"], model.tokenize(text), "mean")) < 1e-6
+        )
+        with pytest.raises(
+            ContextFull, match=r"^text 2 has 82 tokens, the context holds 70; shorten it or raise ctx_size"
+        ):
+            model.embed(["a", "abcdefgh" * 10])
+    with load(files["qwen3-embedding"], embeddings=True) as model:
+        whole = model.embed("abcdefgh" * 20)
+        model.engine.limits = Limits(rows=50, logit_rows=50, blocks=9, positions=256)
+        np.testing.assert_array_equal(model.embed("abcdefgh" * 20), whole)
+
+
+def test_wrong_requests(files: dict[str, Path], tmp_path: Path) -> None:
+    with load(files["bert-mean"]) as model:
+        for call, text in (
+            (lambda: model.embed([]), "embed needs at least one text, got none"),
+            (
+                lambda: model.embed("a", pooling="best"),
+                "pooling 'best' is not one of auto, none, mean, cls, last, rank",
+            ),
+            (lambda: model.embed("a", pooling="none"), 'pooling "none" gives a vector for every token'),
+            (lambda: model.rank("a", ["b"]), 'pooling "rank" needs a classifier, which the file does not hold'),
+            (lambda: next(model.generate("a")), "gives embeddings, not tokens; use `localllm embed`"),
+            (lambda: model.logits([1]), "gives embeddings, not tokens"),
+        ):
+            with pytest.raises(localllm.LocalLLMError) as error:
+                call()
+            assert text in str(error.value)
+    predicts = pytest.raises(localllm.LocalLLMError, match=r"use localllm.load\(path, embeddings=True\)")
+    with load(write_model(tmp_path / "llama.gguf")) as model, predicts:
+        model.embed("a")
+    with load(tmp_path / "llama.gguf", embeddings=True) as model:  # any decoder embeds
+        assert model.embed(["Hello", "there"]).shape == (2, model.config.width if model.config else 0)
+    path = write_embedder(tmp_path / "both.gguf", "qwen3-embedding", {"qwen3.attention.causal": False})
+    with load(path) as model, pytest.raises(localllm.LocalLLMError, match="its tokens see later ones"):
+        model.logits([1])
+
+
+def embed(*words: object, typed: str = "") -> subprocess.CompletedProcess[str]:
+    command = [*PROGRAM, "embed", *map(str, words), "-ctk", "f32", "-ctv", "f32"]
+    return subprocess.run(command, input=typed, capture_output=True, text=True, timeout=120)
+
+
+def test_command_line(files: dict[str, Path], tmp_path: Path) -> None:
+    with load(files["bert-mean"]) as model:
+        theirs = model.embed(["a cat", "dogs"])
+    done = embed(files["bert-mean"], "a cat", "dogs")
+    assert done.returncode == 0, done.stderr
+    ours = np.array([[float(x) for x in line.split()] for line in done.stdout.splitlines()])
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6)
+    lines = tmp_path / "texts.txt"
+    lines.write_text("a cat\n\ndogs\n")
+    for done in (
+        embed(files["bert-mean"], "--json", "-f", lines),
+        embed(files["bert-mean"], "--json", typed="a cat\ndogs"),
+    ):
+        data = json.loads(done.stdout)["data"]
+        np.testing.assert_allclose([own["embedding"] for own in data], theirs, rtol=0, atol=1e-6)
+    done = embed(files["bert-mean"], "a", "--pooling", "none")
+    assert len(done.stdout.splitlines()) == 3
+    done = embed(files["bert-rank"], "--query", "cats", "a cat", "dogs\x1b[1m")
+    assert [line.split("\t")[1][:4] for line in done.stdout.splitlines()] == ["a ca", "dogs"]
+    assert "\x1b" not in done.stdout
+    for words, problem in (
+        ((files["bert-mean"],), "no text: give texts after MODEL"),
+        ((files["bert-mean"], "a", "--query", "b"), 'pooling "rank" needs a classifier'),
+        ((files["bert-rank"], "a", "--query", "b", "--pooling", "mean"), "--query ranks documents"),
+        ((files["bert-mean"], "a", "--pooling", "best"), "'best' is not one of auto, none"),
+    ):
+        done = embed(*words)
+        assert (done.stdout, done.returncode > 0) == ("", True)
+        assert problem in done.stderr
+        assert "Traceback" not in done.stderr

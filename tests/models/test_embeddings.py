@@ -1,0 +1,135 @@
+"""Tiny encoders and embedders against llama.cpp's embeddings, of every token and of the text.
+
+They were made with GELU read from a table of halves, which the reference backend imitates here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.backends import reference_operations
+from localllm.backends.base import Backend, CacheTypes, Limits
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.reference import ReferenceBackend
+from localllm.models import Head, ModelError, Pooler, architecture_of, read_config, record, unit
+from localllm.plan import Attention, Plan
+from tests.models.kit import EMBEDDERS
+from tests.models.support import Driver, MemoryWeight, nmse, plan_of
+from tests.models.test_kit import gelu_of_halves
+
+HALVES = 3e-6  # how far exact GELU may lead from GELU of halves
+LIMITS = Limits(rows=96, logit_rows=96, blocks=4, positions=128)
+
+
+def pooler_of(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> Pooler:
+    architecture = architecture_of(metadata)
+    config = read_config(metadata, architecture.name)
+    return Pooler(config, Head.of(config, architecture, tensors))
+
+
+def driver(backend: Backend, plan: Plan, sequences: int = 1) -> Driver:
+    return Driver(backend.bind(plan, LIMITS, CacheTypes("f32", "f32")), sequences)
+
+
+def check(backend: Backend, name: str, limit: float) -> None:
+    model = EMBEDDERS[name]
+    metadata, tensors = model.loaded()
+    rows = driver(backend, plan_of(metadata, tensors, embeddings=True)).step([(0, model.tokens)])
+    pooler = pooler_of(metadata, tensors)
+    pooling = read_config(metadata, str(metadata["general.architecture"])).pooling
+    assert pooling == ("none", "mean", "cls", "last", "rank")[int(model.stored["pooling"])]
+    assert nmse(pooler(rows, "none"), model.stored["embeddings"]).max() < limit
+    assert nmse(pooler(rows, pooling), model.stored["pooled"]) < limit
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_operations, "_gelu", gelu_of_halves)
+    monkeypatch.setitem(reference_operations._ACTIVATIONS, "gelu", gelu_of_halves)
+    check(ReferenceBackend(), name, 1e-6)
+
+
+@pytest.mark.parametrize("name", EMBEDDERS)
+def test_cpu(name: str) -> None:
+    backend = CpuBackend(2)
+    try:
+        check(backend, name, HALVES)
+    finally:
+        backend.close()
+
+
+@pytest.mark.parametrize("name", ["bert-cls", "jina-bert-v2", "modern-bert", "gemma-embedding"])
+def test_rows_do_not_depend_on_other_texts(name: str) -> None:
+    """Texts of one step see only themselves: the bits are those of a step of its own, over several cache blocks."""
+    model, backend = EMBEDDERS[name], CpuBackend(2)
+    long = (model.tokens * 2)[:75]
+    try:
+        plan = plan_of(*model.loaded())
+        alone = driver(backend, plan, 2).step([(0, long)])
+        both = driver(backend, plan, 2).step([(1, model.tokens[:20]), (0, long)])
+        assert np.array_equal(alone, both[20:])
+        expected = driver(ReferenceBackend(), plan).step([(0, long)])
+        assert nmse(alone, expected).max() < 1e-9
+    finally:
+        backend.close()
+
+
+def test_first_rows_see_later_ones() -> None:
+    model = EMBEDDERS["bert-cls"]
+    plan = plan_of(*model.loaded())
+    assert not any(op.causal for op in plan.operations if isinstance(op, Attention))
+    assert not plan.causal
+    ours = [driver(ReferenceBackend(), plan).step([(0, tokens)])[0] for tokens in ([5, 6, 7], [5, 6, 8])]
+    assert not np.allclose(ours[0], ours[1])
+
+
+def test_decoders_that_see_later_rows() -> None:
+    """The key that decides it counts for every architecture of plain attention."""
+    model = EMBEDDERS["qwen3-embedding"]
+    metadata, tensors = model.loaded()
+    assert plan_of(metadata, tensors).causal
+    metadata["qwen3.attention.causal"] = False
+    assert not plan_of(metadata, tensors).causal
+
+
+def test_rankers_of_several_labels_give_probabilities() -> None:
+    metadata, tensors = EMBEDDERS["qwen3-embedding"].loaded()
+    tensors["cls.output.weight"] = MemoryWeight.of("cls.output.weight", np.eye(2, 128))
+    pooler = pooler_of(metadata, tensors)
+    rows = np.zeros((3, 128), np.float32)
+    rows[-1, :2] = 1.0, 3.0
+    assert pooler.ranks
+    assert pooler(rows, "rank") == pytest.approx([1 / (1 + np.exp(2)), 1 / (1 + np.exp(-2))])
+
+
+def test_vectors_of_length_one() -> None:
+    assert unit(np.array([3.0, 4.0], np.float32)) == pytest.approx([0.6, 0.8])
+    assert not unit(np.zeros(4, np.float32)).any()
+
+
+def refused(name: str, keys: dict[str, Any] | None = None, **tensors: np.ndarray) -> str:
+    metadata, known = EMBEDDERS[name].loaded()
+    metadata |= keys or {}
+    for key, values in tensors.items():
+        known[key] = MemoryWeight.of(key, values)
+    architecture = architecture_of(metadata)
+    with pytest.raises(ModelError) as error:
+        record(read_config(metadata, architecture.name), architecture, known, embeddings=True)
+    return str(error.value)
+
+
+def test_wrong_files() -> None:
+    found = refused("bert-cls", {"bert.pooling_type": 7})
+    expected = "supported are 0 (none), 1 (mean), 2 (cls), 3 (last), 4 (rank), found 7"
+    assert found == f"bert.pooling_type: {expected}"
+    found = refused("modern-bert", {"modern-bert.hidden_activation": "tanh"})
+    assert found == "modern-bert.hidden_activation: supported are gelu, silu, found 'tanh'"
+    found = refused("bert-rank", **{"cls.output.weight": np.ones((1, 64))})
+    assert found == "cls.output.weight: expected shape (1, 128) (rows, columns), found (1, 64)"
+    found = refused("gemma-embedding", **{"dense_3.weight": np.ones((128, 128))})
+    assert found == "dense_3.weight: expected shape (128, 160) (rows, columns), found (128, 128)"
+    found = refused("bert-cls", **{"token_types.weight": np.ones((2, 64))})
+    assert found == "token_types.weight: expected shape (2, 128) (rows, columns), found (2, 64)"
