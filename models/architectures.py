@@ -83,6 +83,7 @@ class Architecture:
     rope_style: RopeStyle | None  # None: nothing is rotated
     activation: Activation | Literal["xielu"] = "silu"
     no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
+    rope_pattern: bool = False  # the key `attention.rope_pattern` says which layers are rotated
     qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
     ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
     # fused: ffn_up holds gate and up; plain: no gate; found: what the file holds of these
@@ -112,6 +113,7 @@ class Architecture:
     post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
     norms_rotated: bool = False  # q/k norms come after the rotation
     value_norm: bool = False  # the values of each head are normed, without weights
+    value_scale: bool = False  # the key `attention.value_scale` multiplies the values
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
@@ -245,12 +247,12 @@ _ROWS = (
     Architecture(
         "gemma3n", "neox", "gelu", ffn_scales=False, root_width_embedding=True, score_scale=1.0, qk_norm=True,
         value_norm=True, kv_layers=20, per_layer_inputs=True, altup=True, logit_softcap=30.0,
-        ignored=("rope_freqs.weight",), sliding=Sliding(5, rope_base=10000.0),
+        ignored=("rope_freqs.weight",), sliding=Sliding(5, stretched=False, rope_base=10000.0),
     ),
     Architecture(
         "gemma4", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, score_scale=1.0,
         qk_norm=True, value_norm=True, keys_as_values=True, kv_layers=0, per_layer_inputs=True, logit_softcap=0.0,
-        sliding=Sliding(6, factors=False, rope_base=10000.0),
+        sliding=Sliding(6, stretched=False, factors=False, rope_base=10000.0),
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
     Architecture(  # EmbeddingGemma
@@ -276,7 +278,7 @@ _ROWS = (
     ),
     Architecture(
         "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
-        routing=ExpertGating("softmax", True),
+        rope_pattern=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(
         "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
@@ -338,8 +340,8 @@ _ROWS = (
         routing=ExpertGating("softmax", True, scales=True),
     ),
     Architecture(  # MiMo V2
-        "mimo2", "neox", ffn_scales=False, heads_norm=False, ignored=QKV_EXTRAS, sliding=Sliding(0),
-        routing=ExpertGating("sigmoid", True),
+        "mimo2", "neox", ffn_scales=False, heads_norm=False, ignored=QKV_EXTRAS, value_scale=True,
+        sliding=Sliding(0, stretched=False, rope_base=10000.0), routing=ExpertGating("sigmoid", True),
     ),
     Architecture(  # MiniCPM 1 and 2
         "minicpm", "norm", ffn_scales=False, multipliers=Multipliers("divided", 12.0, 1.4, 256),
@@ -407,7 +409,7 @@ _ROWS = (
     ),
     Architecture(
         "plamo3", "neox", ffn_scales=False, ignored=("attn_qkv.scale",), ffn="fused", post_norms=True,
-        sliding=Sliding(8),
+        sliding=Sliding(8, stretched=False, rope_base=10000.0),
     ),
     Architecture("plm", "norm", "relu2", ffn="plain", ffn_scales=False, latent=True),
     Architecture("pockettts", "norm", "gelu", ffn_scales=False, norm="layer", ffn="plain"),
@@ -451,7 +453,7 @@ _ROWS = (
     Architecture("starcoder2", "neox", "gelu", norm="layer", ffn="plain", ffn_scales=False),
     Architecture(  # Step 3.5
         "step35", "neox", ffn_scales=False, heads_norm=False, gated="sigmoid", limits="silu_clamp",
-        sliding=Sliding(0, stretched=False, half=True, factors=False),
+        sliding=Sliding(0, stretched=False, half=True, factors=False, rope_base=10000.0),
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(

@@ -43,6 +43,8 @@ class Attention:
             k, v = own[0], own[-1]
             if builder.row.value_norm:
                 v = recorder.rms_norm(v, builder.tensors.ones(v.width // kv_heads), config.eps, kv_heads)
+            if config.value_scale != 1.0:
+                v = recorder.scale(v, config.value_scale)
             both = (
                 builder.row.qk_norm or name + "attn_q_norm.weight" in builder.tensors
             )  # that of keys alone is ignored

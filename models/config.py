@@ -126,6 +126,7 @@ class Config:
     limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
     xielu: tuple[tuple[float, float, float, float], ...]  # positive, negative, beta, eps by layer, if it has them
     attention_softcap: float  # 0: none
+    value_scale: float
     clamp: float  # bound of queries, keys and values; 0: none
     logit_softcap: float  # 0: none
     embedding_scale: float
@@ -205,6 +206,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         attention_scale=tuple(
             [_attention_scale(keys, row, layers, size, width // max(1, *heads)) for size in head_dim]
         ),
+        value_scale=(keys.real("attention.value_scale", 0.0, _MAX_FACTOR, 0.0) if row.value_scale else 0.0) or 1.0,
         clamp=keys.real("attention.clamp_kqv", 0.0, _MAX_FACTOR, default=0.0) if row.clamp else 0.0,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", row.attention_softcap),
         logit_softcap=_softcap(keys, "final_logit_softcapping", row.logit_softcap),
@@ -269,6 +271,8 @@ def _rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[b
         return (False,) * layers
     if own and own.switch and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
         return (False,) * layers
+    if row.rope_pattern:
+        return keys.flags("attention.rope_pattern", layers, True)
     if sliding is not None and (sliding.only_rope or sliding.chunked) and not any(windows):
         return (True,) * layers
     if sliding is not None and sliding.only_rope:

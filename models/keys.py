@@ -78,6 +78,15 @@ class Keys:
         if isinstance(value, str) or not hasattr(value, "__len__"):
             period = self._integer(key, value, 0, layers + period)
             return tuple(not period or (layer + (not first)) % period != 0 for layer in range(layers))
+        return self._flags(key, value, layers)
+
+    def flags(self, key: str, layers: int, default: bool) -> tuple[bool, ...]:
+        """Return one flag per layer: from an array, or one for all layers; numbers 0 and 1 are flags."""
+        value = self._value(key, default)
+        many = hasattr(value, "__len__") and not isinstance(value, str)
+        return self._flags(key, value if many else (value,) * layers, layers)
+
+    def _flags(self, key: str, value: Any, layers: int) -> tuple[bool, ...]:
         numbers = tuple(int(item) if isinstance(item, bool | np.bool_) else item for item in value)
         return tuple(n != 0 for n in self._per_layer(key, numbers, layers, 0, 1))
 

@@ -323,13 +323,26 @@ def test_gates_of_gemma3n_are_sparse_where_the_file_says() -> None:
         sliding("gemma3n", altup__num_inputs=3, altup__active_idx=3)
 
 
-def test_sliding_layers_of_gemma3_and_olmo3_are_not_stretched() -> None:
+def test_sliding_layers_of_some_families_are_not_stretched() -> None:
     stretch = {"rope__freq_base": 1e6, "rope__scaling__type": "linear", "rope__scaling__factor": 8.0}
-    for architecture, base in (("gemma3", 1e4), ("olmo2", 1e6)):
+    bases = {"gemma3": 1e4, "gemma4": 1e4, "mimo2": 1e4, "olmo2": 1e6, "plamo3": 1e4, "step35": 1e4}
+    for architecture, base in bases.items():
         c = sliding(architecture, attention__sliding_window=512, **stretch)
         assert (c.rope.base, c.rope.factor) == (1e6, 8.0)
         assert (c.window_rope.base, c.window_rope.factor) == (base, 1.0)
     assert sliding("gemma2", **stretch).window_rope == sliding("gemma2", **stretch).rope
+
+
+def test_a_pattern_says_which_layers_of_granite_are_rotated() -> None:
+    assert sliding("granite_swa", 3).rotated == (True, True, True)
+    assert sliding("granite_swa", 3, attention__rope_pattern=1).rotated == (True, True, True)
+    assert sliding("granite_swa", 3, attention__rope_pattern=np.array([True, False, True])).rotated == (
+        True,
+        False,
+        True,
+    )
+    with pytest.raises(ModelError, match=r"^granite_swa\.attention\.rope_pattern: expected 3 numbers, .*found 2$"):
+        sliding("granite_swa", 3, attention__rope_pattern=[1, 0])
 
 
 def test_the_largest_gemmas_divide_scores_by_another_width() -> None:
