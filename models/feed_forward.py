@@ -126,7 +126,8 @@ class FeedForward:
             experts.normalize,
             experts.scale,
             builder.row.limits if builder.row.limits and limit else experts.activation,
-            tensors.optional(name + "exp_probs_b.bias", experts.count),
+            tensors.optional(name + "exp_probs_b.bias", experts.count)
+            or tensors.optional(name + "exp_probs_b", experts.count),  # as Hunyuan 3 has it
             limit,
             builder.row.routing.weighted_input,
             groups=experts.groups,

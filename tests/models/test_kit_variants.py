@@ -19,6 +19,7 @@ COUNT = 24
 YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.original_context_length": 64}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "values of MiMo 2 are scaled": ("mimo2-moe", {"attention.value_scale": 0.707}),
+    "experts of Hunyuan 3 are chosen with a bias": ("hy_v3-moe", {"expert_used_count": 1}),
     "layers of Granite with windows are rotated by a pattern": (
         "granite_swa-dense",
         {"attention.rope_pattern": [True, False]},
