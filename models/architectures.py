@@ -22,7 +22,7 @@ class ExpertGating:
 
     gating: Gating
     normalize: bool  # divide the chosen weights by their sum
-    from_file: bool | Literal["gating"] = False  # keys of the file override the two above or one, and may scale
+    from_file: bool | Literal["gating"] = False  # keys of the file override the two above and may scale, or the first
     scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
     beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
@@ -314,7 +314,8 @@ _ROWS = (
     ),
     Architecture(
         "lfm2moe", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
-        recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0), routing=ExpertGating("sigmoid", True),
+        recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
+        routing=ExpertGating("sigmoid", True, from_file="gating"),
     ),
     Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
     Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
@@ -353,7 +354,7 @@ _ROWS = (
     ),
     Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
-        routing=ExpertGating("sigmoid", True),
+        routing=ExpertGating("sigmoid", True, from_file="gating"),
     ),
     Architecture(  # Mistral Small 3.1 and later, Ministral 3
         "mistral3", "norm", routing=ExpertGating("softmax", True, scales=True),

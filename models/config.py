@@ -467,7 +467,7 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
         gating = _GATINGS[number - 1] if number else gating
         if routing.from_file != "gating":
             normalize = keys.flag("expert_weights_norm", normalize)
-        scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
+            scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
     used = keys.integer("expert_used_count", 1, min(count, _MAX_USED), reason=_REASON if count > _MAX_USED else "")
     limits = _limits(keys, row, "exp", blocks)
     return ExpertConfig(

@@ -20,6 +20,8 @@ YARN = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.o
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "values of MiMo 2 are scaled": ("mimo2-moe", {"attention.value_scale": 0.707}),
     "experts of Hunyuan 3 are chosen with a bias": ("hy_v3-moe", {"expert_used_count": 1}),
+    "files say how LFM2 weights experts": ("lfm2moe-moe", {"expert_gating_func": 1, "expert_weights_scale": 2.5}),
+    "files say how MiniMax M2 weights experts": ("minimax-m2-moe", {"expert_gating_func": 1}),
     "layers of Granite with windows are rotated by a pattern": (
         "granite_swa-dense",
         {"attention.rope_pattern": [True, False]},
