@@ -90,7 +90,7 @@ def test_what_a_call_reads_and_writes_follows_from_its_arguments() -> None:
     choices, chosen = ListOf(1, 64), ListOf(2, 64, offset=8)
     arguments = experts.RouteArguments(
         logits=rows_in(A), choices=choices, weights=chosen, experts=16, scale=1.0, bias=bias, rows=CountOf("batch"),
-        scratch=Rows(address=ScratchOf("attention"), stride=64),
+        scratch=Rows(address=ScratchOf("attention"), stride=64), groups=1, groups_used=1,
     )  # fmt: skip
     made = Call("route", arguments, "batch", "route")
     assert (made.reads, made.writes) == ({BufferOf(A)}, {choices, ListOf(2, 64)})

@@ -56,7 +56,7 @@ def card() -> Iterator[Small]:
 
 
 def planner(card: Small, model: Plan, context: int = 4096) -> Planner:
-    return Planner(card, "card", model, lambda c: limits_of(c, model.logits.width, model.window), context, CacheTypes())
+    return Planner(card, "card", model, lambda c: limits_of(c, model), context, CacheTypes())
 
 
 def room_for(card: Small, room: int) -> None:
