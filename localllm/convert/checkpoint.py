@@ -32,6 +32,8 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
+_WHOLE = (*_SUFFIXES, ".ssm_a", ".ssm_d")  # the ends of whole names
+_EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
 
 
@@ -48,7 +50,7 @@ class Checkpoint(Closing):
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
-        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads)
+        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads, config)
         self._shards = open_shards(folder)
         try:
             self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
@@ -140,22 +142,23 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
 def _made(
     shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
 ) -> Iterator[LazyTensor]:
-    for suffix in ("",) if key.endswith(_SUFFIXES) else _SUFFIXES:
+    offset = 0.0 if key.endswith(recipe.plain_norms) else recipe.norm_offset
+    for suffix in ("",) if key.endswith(_WHOLE) else _SUFFIXES:
         for source in sources:
             parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
             if parts is not None:
-                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), recipe.norm_offset)
+                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), offset)
                 break
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for vectors, norms and routers, because llama.cpp reads them only in F32."""
+    """Choose the output format: F32 for what llama.cpp reads only so, vectors, norms, routers and convolutions."""
     if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name
     if name.endswith("_norm.weight"):
         return t.as_float32(tensor, norm_offset)
-    exact = len(tensor.shape) == 1 or not name.endswith(".weight") or "ffn_gate_inp" in name
+    exact = len(tensor.shape) == 1 or not name.endswith(".weight") or any(part in name for part in _EXACT)
     return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
 
 

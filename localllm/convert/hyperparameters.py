@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe
+from localllm.convert.recipe import Key, Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 
@@ -70,8 +70,14 @@ def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int
         raise config.error(recipe.eps, None, "a small number")
     keys[f"attention.layer_norm_{'rms_' if ARCHITECTURES[recipe.name].norm == 'rms' else ''}epsilon"] = eps
     keys |= _windows(config, recipe)
-    keys |= {key: config.needed(of) if isinstance(of, str) else of for key, of in recipe.keys.items()}
+    keys |= {key: _further(config, of) for key, of in recipe.keys.items()}
     return {f"{recipe.name}.{key}": value for key, value in (keys | rope.keys).items() if value is not None}
+
+
+def _further(config: HfConfig, of: Key) -> Any:
+    if isinstance(of, str):
+        return config.needed(of)
+    return of(config) if callable(of) else of
 
 
 def _check(config: HfConfig, recipe: Recipe) -> None:

@@ -14,6 +14,7 @@ from localllm.printable import printable
 # Multimodal models keep their text model under these names.
 _PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
+_DRAFTS = re.compile(r"(model\.)?mtp\.")
 _BARE = ("embed_tokens.", "layers.", "norm.")  # a model saved without its head
 _COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias")
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
@@ -50,7 +51,7 @@ class Shelf:
                 layer = _LAYER.match(name)
                 if _OTHER_SENSES.match(name):
                     senses += 1
-                elif layer and int(layer[1]) >= layers:
+                elif _DRAFTS.match(name) or (layer and int(layer[1]) >= layers):
                     beyond += 1
                 elif not name.endswith(_COMPUTED):
                     yield name, tensor

@@ -64,6 +64,23 @@ def flattened(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
 
 
+def squeezed(tensor: LazyTensor) -> LazyTensor:
+    """Leave out the dimension before the last, which must be 1."""
+    if len(tensor.shape) < 3 or tensor.shape[-2] != 1:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected (..., 1, n)")
+    return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
+
+
+def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
+    """Return what the function makes of each number, as F32."""
+
+    def read(start: int, stop: int) -> U8:
+        values = quant.dequantize(tensor.read(start, stop), tensor.format)
+        return function(values).astype(np.float32, copy=False).view(np.uint8)
+
+    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
@@ -86,12 +103,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
     if len(tensor.shape) == 1:
-        size = ITEM_BYTES[tensor.format]
-
-        def pick(start: int, stop: int) -> U8:
-            return tensor.read(start, stop).reshape(stop - start, -1, size)[:, index].reshape(stop - start, -1)
-
-        return replace(tensor, shape=(len(index),), row_bytes=len(index) * size, _read=pick)
+        return columns(tensor, index)
 
     def read(start: int, stop: int) -> U8:
         wanted = index[start:stop]
@@ -109,15 +121,14 @@ def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTen
     return picked(tensor, (np.arange(matrices)[:, None] * height + wanted).reshape(-1), len(wanted))
 
 
-def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Pick values start, start + step, ... of every row."""
+def columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
+    """Pick the values `index` of every row."""
     size = ITEM_BYTES[tensor.format]
-    count = len(range(start, tensor.shape[-1], step))
 
     def read(first: int, last: int) -> U8:
-        return tensor.read(first, last).reshape(last - first, -1, size)[:, start::step].reshape(last - first, -1)
+        return tensor.read(first, last).reshape(last - first, -1, size)[:, index].reshape(last - first, -1)
 
-    return replace(tensor, shape=(*tensor.shape[:-1], count), row_bytes=count * size, _read=read)
+    return replace(tensor, shape=(*tensor.shape[:-1], len(index)), row_bytes=len(index) * size, _read=read)
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
@@ -140,12 +151,7 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
     """Convert to F32 and add `offset`."""
     if tensor.format == "F32" and not offset:
         return tensor
-
-    def read(start: int, stop: int) -> U8:
-        values = quant.dequantize(tensor.read(start, stop), tensor.format)
-        return (values + np.float32(offset)).view(np.uint8)
-
-    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return computed(tensor, lambda values: values + np.float32(offset))
 
 
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:

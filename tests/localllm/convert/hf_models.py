@@ -42,6 +42,10 @@ _GPT_OSS = {
     "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 3,
     "rope_parameters": {**_YARN, "truncate": True},
 }  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -144,6 +148,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen2moe": ("Qwen2MoeConfig", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True}, "qwen2"),
     "qwen3moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16, "num_experts": 4, "norm_topk_prob": True}, "qwen2"),
+    "qwen35": ("Qwen3_5TextConfig", {**_DELTA, "num_hidden_layers": 4}, "qwen2"),
+    "qwen35moe": (
+        "Qwen3_5MoeTextConfig",
+        {**_DELTA, **_EXPERTS, "num_hidden_layers": 3, "num_experts": 4, "shared_expert_intermediate_size": 48,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        "qwen2",
+    ),
+    "qwen3next": (
+        "Qwen3NextConfig",
+        {**_DELTA, **_EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
+        "qwen2",
+    ),
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}, "llama3"),
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
     "stablelm-norms": ("StableLmConfig", {"qk_layernorm": True}, "qwen2"),
