@@ -46,7 +46,7 @@ class Checkpoint(Closing):
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
         recipe = _recipe(config)
-        config = HfConfig(config.path, config.values, recipe.defaults)
+        config = HfConfig(config.path, config.values, recipe.assumed(config))
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
@@ -107,8 +107,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
 def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
-    recipe = BY_CLASS.get(name)
-    if recipe is None:
+    rows = BY_CLASS.get(name)
+    if rows is None:
         raise ConvertError(
             f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
         )
@@ -119,7 +119,7 @@ def _recipe(config: HfConfig) -> Recipe:
             f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "
             "made of"
         )
-    return recipe
+    return next(row for row in rows if row.when is None or row.when(config))
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
@@ -135,8 +135,9 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     for layer in range(sizes.layers):
         for key, sources in recipe.layer.items():
             yield from _made(shelf, recipe, sizes, f"model.layers.{layer}.", f"blk.{layer}.{key}", sources)
-    yield from top["output_norm"]
-    yield from top["output"]
+    for key, tensors in top.items():
+        if key != "token_embd":
+            yield from tensors
 
 
 def _made(

@@ -27,7 +27,7 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Key = int | str | Callable[[HfConfig], Any]
+Key = int | str | Callable[[HfConfig], Any] | None  # None: there is no such key
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -131,6 +131,15 @@ def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     return t.squeezed(parts[0])
 
 
+def shaped(width: Callable[[Sizes], int]) -> Change:
+    """Return a vector as rows of so many values."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        return t.shaped(parts[0], width(sizes))
+
+    return change
+
+
 def decay(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return -exp(x): the rates of a recurrence, which transformers saves as logarithms."""
     return t.computed(parts[0], lambda values: -np.exp(values))
@@ -214,7 +223,7 @@ def score_scale(wide_layers: int) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A row of the table. `defaults` are the values that transformers assumes for missing keys."""
+    """A row of the table. `defaults` are the values that transformers assumes for missing keys, or functions."""
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
@@ -226,7 +235,12 @@ class Recipe:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
     checks: tuple[Check, ...] = ()
+    when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
+
+    def assumed(self, config: HfConfig) -> dict[str, Any]:
+        """Return the defaults for this config.json."""
+        return {key: value(config) if callable(value) else value for key, value in self.defaults.items()}
 
 
 Layer = dict[str, tuple[From, ...]]

@@ -127,5 +127,7 @@ _ROWS = (
 
 _ALL = (*_ROWS, *recurrent_recipes.ROWS)
 
-RECIPES: dict[str, Recipe] = {row.name: row for row in _ALL}
-BY_CLASS: dict[str, Recipe] = {name: row for row in _ALL for name in row.classes}
+RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
+BY_CLASS: dict[str, tuple[Recipe, ...]] = {
+    name: tuple([row for row in _ALL if name in row.classes]) for of_class in _ALL for name in of_class.classes
+}

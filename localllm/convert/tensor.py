@@ -71,6 +71,19 @@ def squeezed(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
 
 
+def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
+    """Return a vector as rows of `width` values."""
+    count = tensor.shape[-1]
+    if len(tensor.shape) != 1 or not width or count % width:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a vector of rows of {width} values")
+    size = tensor.row_bytes // count * width
+
+    def read(start: int, stop: int) -> U8:
+        return tensor.read(0, 1).reshape(-1, size)[start:stop]
+
+    return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
+
+
 def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
     """Return what the function makes of each number, as F32."""
 

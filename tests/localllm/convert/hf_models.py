@@ -46,6 +46,11 @@ _DELTA = {
     "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
     "linear_value_head_dim": 12,
 }  # fmt: skip
+_CONV = ["conv", "full_attention", "conv"]
+_GRANITE_MAMBA = {
+    "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
+    "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 2,
+}  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -159,6 +164,54 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "Qwen3NextConfig",
         {**_DELTA, **_EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
         "qwen2",
+    ),
+    "lfm2": (
+        "Lfm2Config", {"num_hidden_layers": 3, "layer_types": _CONV, "block_multiple_of": 16, "intermediate_size": 90},
+        "qwen2",
+    ),
+    "lfm2moe": (
+        "Lfm2MoeConfig", {**_EXPERTS, "num_hidden_layers": 3, "layer_types": _CONV, "num_dense_layers": 1,
+                          "num_experts": 4}, "qwen2",
+    ),
+    "granitehybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "shared_intermediate_size": 48},
+        "starcoder",
+    ),
+    "granitehybrid-dense": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 48,
+         "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "layer_types": ["attention"] * 3, "num_local_experts": 0,
+         "shared_intermediate_size": 48, "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "granitemoe-hybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "layer_types": ["attention"] * 3, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "shared_intermediate_size": 48, "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}, "gpt-2"),
+    "mamba-falcon": ("FalconMambaConfig", {"state_size": 8}, "gpt-2"),
+    "mamba2": ("Mamba2Config", {"state_size": 16, "num_heads": 4, "head_dim": 16, "n_groups": 1}, "gpt-2"),
+    "jamba": (
+        "JambaConfig",
+        {"num_hidden_layers": 3, "num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1,
+         "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False,
+         "mamba_dt_rank": 4},
+        "spm",
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {"layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"], "head_dim": 8, "mamba_num_heads": 4,
+         "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "use_mamba_kernels": False},
+        "llama3",
     ),
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}, "llama3"),
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
