@@ -162,6 +162,24 @@ def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which:
     return change
 
 
+def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return the heads of latent attention, and the rows of a head's plain keys and of its values."""
+    widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
+    return config.needed("num_attention_heads"), widths
+
+
+def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: int) -> Change:
+    """Return part `part` of all groups, as a matrix for each group."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        groups, heights = layout(sizes.config)
+        numbered(parts[0], height(parts[0]), groups, sum(heights))
+        start = sum(heights[:part])
+        return t.strided(t.divided(parts[0], groups), start, start + heights[part])
+
+    return change
+
+
 def height(tensor: LazyTensor) -> int:
     """Return its rows, or the values of a vector."""
     return tensor.shape[-2 if len(tensor.shape) > 1 else -1]

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from localllm.convert import recurrent_recipes
 from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
     From,
+    Key,
     Recipe,
     every_fourth_without_rope,
     must_be,
@@ -22,6 +24,50 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 
+
+def _gating(config: HfConfig) -> int:
+    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # softmax, sigmoid
+
+
+def _groups(config: HfConfig) -> int | None:
+    return None if config.get("topk_method") == "greedy" else config.integer("n_group")
+
+
+def _all_dimensions(config: HfConfig) -> float | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    scale = rope.real("mscale_all_dim")
+    return 0.1 * scale if scale else None  # files hold a tenth of it
+
+
+def _one_mscale(config: HfConfig) -> str | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
+    if (one or None) == (all_dim or None) and rope.real("attention_factor") is None:
+        return None
+    return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
+
+
+def _softmax_as_is(config: HfConfig) -> str | None:
+    if _gating(config) == 2 or not config.flag("norm_topk_prob"):
+        return None
+    return "norm_topk_prob is true, which transformers does not compute"
+
+
+_LATENT_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
+    "attention.value_length": "kv_lora_rank",
+    "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "rope.scaling.attn_factor": None,
+    "rope.scaling.yarn_log_multiplier": _all_dimensions,
+    "expert_gating_func": _gating,
+    "expert_group_count": _groups,
+}
+
 _ROWS = (
     Recipe(
         "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
@@ -34,6 +80,11 @@ _ROWS = (
     Recipe("arcee", ("ArceeForCausalLM",), {**of.NORMS, **of.QKV_PERMUTED, **of.OUT, **of.UP_DOWN}, rope_tensors=True),
     Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
+    Recipe(
+        "deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), of.LATENT,
+        keys=_LATENT_KEYS, checks=(must_be("rope_interleave", True), _one_mscale, _softmax_as_is),
+        defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
+    ),
     Recipe(
         "dots1", ("Dots1ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2},
     ),

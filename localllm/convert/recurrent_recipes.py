@@ -32,7 +32,7 @@ from localllm.models.config import RECURRENT_KEY
 from localllm.printable import printable
 
 
-def is_kind(*kinds: str) -> Key:
+def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
     """Return which layers are of these kinds, by `layer_types`; None if config.json does not tell."""
 
     def layers(config: HfConfig) -> np.ndarray | None:
@@ -131,13 +131,14 @@ def _sections(config: HfConfig) -> np.ndarray:
     return np.array([*sections, 0, 0, 0, 0][:4], np.int32)
 
 
-def kv_heads(*kinds: str) -> Key:
-    """Return the key-value heads of every layer: none but in layers of these kinds."""
-    return lambda config: np.where(_layers(config, kinds), config.needed("num_key_value_heads"), 0).astype(np.int32)
+def kv_heads(attends: Callable[[HfConfig], np.ndarray]) -> Key:
+    """Return the key-value heads of every layer: none but in the layers that attend."""
+    return lambda config: np.where(attends(config), config.needed("num_key_value_heads"), 0).astype(np.int32)
 
 
-def _layers(config: HfConfig, kinds: tuple[str, ...]) -> np.ndarray:
-    found = is_kind(*kinds)(config)
+def attending(config: HfConfig) -> np.ndarray:
+    """Return which layers have attention, by `layer_types`."""
+    found = is_kind("attention", "full_attention")(config)
     if found is None:
         raise config.error("layer_types", None, "the kinds of the layers")
     return found
@@ -165,7 +166,7 @@ _LFM2_MOE: Layer = {
 }
 _LFM2_TOP = {"token_embd_norm": From(("model.embedding_norm",))}
 _LFM2_KEYS: dict[str, Key] = {
-    "attention.head_count_kv": kv_heads("full_attention"),
+    "attention.head_count_kv": kv_heads(attending),
     "shortconv.l_cache": "conv_L_cache",
 }
 
@@ -257,7 +258,7 @@ _GRANITE_ROPE: dict[str, Key] = {
     "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
 }
 _GRANITE_KEYS: dict[str, Key] = {
-    "attention.head_count_kv": kv_heads("attention", "full_attention"),
+    "attention.head_count_kv": kv_heads(attending),
     "ssm.conv_kernel": "mamba_d_conv",
     "ssm.inner_size": product("mamba_expand", "hidden_size"),
     "ssm.state_size": "mamba_d_state",
@@ -273,22 +274,17 @@ def _granite_dense(config: HfConfig) -> bool:
 
 
 def _granite_attends(config: HfConfig) -> bool:
-    return bool(_layers(config, ("attention", "full_attention")).all())
+    return bool(attending(config).all())
 
 
 def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
     """Return which layers these keys choose: one of every `period`, from number `offset`."""
 
     def layers(config: HfConfig) -> np.ndarray:
-        number = np.arange(config.needed("num_hidden_layers"))
-        return number % config.needed(period) == (config.integer(offset) or 0)
+        every, first = config.needed(period), config.integer(offset) or 0
+        return np.array([layer % every == first for layer in range(config.needed("num_hidden_layers"))])
 
     return layers
-
-
-def _jamba_heads(config: HfConfig) -> np.ndarray:
-    attends = _every("attn_layer_period", "attn_layer_offset")(config)
-    return np.where(attends, config.needed("num_key_value_heads"), 0).astype(np.int32)
 
 
 _JAMBA: Layer = {
@@ -350,8 +346,8 @@ ROWS = (
         keys={**_DELTA_KEYS, "rope.dimension_sections": _sections},
     ),
     Recipe(
-        "lfm2", ("Lfm2ForCausalLM",), _LFM2, eps="norm_eps", keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
-        top=_LFM2_TOP,
+        "lfm2", ("Lfm2ForCausalLM",), _LFM2, eps="norm_eps", top=_LFM2_TOP,
+        keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
     ),
     Recipe(
         "lfm2moe", ("Lfm2MoeForCausalLM",), _LFM2_MOE, eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
@@ -393,7 +389,7 @@ ROWS = (
     Recipe(
         "jamba", ("JambaForCausalLM",), _JAMBA, top={"output_norm": From(("model.final_layernorm",))},
         keys={
-            "attention.head_count_kv": _jamba_heads, "rope.dimension_count": None, "rope.freq_base": None,
+            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")), "rope.dimension_count": None, "rope.freq_base": None,
             "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
             "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": rank("mamba_dt_rank"),
         },

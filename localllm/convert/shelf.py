@@ -14,15 +14,15 @@ from localllm.printable import printable
 # Multimodal models keep their text model under these names.
 _PREFIXES = (
     ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
-    ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."), ("transformer.", "model."),
-    ("h.", "model.layers."),
+    ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
+    ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
 _DRAFTS = re.compile(r"(model\.)?mtp\.")
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
 _COMPUTED = (
-    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias", ".attn.masked_bias",
-    ".attn.bias",
+    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias",
+    ".attn.masked_bias", ".attn.bias",
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")

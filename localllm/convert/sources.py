@@ -10,6 +10,9 @@ from localllm.convert.recipe import (
     first_half_turned,
     flat,
     half,
+    in_turn,
+    key_and_value,
+    of_heads,
     packed,
     permuted,
     second_half_turned,
@@ -208,4 +211,18 @@ LLAMA4: Layer = {
     "ffn_up_exps.weight": taken("feed_forward.experts.gate_up_proj", second_half_turned),
     "ffn_down_exps.weight": taken("feed_forward.experts.down_proj", turned),
     **{f"ffn_{x}_shexp": taken(f"feed_forward.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
+}
+LATENT: Layer = {
+    **NORMS,
+    **OUT,
+    "attn_q": taken("self_attn.q_proj"),
+    "attn_q_a": taken("self_attn.q_a_proj"),
+    "attn_q_a_norm": taken("self_attn.q_a_layernorm"),
+    "attn_q_b": taken("self_attn.q_b_proj"),
+    "attn_kv_a_mqa": taken("self_attn.kv_a_proj_with_mqa"),
+    "attn_kv_a_norm": taken("self_attn.kv_a_layernorm"),
+    "attn_k_b.weight": taken("self_attn.kv_b_proj.weight", in_turn(of_heads(key_and_value, 0), turned)),
+    "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", of_heads(key_and_value, 1)),
+    **GATED,
+    **CORRECTED,
 }

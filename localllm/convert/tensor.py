@@ -84,6 +84,11 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
     return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
 
 
+def divided(tensor: LazyTensor, count: int) -> LazyTensor:
+    """Return a matrix as `count` matrices of as many rows."""
+    return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))
+
+
 def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
     """Return what the function makes of each number, as F32."""
 

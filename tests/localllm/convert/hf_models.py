@@ -51,6 +51,10 @@ _GRANITE_MAMBA = {
     "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
     "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 2,
 }  # fmt: skip
+_LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 12,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -71,6 +75,26 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "arcee": ("ArceeConfig", {"head_dim": 8, "rope_parameters": _YARN}, "llama3"),
     "cohere2": ("Cohere2Config", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": WINDOW}, "qwen2"),
     "command-r": ("CohereConfig", {"use_qk_norm": True}, "qwen2"),
+    "deepseek2": (
+        "DeepseekV2Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 2, "q_lora_rank": None,
+         "topk_method": "greedy", "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        "qwen2",
+    ),
+    "deepseek2-groups": (
+        "DeepseekV2Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "topk_method": "group_limited_greedy",
+         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.0},
+        "qwen2",
+    ),
+    "deepseek2-v3": (
+        "DeepseekV3Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        "qwen2",
+    ),
+    "deepseek2-glm": (
+        "Glm4MoeLiteConfig", {**_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1}, "llama3"),
     "dots1": (
         "Dots1Config",
         {**_EXPERTS, "head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_shared_experts": 1,
@@ -198,7 +222,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         "starcoder",
     ),
     "mamba": ("MambaConfig", {"state_size": 8}, "gpt-2"),
-    "mamba-falcon": ("FalconMambaConfig", {"state_size": 8}, "gpt-2"),
+    "mamba-falcon": ("FalconMambaConfig", {"state_size": 8, "mixer_rms_eps": 1e-5}, "gpt-2"),
     "mamba2": ("Mamba2Config", {"state_size": 16, "num_heads": 4, "head_dim": 16, "n_groups": 1}, "gpt-2"),
     "jamba": (
         "JambaConfig",
