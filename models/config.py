@@ -74,6 +74,7 @@ class ExpertConfig:
     limits: tuple[float, ...]  # of the unit, by layer; 0: none
     groups: int  # of experts; only those of the best `groups_used` are chosen
     groups_used: int
+    biased_gating: Gating  # of layers whose choice has a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,9 +459,10 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
     if routing is None:
         raise ModelError(f"{keys.prefix}expert_count: {keys.prefix[:-1]} has no mixture of experts, found {count}")
     gating, normalize, scale = routing.gating, routing.normalize, 0.0
+    biased = routing.biased or gating
     if routing.from_file:
         number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
-        gating = _GATINGS[number - 1] if number else gating
+        gating, biased = (_GATINGS[number - 1],) * 2 if number else (gating, biased)
         if routing.from_file != "gating":
             normalize = keys.flag("expert_weights_norm", normalize)
         scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
@@ -468,7 +470,7 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
     limits = _limits(keys, row, "exp", blocks)
     return ExpertConfig(
         count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits,
-        *_groups(keys, count, used),
+        *_groups(keys, count, used), biased,
     )  # fmt: skip
 
 

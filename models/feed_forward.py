@@ -115,6 +115,7 @@ class FeedForward:
         recorder, tensors = builder.recorder, builder.tensors
         assert builder.row.routing is not None
         gate, up = self.gate_and_up(name, x.width, experts)
+        bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
         return recorder.experts(
             x,
             router,
@@ -122,11 +123,11 @@ class FeedForward:
             up,
             self.stack(name + "ffn_down_exps", experts, x.width, up.weight.shape[1]),
             experts.used,
-            experts.gating,
+            experts.gating if bias is None else experts.biased_gating,
             experts.normalize,
             experts.scale,
             builder.row.limits if builder.row.limits and limit else experts.activation,
-            tensors.optional(name + "exp_probs_b.bias", experts.count),
+            bias,
             limit,
             builder.row.routing.weighted_input,
             groups=experts.groups,

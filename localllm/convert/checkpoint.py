@@ -33,7 +33,7 @@ from localllm.printable import printable
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
 _WHOLE = (*_SUFFIXES, ".ssm_a", ".ssm_d")  # the ends of whole names
-_EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv")
+_EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef")
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
 
 
@@ -56,6 +56,8 @@ class Checkpoint(Closing):
             self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
             shelf = Shelf(self._shards, layers)
             head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
+            if recipe.head_dim is not None:
+                head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
             self.tensors = {tensor.name: tensor for tensor in _tensors(shelf, recipe, sizes, rope.tensors)}
             if rest := shelf.rest():

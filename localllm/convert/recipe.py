@@ -195,6 +195,11 @@ def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[
     return np.arange(count).reshape(groups, each)
 
 
+def named(*names: str) -> Callable[[HfConfig], int]:
+    """Return the number under the first of these names."""
+    return lambda config: config.needed(*names)
+
+
 def must_be(name: str, *allowed: Any) -> Check:
     """Require that a key of config.json, if present, has one of these values."""
 
@@ -253,6 +258,7 @@ class Recipe:
     defaults: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
     checks: tuple[Check, ...] = ()
+    head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
 

@@ -3,7 +3,7 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
-from localllm.convert import recurrent_recipes
+from localllm.convert import gemma_recipes, recurrent_recipes
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
@@ -12,6 +12,7 @@ from localllm.convert.recipe import (
     Recipe,
     every_fourth_without_rope,
     must_be,
+    named,
     score_scale,
     slides_at_64_layers,
     taken,
@@ -145,6 +146,25 @@ _ROWS = (
     ),
     Recipe("glm4", ("Glm4ForCausalLM",), of.GLM4, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
+        "gpt2", ("GPT2LMHeadModel",), of.GPT2, eps="layer_norm_epsilon",
+        defaults={
+            "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"), "num_attention_heads": named("n_head"),
+            "max_position_embeddings": named("n_positions", "n_ctx"), "layer_norm_epsilon": 1e-5,
+        },
+        keys={
+            "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),
+        },
+        top={
+            "token_embd": From(("model.wte",)), "position_embd": From(("model.wpe",)),
+            "output_norm": From(("model.ln_f",)),
+        },
+        checks=(
+            must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"), must_be("scale_attn_weights", True),
+            must_be("scale_attn_by_inverse_layer_idx", False),
+        ),
+    ),
+    Recipe(
         "glm4moe", ("Glm4MoeForCausalLM",), of.GLM4_MOE, defaults={"partial_rotary_factor": 0.5},
         keys={"expert_gating_func": 2},  # sigmoid
     ),
@@ -176,7 +196,7 @@ _ROWS = (
     Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
 
-_ALL = (*_ROWS, *recurrent_recipes.ROWS)
+_ALL = (*_ROWS, *recurrent_recipes.ROWS, *gemma_recipes.ROWS)
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
 BY_CLASS: dict[str, tuple[Recipe, ...]] = {

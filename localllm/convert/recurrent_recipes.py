@@ -210,11 +210,6 @@ def _mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
     }
 
 
-def named(*names: str) -> Callable[[HfConfig], int]:
-    """Return the number under the first of these names."""
-    return lambda config: config.needed(*names)
-
-
 def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
     """Return the product of two numbers, divided by a third."""
     return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)

@@ -17,7 +17,9 @@ _PREFIXES = (
     ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
-_OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
+_OTHER_SENSES = re.compile(
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+)
 _DRAFTS = re.compile(r"(model\.)?mtp\.")
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
 _COMPUTED = (
@@ -40,8 +42,9 @@ class Shelf:
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
             layer = _LAYER.match(name)
-            if layer and (number := _NUMBER.search(name, layer.end() - 1)):
-                key = (layer[0], name[layer.end() : number.start()] + ".{}" + name[number.end() :])
+            prefix = layer[0] if layer else ""
+            if number := _NUMBER.search(name, max(len(prefix) - 1, 0)):
+                key = (prefix, name[len(prefix) : number.start()] + ".{}" + name[number.end() :])
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
         self._taken: set[str] = set()
 

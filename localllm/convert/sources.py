@@ -13,6 +13,7 @@ from localllm.convert.recipe import (
     in_turn,
     key_and_value,
     of_heads,
+    only,
     packed,
     permuted,
     second_half_turned,
@@ -225,4 +226,18 @@ LATENT: Layer = {
     "attn_v_b.weight": taken("self_attn.kv_b_proj.weight", of_heads(key_and_value, 1)),
     **GATED,
     **CORRECTED,
+}
+GPT2: Layer = {
+    "attn_norm": taken("ln_1"),
+    "ffn_norm": taken("ln_2"),
+    **{
+        f"{key}.{suffix}": taken(f"{name}.{suffix}", change)
+        for key, name in (
+            ("attn_qkv", "attn.c_attn"),
+            ("attn_output", "attn.c_proj"),
+            ("ffn_up", "mlp.c_fc"),
+            ("ffn_down", "mlp.c_proj"),
+        )
+        for suffix, change in (("weight", turned), ("bias", only))
+    },
 }

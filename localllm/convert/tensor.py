@@ -84,6 +84,17 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
     return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
 
 
+def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
+    """Append rows of zeros to a matrix, up to so many rows."""
+    own = tensor.shape[0]
+
+    def read(start: int, stop: int) -> U8:
+        kept = tensor.read(min(start, own), min(stop, own))
+        return np.concatenate([kept, np.zeros((stop - start - len(kept), tensor.row_bytes), np.uint8)])
+
+    return tensor if rows == own else replace(tensor, shape=(rows, *tensor.shape[1:]), _read=read)
+
+
 def divided(tensor: LazyTensor, count: int) -> LazyTensor:
     """Return a matrix as `count` matrices of as many rows."""
     return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))

@@ -55,6 +55,10 @@ _LATENT = {
     "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 12,
     "first_k_dense_replace": 1, "num_key_value_heads": 4,
 }  # fmt: skip
+_GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -142,6 +146,28 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}},
         "spm",
     ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {"head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8,
+         "num_hidden_layers": 7, "num_kv_shared_layers": 2, "sliding_window": WINDOW, "intermediate_size": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"],
+         "activation_sparsity_pattern": [0.95, 0.5] + [0.0] * 5},
+        "spm",
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
+         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+        "spm",
+    ),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        {**_GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": True,
+         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "attention_k_eq_v": True,
+         "num_global_key_value_heads": 1},
+        "spm",
+    ),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "gpt-2"),
     "glm4": ("Glm4Config", {"head_dim": 16}, "llama3"),
     "glm4moe": (
         "Glm4MoeConfig",
