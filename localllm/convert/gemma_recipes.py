@@ -124,7 +124,8 @@ ROWS = (
             "altup_unembd_proj": From(("model.altup_unembed_projections.{}",), stacked),
         },
         keys={
-            **_PER_LAYER_KEYS, "feed_forward_length": _widths, "altup.active_idx": lambda c: c.integer("altup_active_idx"),
+            **_PER_LAYER_KEYS, "feed_forward_length": _widths,
+            "altup.active_idx": lambda config: config.integer("altup_active_idx") or 0,
             "altup.num_inputs": "altup_num_inputs", "activation_sparsity_scale": _sparsity,
         },
     ),

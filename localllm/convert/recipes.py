@@ -148,8 +148,9 @@ _ROWS = (
     Recipe(
         "gpt2", ("GPT2LMHeadModel",), of.GPT2, eps="layer_norm_epsilon",
         defaults={
-            "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"), "num_attention_heads": named("n_head"),
-            "max_position_embeddings": named("n_positions", "n_ctx"), "layer_norm_epsilon": 1e-5,
+            "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"),
+            "num_attention_heads": named("n_head"), "max_position_embeddings": named("n_positions", "n_ctx"),
+            "layer_norm_epsilon": 1e-5,
         },
         keys={
             "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
@@ -160,8 +161,8 @@ _ROWS = (
             "output_norm": From(("model.ln_f",)),
         },
         checks=(
-            must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"), must_be("scale_attn_weights", True),
-            must_be("scale_attn_by_inverse_layer_idx", False),
+            must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"),
+            must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
         ),
     ),
     Recipe(

@@ -384,7 +384,8 @@ ROWS = (
     Recipe(
         "jamba", ("JambaForCausalLM",), _JAMBA, top={"output_norm": From(("model.final_layernorm",))},
         keys={
-            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")), "rope.dimension_count": None, "rope.freq_base": None,
+            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")),
+            "rope.dimension_count": None, "rope.freq_base": None,
             "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
             "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": rank("mamba_dt_rank"),
         },

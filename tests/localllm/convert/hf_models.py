@@ -151,7 +151,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8,
          "num_hidden_layers": 7, "num_kv_shared_layers": 2, "sliding_window": WINDOW, "intermediate_size": 64,
          "layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"],
-         "activation_sparsity_pattern": [0.95, 0.5] + [0.0] * 5},
+         "activation_sparsity_pattern": [0.0] * 7},
         "spm",
     ),
     "gemma4": (

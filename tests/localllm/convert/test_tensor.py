@@ -11,7 +11,7 @@ from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Sizes
+from localllm.convert.recipe import Sizes, in_turn, of_groups, of_heads, turned
 from localllm.convert.recipes import RECIPES
 
 RANDOM = np.random.default_rng(5)
@@ -107,3 +107,32 @@ def test_experts_that_are_one_tensor_already() -> None:
         halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], sizes))
     np.testing.assert_array_equal(halves["gate"], X[:, :4])
     np.testing.assert_array_equal(halves["up"], X[:, 4:])
+
+
+def test_shapes_and_functions() -> None:
+    x = of(X[0, 0], "F16")
+    np.testing.assert_array_equal(values_of(t.shaped(x, 2)), X[0, 0].reshape(3, 2))
+    np.testing.assert_array_equal(values_of(t.squeezed(of(X[:, :1], "F16"))), X[:, 0])
+    np.testing.assert_array_equal(values_of(t.divided(of(X[0], "F16"), 4)), X[0].reshape(4, 2, 6))
+    np.testing.assert_array_equal(values_of(t.padded(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
+    np.testing.assert_array_equal(values_of(t.computed(x, np.negative)), -X[0, 0].astype(np.float32))
+    for wrong, message in ((lambda: t.shaped(x, 4), "rows of 4"), (lambda: t.squeezed(of(X)), "expected")):
+        with pytest.raises(ConvertError, match=message):
+            wrong()
+
+
+def test_parts_of_groups() -> None:
+    """Two groups of rows 1 + 3; heads of which a part is a matrix, also of FP8 with its scales."""
+    rows, config = X[0], HfConfig(Path(), {}, {})
+    sizes = Sizes(1, 1, 1, config)
+    picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))
+    np.testing.assert_array_equal(picked, rows[[1, 2, 3, 5, 6, 7, 0, 4]])
+    heads = rows.reshape(2, 4, 6)
+    np.testing.assert_array_equal(values_of(of_heads(lambda config: (2, (1, 3)), 1)([of(rows)], sizes)), heads[:, 1:])
+    codes = RANDOM.integers(0, 120, (8, 6))
+    scaled = t.scaled_fp8(of(codes, "F8_E4M3"), of(np.array([[2.0], [0.5]])))
+    expected = values_of(scaled).reshape(2, 4, 6)[:, :1].transpose(0, 2, 1)
+    found = in_turn(of_heads(lambda config: (2, (1, 3)), 0), turned)([scaled], sizes)
+    np.testing.assert_array_equal(values_of(found), expected)
+    with pytest.raises(ConvertError, match="8 rows or columns are not 3 groups of 4"):
+        of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], sizes)
