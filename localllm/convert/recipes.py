@@ -3,7 +3,7 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
-from localllm.convert import gemma_recipes, recurrent_recipes
+from localllm.convert import gemma_recipes, mamba_recipes, recurrent_recipes
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
@@ -197,7 +197,7 @@ _ROWS = (
     Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
 
-_ALL = (*_ROWS, *recurrent_recipes.ROWS, *gemma_recipes.ROWS)
+_ALL = (*_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS)
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
 BY_CLASS: dict[str, tuple[Recipe, ...]] = {

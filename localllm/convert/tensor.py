@@ -84,6 +84,16 @@ def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
     return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
 
 
+def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
+    """Multiply every row by its factor, in the format that it has."""
+
+    def read(start: int, stop: int) -> U8:
+        values = quant.dequantize(tensor.read(start, stop), tensor.format)
+        return quant.quantize(values * factors[start:stop, None], tensor.format)
+
+    return replace(tensor, _read=read)
+
+
 def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
     """Append rows of zeros to a matrix, up to so many rows."""
     own = tensor.shape[0]

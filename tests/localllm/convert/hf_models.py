@@ -146,6 +146,14 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}},
         "spm",
     ),
+    "falcon-h1": (
+        "FalconH1Config",
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+         "head_dim": 8, "attention_in_multiplier": 1.5, "attention_out_multiplier": 0.7, "key_multiplier": 0.6,
+         "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.5],
+         "mlp_multipliers": [0.8, 1.4], "embedding_multiplier": 2.5, "lm_head_multiplier": 0.4},
+        "llama3",
+    ),
     "gemma3n": (
         "Gemma3nTextConfig",
         {"head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8,

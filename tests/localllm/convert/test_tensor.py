@@ -115,6 +115,10 @@ def test_shapes_and_functions() -> None:
     np.testing.assert_array_equal(values_of(t.squeezed(of(X[:, :1], "F16"))), X[:, 0])
     np.testing.assert_array_equal(values_of(t.divided(of(X[0], "F16"), 4)), X[0].reshape(4, 2, 6))
     np.testing.assert_array_equal(values_of(t.padded(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
+    factors = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(
+        values_of(t.scaled(of(X[0], "F16"), factors)), X[0] * factors[:, None].astype(np.float16)
+    )
     np.testing.assert_array_equal(values_of(t.computed(x, np.negative)), -X[0, 0].astype(np.float32))
     for wrong, message in ((lambda: t.shaped(x, 4), "rows of 4"), (lambda: t.squeezed(of(X)), "expected")):
         with pytest.raises(ConvertError, match=message):
