@@ -370,7 +370,8 @@ def _ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
 def _per_layer_width(keys: Keys, row: Architecture) -> int:
     if not row.per_layer_inputs:
         return 0
-    return keys.integer("embedding_length_per_layer_input", 0, _MAX_WIDTH // MAX_LAYERS, default=0)
+    least, default = (1, 256) if row.altup else (0, 0)
+    return keys.integer("embedding_length_per_layer_input", least, _MAX_WIDTH // MAX_LAYERS, default=default)
 
 
 def _sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:

@@ -156,7 +156,7 @@ def _made(
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
     """Choose the output format: F32 for what llama.cpp reads only so, vectors, norms, routers and convolutions."""
-    if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
+    if tensor.format not in (*t.FLOATS, "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name
     if name.endswith("_norm.weight"):

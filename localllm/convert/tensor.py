@@ -19,6 +19,7 @@ from localllm.convert.errors import ConvertError
 U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
+FLOATS = ("F32", "F16", "BF16", "F64")
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
 
 
@@ -96,6 +97,7 @@ def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
 
 def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
     """Append rows of zeros to a matrix, up to so many rows."""
+    _check_matrix(tensor)
     own = tensor.shape[0]
 
     def read(start: int, stop: int) -> U8:
@@ -107,11 +109,19 @@ def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
 
 def divided(tensor: LazyTensor, count: int) -> LazyTensor:
     """Return a matrix as `count` matrices of as many rows."""
+    _check_matrix(tensor)
     return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))
+
+
+def _check_matrix(tensor: LazyTensor) -> None:
+    if len(tensor.shape) != 2:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a matrix")
 
 
 def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
     """Return what the function makes of each number, as F32."""
+    if tensor.format not in FLOATS:
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
 
     def read(start: int, stop: int) -> U8:
         values = quant.dequantize(tensor.read(start, stop), tensor.format)
