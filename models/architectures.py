@@ -31,6 +31,7 @@ class ExpertGating:
     norm: str = ""  # the tensor that norms for the experts what the layer reads; "": they read what the router reads
     dense: bool = False  # the layer has a dense feed-forward beside the experts
     sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
+    biased: Gating | None = None  # where the choice has a bias and the file tells no gating; None: as elsewhere
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +209,8 @@ _ROWS = (
         "deepseek", "norm", ffn_scales=False, routing=ExpertGating("softmax", False, from_file=True),
     ),
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
-        "deepseek2", "norm", ffn_scales=False, latent=True, routing=ExpertGating("softmax", False, from_file=True),
+        "deepseek2", "norm", ffn_scales=False, latent=True,
+        routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
     ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),

@@ -74,6 +74,7 @@ class ExpertConfig:
     limits: tuple[float, ...]  # of the unit, by layer; 0: none
     groups: int  # of experts; only those of the best `groups_used` are chosen
     groups_used: int
+    biased_gating: Gating  # of layers whose choice has a bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +374,8 @@ def _ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
 def _per_layer_width(keys: Keys, row: Architecture) -> int:
     if not row.per_layer_inputs:
         return 0
-    return keys.integer("embedding_length_per_layer_input", 0, _MAX_WIDTH // MAX_LAYERS, default=0)
+    least, default = (1, 256) if row.altup else (0, 0)
+    return keys.integer("embedding_length_per_layer_input", least, _MAX_WIDTH // MAX_LAYERS, default=default)
 
 
 def _sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:
@@ -462,9 +464,10 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
     if routing is None:
         raise ModelError(f"{keys.prefix}expert_count: {keys.prefix[:-1]} has no mixture of experts, found {count}")
     gating, normalize, scale = routing.gating, routing.normalize, 0.0
+    biased = routing.biased or gating
     if routing.from_file:
         number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
-        gating = _GATINGS[number - 1] if number else gating
+        gating, biased = (_GATINGS[number - 1],) * 2 if number else (gating, biased)
         if routing.from_file != "gating":
             normalize = keys.flag("expert_weights_norm", normalize)
             scale = keys.real("expert_weights_scale", 0.0, _MAX_FACTOR, default=0.0)
@@ -472,7 +475,7 @@ def _experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
     limits = _limits(keys, row, "exp", blocks)
     return ExpertConfig(
         count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits,
-        *_groups(keys, count, used),
+        *_groups(keys, count, used), biased,
     )  # fmt: skip
 
 

@@ -115,6 +115,8 @@ class FeedForward:
         recorder, tensors = builder.recorder, builder.tensors
         assert builder.row.routing is not None
         gate, up = self.gate_and_up(name, x.width, experts)
+        bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
+        bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # as Hunyuan 3 has it
         return recorder.experts(
             x,
             router,
@@ -122,12 +124,11 @@ class FeedForward:
             up,
             self.stack(name + "ffn_down_exps", experts, x.width, up.weight.shape[1]),
             experts.used,
-            experts.gating,
+            experts.gating if bias is None else experts.biased_gating,
             experts.normalize,
             experts.scale,
             builder.row.limits if builder.row.limits and limit else experts.activation,
-            tensors.optional(name + "exp_probs_b.bias", experts.count)
-            or tensors.optional(name + "exp_probs_b", experts.count),  # as Hunyuan 3 has it
+            bias,
             limit,
             builder.row.routing.weighted_input,
             groups=experts.groups,

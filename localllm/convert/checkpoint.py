@@ -32,6 +32,8 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
+_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d")  # the ends of whole names
+_EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef")
 _READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
 
 
@@ -44,16 +46,18 @@ class Checkpoint(Closing):
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
         recipe = _recipe(config)
-        config = HfConfig(config.path, config.values, recipe.defaults)
+        config = HfConfig(config.path, config.values, recipe.assumed(config))
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
             raise ConvertError(f"{config.path}: num_hidden_layers is {layers}; supported: at most {MAX_LAYERS}")
-        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads)
+        sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads, config)
         self._shards = open_shards(folder)
         try:
             self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
             shelf = Shelf(self._shards, layers)
             head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
+            if recipe.head_dim is not None:
+                head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
             self.tensors = {tensor.name: tensor for tensor in _tensors(shelf, recipe, sizes, rope.tensors)}
             if rest := shelf.rest():
@@ -105,8 +109,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
 
 def _recipe(config: HfConfig) -> Recipe:
     name = class_of(config)
-    recipe = BY_CLASS.get(name)
-    if recipe is None:
+    rows = BY_CLASS.get(name)
+    if rows is None:
         raise ConvertError(
             f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
         )
@@ -117,7 +121,7 @@ def _recipe(config: HfConfig) -> Recipe:
             f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "
             "made of"
         )
-    return recipe
+    return next(row for row in rows if row.when is None or row.when(config))
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
@@ -133,29 +137,31 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     for layer in range(sizes.layers):
         for key, sources in recipe.layer.items():
             yield from _made(shelf, recipe, sizes, f"model.layers.{layer}.", f"blk.{layer}.{key}", sources)
-    yield from top["output_norm"]
-    yield from top["output"]
+    for key, tensors in top.items():
+        if key != "token_embd":
+            yield from tensors
 
 
 def _made(
     shelf: Shelf, recipe: Recipe, sizes: Sizes, prefix: str, key: str, sources: tuple[From, ...]
 ) -> Iterator[LazyTensor]:
-    for suffix in ("",) if key.endswith(_SUFFIXES) else _SUFFIXES:
+    offset = 0.0 if key.endswith(recipe.plain_norms) else recipe.norm_offset
+    for suffix in ("",) if key.endswith(_WHOLE) else _SUFFIXES:
         for source in sources:
             parts = shelf.take(prefix, tuple(name + suffix for name in source.names))
             if parts is not None:
-                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), recipe.norm_offset)
+                yield _stored(t.renamed(source.change(parts, sizes), key + suffix), offset)
                 break
 
 
 def _stored(tensor: LazyTensor, norm_offset: float) -> LazyTensor:
-    """Choose the output format: F32 for vectors, norms and routers, because llama.cpp reads them only in F32."""
-    if tensor.format not in ("F32", "F16", "BF16", "F64", "MXFP4"):
+    """Choose the output format: F32 for what llama.cpp reads only so, vectors, norms, routers and convolutions."""
+    if tensor.format not in (*t.FLOATS, "MXFP4"):
         raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; supported: F32, F16, BF16, F64 and FP8")
     name = tensor.name
     if name.endswith("_norm.weight"):
         return t.as_float32(tensor, norm_offset)
-    exact = len(tensor.shape) == 1 or not name.endswith(".weight") or "ffn_gate_inp" in name
+    exact = len(tensor.shape) == 1 or not name.endswith(".weight") or any(part in name for part in _EXACT)
     return t.as_float32(tensor) if exact or tensor.format == "F64" else tensor
 
 

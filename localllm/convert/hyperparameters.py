@@ -8,7 +8,7 @@ import numpy as np
 
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Recipe
+from localllm.convert.recipe import Key, Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
 
@@ -61,17 +61,25 @@ def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int
         "context_length": config.needed("max_position_embeddings"),
         "embedding_length": config.needed("hidden_size"),
     }
-    keys |= {key: config.integer(*names) for key, names in _INTEGERS.items()}
+    keys |= {key: config.integer(*names) for key, names in _INTEGERS.items() if key not in recipe.keys}
     keys |= {key: config.real(*names) for key, names in _REALS.items()}
     keys |= {key: config.flag(*names) for key, names in _FLAGS.items()}
-    keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.needed("num_attention_heads")
+    if "attention.head_count_kv" not in recipe.keys:
+        keys["attention.head_count_kv"] = config.integer("num_key_value_heads") or config.needed("num_attention_heads")
     eps = config.real(recipe.eps, "norm_eps")
     if eps is None:
         raise config.error(recipe.eps, None, "a small number")
     keys[f"attention.layer_norm_{'rms_' if ARCHITECTURES[recipe.name].norm == 'rms' else ''}epsilon"] = eps
     keys |= _windows(config, recipe)
-    keys |= {key: config.needed(of) if isinstance(of, str) else of for key, of in recipe.keys.items()}
-    return {f"{recipe.name}.{key}": value for key, value in (keys | rope.keys).items() if value is not None}
+    keys |= rope.keys
+    keys |= {key: _further(config, of) for key, of in recipe.keys.items()}
+    return {f"{recipe.name}.{key}": value for key, value in keys.items() if value is not None}
+
+
+def _further(config: HfConfig, of: Key) -> Any:
+    if isinstance(of, str):
+        return config.needed(of)
+    return of(config) if callable(of) else of
 
 
 def _check(config: HfConfig, recipe: Recipe) -> None:

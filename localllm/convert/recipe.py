@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
@@ -17,14 +18,16 @@ from localllm.printable import printable
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The sizes that tensor conversions depend on."""
+    """The sizes that tensor conversions depend on; those of few architectures are in `config`."""
 
     layers: int
     heads: int
     kv_heads: int
+    config: HfConfig
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
+Key = int | str | Callable[[HfConfig], Any] | None  # None: there is no such key
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -110,7 +113,91 @@ def every_second(first: int, change: Change) -> Change:
 
 
 def every_second_value(first: int) -> Change:
-    return lambda parts, sizes: t.columns(parts[0], first, 2)
+    return lambda parts, sizes: t.columns(parts[0], np.arange(first, parts[0].shape[-1], 2))
+
+
+def in_turn(*changes: Change) -> Change:
+    """Return the change that makes them one after the other."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        for one in changes:
+            parts = [one(parts, sizes)]
+        return parts[0]
+
+    return change
+
+
+def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.squeezed(parts[0])
+
+
+def shaped(width: Callable[[Sizes], int]) -> Change:
+    """Return a vector as rows of so many values."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        return t.shaped(parts[0], width(sizes))
+
+    return change
+
+
+def decay(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Return -exp(x): the rates of a recurrence, which transformers saves as logarithms."""
+    return t.computed(parts[0], lambda values: -np.exp(values))
+
+
+def of_groups(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], *which: int) -> Change:
+    """Return the parts `which` of all groups, part by part. The layout is the number of groups and their parts' rows.
+
+    Rows are values of a vector.
+    """
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        groups, heights = layout(sizes.config)
+        order = numbered(parts[0], height(parts[0]), groups, sum(heights))
+        ends = np.cumsum(heights)
+        picked = [order[:, ends[i] - heights[i] : ends[i]].reshape(-1) for i in which]
+        index = np.concatenate(picked)
+        return t.picked(parts[0], index, len(index))
+
+    return change
+
+
+def key_and_value(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    """Return the heads of latent attention, and the rows of a head's plain keys and of its values."""
+    widths = config.needed("qk_nope_head_dim"), config.needed("v_head_dim")
+    return config.needed("num_attention_heads"), widths
+
+
+def of_heads(layout: Callable[[HfConfig], tuple[int, tuple[int, ...]]], part: int) -> Change:
+    """Return part `part` of all groups, as a matrix for each group."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        groups, heights = layout(sizes.config)
+        numbered(parts[0], height(parts[0]), groups, sum(heights))
+        start = sum(heights[:part])
+        return t.strided(t.divided(parts[0], groups), start, start + heights[part])
+
+    return change
+
+
+def height(tensor: LazyTensor) -> int:
+    """Return its rows, or the values of a vector."""
+    return tensor.shape[-2 if len(tensor.shape) > 1 else -1]
+
+
+def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
+    """Return the numbers from 0 of `count` rows or columns, (groups, each); ConvertError if they are not so many."""
+    if count != groups * each:
+        raise ConvertError(
+            f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
+            "config.json does not belong to these weights"
+        )
+    return np.arange(count).reshape(groups, each)
+
+
+def named(*names: str) -> Callable[[HfConfig], int]:
+    """Return the number under the first of these names."""
+    return lambda config: config.needed(*names)
 
 
 def must_be(name: str, *allowed: Any) -> Check:
@@ -159,18 +246,25 @@ def score_scale(wide_layers: int) -> Check:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A row of the table. `defaults` are the values that transformers assumes for missing keys."""
+    """A row of the table. `defaults` are the values that transformers assumes for missing keys, or functions."""
 
     name: str  # general.architecture
     classes: tuple[str, ...]  # `architectures` in config.json
     layer: Mapping[str, tuple[From, ...]]  # the first whose names exist is used
     norm_offset: float = 0.0  # added to the weights of norms
+    plain_norms: tuple[str, ...] = ()  # but of these
     rope_tensors: bool = False  # whether the file can store frequency factors
     eps: str = "rms_norm_eps"
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, int | str] = field(default_factory=dict)  # other keys: a number, or its name in config.json
+    keys: Mapping[str, Key] = field(default_factory=dict)  # other keys: a number, or where it is from
     checks: tuple[Check, ...] = ()
+    head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
+    when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
+
+    def assumed(self, config: HfConfig) -> dict[str, Any]:
+        """Return the defaults for this config.json."""
+        return {key: value(config) if callable(value) else value for key, value in self.defaults.items()}
 
 
 Layer = dict[str, tuple[From, ...]]

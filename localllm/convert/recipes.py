@@ -3,218 +3,21 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
+from localllm.convert import gemma_recipes, mamba_recipes, recurrent_recipes
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
     From,
-    Layer,
+    Key,
     Recipe,
     every_fourth_without_rope,
-    every_second,
-    every_second_value,
-    first_half_turned,
-    flat,
-    half,
     must_be,
-    packed,
-    permuted,
+    named,
     score_scale,
-    second_half_turned,
     slides_at_64_layers,
-    stacked,
     taken,
-    turned,
 )
 
-_NORMS: Layer = {"attn_norm": taken("input_layernorm"), "ffn_norm": taken("post_attention_layernorm")}
-_QKV: Layer = {f"attn_{x}": taken(f"self_attn.{x}_proj") for x in "qkv"}
-_QKV_PERMUTED: Layer = {
-    "attn_q": taken("self_attn.q_proj", permuted(lambda sizes: sizes.heads)),
-    "attn_k": taken("self_attn.k_proj", permuted(lambda sizes: sizes.kv_heads)),
-    "attn_v": taken("self_attn.v_proj"),
-}
-_OUT: Layer = {"attn_output": taken("self_attn.o_proj")}
-_HEAD_NORMS: Layer = {"attn_q_norm": taken("self_attn.q_norm"), "attn_k_norm": taken("self_attn.k_norm")}
-_GATED: Layer = {f"ffn_{x}": taken(f"mlp.{x}_proj") for x in ("gate", "up", "down")}
-_FUSED: Layer = {"ffn_up": taken("mlp.gate_up_proj"), "ffn_down": taken("mlp.down_proj")}
-_FOUR_NORMS: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_attention_layernorm"),
-    "ffn_norm": taken("pre_feedforward_layernorm"),
-    "post_ffw_norm": taken("post_feedforward_layernorm"),
-}
-_LLAMA: Layer = {**_NORMS, **_QKV_PERMUTED, **_OUT, **_GATED}
-_QWEN: Layer = {**_NORMS, **_QKV, **_OUT, **_GATED}
-_GEMMA3: Layer = {**_FOUR_NORMS, **_QKV, **_OUT, **_GATED, **_HEAD_NORMS}
-
-
-def _experts(gate: str, up: str, down: str) -> Layer:
-    """Sources of experts: one matrix per expert or, as newer transformers may save them, one for gate and up of all."""
-    fused = gate.split("{}")[0] + "gate_up_proj"
-    return {
-        "ffn_gate_exps.weight": (From((gate + ".weight",), stacked), From((fused,), half(0))),
-        "ffn_up_exps.weight": (From((up + ".weight",), stacked), From((fused,), half(1))),
-        "ffn_down_exps.weight": (From((down + ".weight",), stacked), From((down.split("{}")[0] + "down_proj",))),
-    }
-
-
-_NUMBERED = _experts("mlp.experts.{}.gate_proj", "mlp.experts.{}.up_proj", "mlp.experts.{}.down_proj")
-_MIXTRAL = {
-    "ffn_gate_inp": taken("block_sparse_moe.gate"),
-    **_experts(*(f"block_sparse_moe.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
-}
-_GPT_OSS: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_attention_layernorm"),
-    **_QKV,
-    **_OUT,
-    "attn_sinks.weight": taken("self_attn.sinks"),
-    "ffn_gate_inp": taken("mlp.router"),
-    **{
-        f"ffn_{part}_exps.weight": (
-            From(("mlp.experts.gate_up_proj_blocks", "mlp.experts.gate_up_proj_scales"), every_second(first, packed)),
-            From(("mlp.experts.gate_up_proj",), every_second(first, turned)),
-        )
-        for first, part in enumerate(("gate", "up"))
-    },
-    "ffn_down_exps.weight": (
-        From(("mlp.experts.down_proj_blocks", "mlp.experts.down_proj_scales"), packed),
-        From(("mlp.experts.down_proj",), turned),
-    ),
-    "ffn_gate_exps.bias": taken("mlp.experts.gate_up_proj_bias", every_second_value(0)),
-    "ffn_up_exps.bias": taken("mlp.experts.gate_up_proj_bias", every_second_value(1)),
-    "ffn_down_exps.bias": taken("mlp.experts.down_proj_bias"),
-}
-_GRANITE_MOE: Layer = {
-    **_NORMS,
-    **_QKV_PERMUTED,
-    **_OUT,
-    "ffn_gate_inp": taken("block_sparse_moe.router.layer"),
-    "ffn_gate_exps": taken("block_sparse_moe.input_linear", half(0)),
-    "ffn_up_exps": taken("block_sparse_moe.input_linear", half(1)),
-    "ffn_down_exps": taken("block_sparse_moe.output_linear"),
-    "ffn_gate_shexp": taken("shared_mlp.input_linear", half(0)),
-    "ffn_up_shexp": taken("shared_mlp.input_linear", half(1)),
-    "ffn_down_shexp": taken("shared_mlp.output_linear"),
-}
-_OLMO2: Layer = {
-    "post_attention_norm": taken("post_attention_layernorm"),
-    "post_ffw_norm": taken("post_feedforward_layernorm"),
-    **_QKV,
-    **_OUT,
-    **_HEAD_NORMS,
-    **_GATED,
-}
-_GLM4: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_self_attn_layernorm"),
-    "ffn_norm": taken("post_attention_layernorm"),
-    "post_ffw_norm": taken("post_mlp_layernorm"),
-    **_QKV,
-    **_OUT,
-    **_FUSED,
-}
-_GLM4_MOE: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_attention_layernorm"),
-    **_QKV,
-    **_OUT,
-    **_HEAD_NORMS,
-    **_GATED,
-    "ffn_gate_inp": taken("mlp.gate"),
-    "exp_probs_b.bias": taken("mlp.gate.e_score_correction_bias"),
-    **_NUMBERED,
-    **{f"ffn_{x}_shexp": taken(f"mlp.shared_experts.{x}_proj") for x in ("gate", "up", "down")},
-}
-_QWEN2_MOE: Layer = {
-    **_NORMS,
-    **_QKV,
-    **_OUT,
-    "ffn_gate_inp": taken("mlp.gate"),
-    **_NUMBERED,
-    **{f"ffn_{x}_shexp": taken(f"mlp.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
-    "ffn_gate_inp_shexp": taken("mlp.shared_expert_gate", flat),
-}
-_STABLELM: Layer = {
-    **_QWEN,
-    "attn_q_norm": taken("self_attn.q_layernorm.norms.{}", stacked),
-    "attn_k_norm": taken("self_attn.k_layernorm.norms.{}", stacked),
-}
-_STARCODER2: Layer = {
-    **_NORMS,
-    **_QKV,
-    **_OUT,
-    "ffn_up": taken("mlp.c_fc"),
-    "ffn_down": taken("mlp.c_proj"),
-}
-_UP_DOWN: Layer = {f"ffn_{x}": taken(f"mlp.{x}_proj") for x in ("up", "down")}
-_PARALLEL: Layer = {"attn_norm": taken("input_layernorm"), **_QKV, **_OUT, **_HEAD_NORMS, **_GATED}
-_PHI2: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    **_QKV,
-    "attn_output": taken("self_attn.dense"),
-    "ffn_up": taken("mlp.fc1"),
-    "ffn_down": taken("mlp.fc2"),
-}
-_SHARED: Layer = {f"ffn_{x}_shexp": taken(f"mlp.shared_experts.{x}_proj") for x in ("gate", "up", "down")}
-_ROUTED: Layer = {"ffn_gate_inp": taken("mlp.gate"), **_NUMBERED}
-_CORRECTED: Layer = {
-    **_ROUTED,
-    **_SHARED,
-    "exp_probs_b.bias": (From(("mlp.gate.e_score_correction_bias",)), From(("mlp.e_score_correction_bias",))),
-}
-_ERNIE_MOE: Layer = {
-    **_NORMS,
-    **_QKV,
-    **_OUT,
-    **_GATED,
-    **_ROUTED,
-    **_SHARED,
-    "exp_probs_b.bias": taken("mlp.moe_statics.e_score_correction_bias", flat),
-}
-_HUNYUAN: Layer = {
-    **_QWEN,
-    "attn_q_norm": taken("self_attn.query_layernorm"),
-    "attn_k_norm": taken("self_attn.key_layernorm"),
-}
-_HUNYUAN_MOE: Layer = {
-    **{key: source for key, source in _HUNYUAN.items() if key not in _GATED},
-    **_ROUTED,
-    "ffn_gate_inp": taken("mlp.gate.wg"),
-    **{f"ffn_{x}_shexp": taken(f"mlp.shared_mlp.{x}_proj") for x in ("gate", "up", "down")},
-}
-_MINIMAX: Layer = {
-    **_NORMS,
-    **_QKV,
-    **_OUT,
-    **_HEAD_NORMS,
-    **_MIXTRAL,
-    "exp_probs_b.bias": taken("block_sparse_moe.e_score_correction_bias"),
-}
-_AFMOE: Layer = {
-    "attn_norm": taken("input_layernorm"),
-    "post_attention_norm": taken("post_attention_layernorm"),
-    "ffn_norm": taken("pre_mlp_layernorm"),
-    "post_ffw_norm": taken("post_mlp_layernorm"),
-    **_QKV,
-    **_OUT,
-    **_HEAD_NORMS,
-    "attn_gate": taken("self_attn.gate_proj"),
-    **_GATED,
-    **_ROUTED,
-    **_SHARED,
-    "ffn_gate_inp": taken("mlp.router.gate"),
-    "exp_probs_b.bias": taken("mlp.expert_bias"),
-}
-_LLAMA4: Layer = {
-    **_NORMS,
-    **_QKV,
-    **_OUT,
-    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
-    "ffn_gate_inp": taken("feed_forward.router"),
-    "ffn_gate_exps.weight": taken("feed_forward.experts.gate_up_proj", first_half_turned),
-    "ffn_up_exps.weight": taken("feed_forward.experts.gate_up_proj", second_half_turned),
-    "ffn_down_exps.weight": taken("feed_forward.experts.down_proj", turned),
-    **{f"ffn_{x}_shexp": taken(f"feed_forward.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
-}
 _ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
 _GEMMA3_DEFAULTS = {
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
@@ -222,108 +25,181 @@ _GEMMA3_DEFAULTS = {
     "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
 }  # fmt: skip
 
+
+def _gating(config: HfConfig) -> int:
+    return 1 if class_of(config) == "DeepseekV2ForCausalLM" else 2  # softmax, sigmoid
+
+
+def _groups(config: HfConfig) -> int | None:
+    return None if config.get("topk_method") == "greedy" else config.integer("n_group")
+
+
+def _all_dimensions(config: HfConfig) -> float | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    scale = rope.real("mscale_all_dim")
+    return 0.1 * scale if scale else None  # files hold a tenth of it
+
+
+def _one_mscale(config: HfConfig) -> str | None:
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
+    if (one or None) == (all_dim or None) and rope.real("attention_factor") is None:
+        return None
+    return f"mscale is {one} and mscale_all_dim {all_dim}; the GGUF architecture has one number for both"
+
+
+def _softmax_as_is(config: HfConfig) -> str | None:
+    if _gating(config) == 2 or not config.flag("norm_topk_prob"):
+        return None
+    return "norm_topk_prob is true, which transformers does not compute"
+
+
+_LATENT_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": 1,
+    "attention.q_lora_rank": lambda config: config.integer("q_lora_rank"),
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "attention.key_length": lambda config: config.needed("kv_lora_rank") + config.needed("qk_rope_head_dim"),
+    "attention.value_length": "kv_lora_rank",
+    "attention.key_length_mla": lambda config: config.needed("qk_nope_head_dim") + config.needed("qk_rope_head_dim"),
+    "attention.value_length_mla": "v_head_dim",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "rope.scaling.attn_factor": None,
+    "rope.scaling.yarn_log_multiplier": _all_dimensions,
+    "expert_gating_func": _gating,
+    "expert_group_count": _groups,
+}
+
 _ROWS = (
     Recipe(
         "llama", ("LlamaForCausalLM", "LLaMAForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
-        {**_LLAMA, **_MIXTRAL}, rope_tensors=True,
+        {**of.LLAMA, **of.MIXTRAL}, rope_tensors=True,
     ),
     Recipe(
-        "afmoe", ("AfmoeForCausalLM",), _AFMOE, keys={"expert_gating_func": 2, "expert_weights_norm": True},
+        "afmoe", ("AfmoeForCausalLM",), of.AFMOE, keys={"expert_gating_func": 2, "expert_weights_norm": True},
         checks=(must_be("mup_enabled", True),),
     ),
-    Recipe("arcee", ("ArceeForCausalLM",), {**_NORMS, **_QKV_PERMUTED, **_OUT, **_UP_DOWN}, rope_tensors=True),
-    Recipe("cohere2", ("Cohere2ForCausalLM",), _PARALLEL, eps="layer_norm_eps"),
-    Recipe("command-r", ("CohereForCausalLM",), _PARALLEL, eps="layer_norm_eps"),
+    Recipe("arcee", ("ArceeForCausalLM",), {**of.NORMS, **of.QKV_PERMUTED, **of.OUT, **of.UP_DOWN}, rope_tensors=True),
+    Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
+    Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe(
-        "dots1", ("Dots1ForCausalLM",), {**_QWEN, **_HEAD_NORMS, **_CORRECTED}, keys={"expert_gating_func": 2},
+        "deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), of.LATENT,
+        keys=_LATENT_KEYS, checks=(must_be("rope_interleave", True), _one_mscale, _softmax_as_is),
+        defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
-    Recipe("ernie4_5", ("Ernie4_5ForCausalLM",), _QWEN),
-    Recipe("ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",), _ERNIE_MOE, checks=(must_be("moe_layer_interval", 1),)),
+    Recipe(
+        "dots1", ("Dots1ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED}, keys={"expert_gating_func": 2},
+    ),
+    Recipe("ernie4_5", ("Ernie4_5ForCausalLM",), of.QWEN),
+    Recipe("ernie4_5-moe", ("Ernie4_5_MoeForCausalLM",), of.ERNIE_MOE, checks=(must_be("moe_layer_interval", 1),)),
     Recipe(
         "exaone4", ("Exaone4ForCausalLM",),
         {"post_attention_norm": taken("post_attention_layernorm"),
-         "post_ffw_norm": taken("post_feedforward_layernorm"), **_QKV, **_OUT, **_HEAD_NORMS, **_GATED},
+         "post_ffw_norm": taken("post_feedforward_layernorm"), **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.GATED},
         rope_tensors=True, checks=(slides_at_64_layers,),
     ),
     Recipe(
-        "exaone-moe", ("ExaoneMoeForCausalLM",), {**_QWEN, **_HEAD_NORMS, **_CORRECTED},
+        "exaone-moe", ("ExaoneMoeForCausalLM",), {**of.QWEN, **of.HEAD_NORMS, **of.CORRECTED},
         keys={"expert_gating_func": 2},
     ),
-    Recipe("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",), _HUNYUAN),
-    Recipe("hunyuan-moe", ("HunYuanMoEV1ForCausalLM",), _HUNYUAN_MOE),
+    Recipe("hunyuan-dense", ("HunYuanDenseV1ForCausalLM",), of.HUNYUAN),
+    Recipe("hunyuan-moe", ("HunYuanMoEV1ForCausalLM",), of.HUNYUAN_MOE),
     Recipe(
-        "jais2", ("Jais2ForCausalLM",), {**_NORMS, **_QKV, **_OUT, **_UP_DOWN}, eps="layer_norm_eps",
+        "jais2", ("Jais2ForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, eps="layer_norm_eps",
     ),
     Recipe(
-        "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), _LLAMA4, rope_tensors=True,
+        "llama4", ("Llama4ForCausalLM", "Llama4ForConditionalGeneration"), of.LLAMA4, rope_tensors=True,
         keys={
             "feed_forward_length": "intermediate_size_mlp", "expert_feed_forward_length": "intermediate_size",
             "attention.sliding_window": "attention_chunk_size",
         },
         checks=(every_fourth_without_rope, must_be("attn_scale", 0.1), must_be("floor_scale", 8192)),
     ),
-    Recipe("minimax-m2", ("MiniMaxM2ForCausalLM",), _MINIMAX),
+    Recipe("minimax-m2", ("MiniMaxM2ForCausalLM",), of.MINIMAX),
     Recipe(
-        "nemotron", ("NemotronForCausalLM",), {**_NORMS, **_QKV, **_OUT, **_UP_DOWN}, norm_offset=1.0, eps="norm_eps",
-        defaults={"partial_rotary_factor": 0.5},
+        "nemotron", ("NemotronForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.UP_DOWN}, norm_offset=1.0,
+        eps="norm_eps", defaults={"partial_rotary_factor": 0.5},
     ),
     Recipe(
-        "olmo", ("OlmoForCausalLM",), _LLAMA, eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
+        "olmo", ("OlmoForCausalLM",), of.LLAMA, eps="layer_norm_eps", defaults={"layer_norm_eps": 1e-5},
     ),
     Recipe(
-        "olmoe", ("OlmoeForCausalLM",), {**_NORMS, **_QKV, **_OUT, **_HEAD_NORMS, **_ROUTED},
+        "olmoe", ("OlmoeForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.ROUTED},
         checks=(must_be("norm_topk_prob", False), must_be("clip_qkv", 0)),
     ),
     Recipe(
-        "phi2", ("PhiForCausalLM",), _PHI2, eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.5},
+        "phi2", ("PhiForCausalLM",), of.PHI2, eps="layer_norm_eps", defaults={"partial_rotary_factor": 0.5},
         top={"output_norm": From(("model.final_layernorm",))}, checks=(must_be("qk_layernorm", False),),
     ),
     Recipe("seed_oss", ("SeedOssForCausalLM",), {
         "attn_norm": taken("input_layernorm"), "post_attention_norm": taken("post_attention_layernorm"),
-        **_QKV, **_OUT, **_GATED,
+        **of.QKV, **of.OUT, **of.GATED,
     }),
-    Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), _LLAMA, rope_tensors=True),
-    Recipe("gemma", ("GemmaForCausalLM",), _QWEN, norm_offset=1.0),
+    Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), of.LLAMA, rope_tensors=True),
+    Recipe("gemma", ("GemmaForCausalLM",), of.QWEN, norm_offset=1.0),
     Recipe(
-        "gemma2", ("Gemma2ForCausalLM",), {**_FOUR_NORMS, **_QKV, **_OUT, **_GATED}, norm_offset=1.0,
+        "gemma2", ("Gemma2ForCausalLM",), {**of.FOUR_NORMS, **of.QKV, **of.OUT, **of.GATED}, norm_offset=1.0,
         checks=(score_scale(46),),
     ),
     Recipe(
-        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), _GEMMA3, norm_offset=1.0,
+        "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), of.GEMMA3, norm_offset=1.0,
         defaults=_GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
     ),
-    Recipe("glm4", ("Glm4ForCausalLM",), _GLM4, defaults={"partial_rotary_factor": 0.5}),
+    Recipe("glm4", ("Glm4ForCausalLM",), of.GLM4, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
-        "glm4moe", ("Glm4MoeForCausalLM",), _GLM4_MOE, defaults={"partial_rotary_factor": 0.5},
+        "gpt2", ("GPT2LMHeadModel",), of.GPT2, eps="layer_norm_epsilon",
+        defaults={
+            "num_hidden_layers": named("n_layer"), "hidden_size": named("n_embd"),
+            "num_attention_heads": named("n_head"), "max_position_embeddings": named("n_positions", "n_ctx"),
+            "layer_norm_epsilon": 1e-5,
+        },
+        keys={
+            "attention.head_count_kv": "n_head", "rope.dimension_count": None, "rope.freq_base": None,
+            "feed_forward_length": lambda config: config.integer("n_inner") or 4 * config.needed("n_embd"),
+        },
+        top={
+            "token_embd": From(("model.wte",)), "position_embd": From(("model.wpe",)),
+            "output_norm": From(("model.ln_f",)),
+        },
+        checks=(
+            must_be("activation_function", "gelu_new", "gelu", "gelu_pytorch_tanh"),
+            must_be("scale_attn_weights", True), must_be("scale_attn_by_inverse_layer_idx", False),
+        ),
+    ),
+    Recipe(
+        "glm4moe", ("Glm4MoeForCausalLM",), of.GLM4_MOE, defaults={"partial_rotary_factor": 0.5},
         keys={"expert_gating_func": 2},  # sigmoid
     ),
     Recipe(
-        "gpt-oss", ("GptOssForCausalLM",), _GPT_OSS, keys={"expert_feed_forward_length": "intermediate_size"},
+        "gpt-oss", ("GptOssForCausalLM",), of.GPT_OSS, keys={"expert_feed_forward_length": "intermediate_size"},
         checks=(must_be("swiglu_limit", 7.0), must_be("swiglu_alpha", 1.702)),
     ),
-    Recipe("granite", ("GraniteForCausalLM",), _LLAMA, rope_tensors=True),
+    Recipe("granite", ("GraniteForCausalLM",), of.LLAMA, rope_tensors=True),
     Recipe(
-        "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), _GRANITE_MOE, rope_tensors=True
+        "granitemoe", ("GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM"), of.GRANITE_MOE, rope_tensors=True
     ),
-    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), _OLMO2),
+    Recipe("olmo2", ("Olmo2ForCausalLM", "Olmo3ForCausalLM"), of.OLMO2),
     Recipe(
-        "phi3", ("Phi3ForCausalLM",), {**_NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **_OUT, **_FUSED},
+        "phi3", ("Phi3ForCausalLM",), {**of.NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **of.OUT, **of.FUSED},
         rope_tensors=True,
     ),
-    Recipe("qwen2", ("Qwen2ForCausalLM",), _QWEN),
-    Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), _QWEN2_MOE, checks=(must_be("norm_topk_prob", False), *_ALL_SPARSE)),
-    Recipe("qwen3", ("Qwen3ForCausalLM",), {**_QWEN, **_HEAD_NORMS}),
+    Recipe("qwen2", ("Qwen2ForCausalLM",), of.QWEN),
+    Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), of.QWEN2_MOE, checks=(must_be("norm_topk_prob", False), *_ALL_SPARSE)),
+    Recipe("qwen3", ("Qwen3ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS}),
     Recipe(
-        "qwen3moe", ("Qwen3MoeForCausalLM",), {**_NORMS, **_QKV, **_OUT, **_HEAD_NORMS, **_QWEN2_MOE},
+        "qwen3moe", ("Qwen3MoeForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE},
         checks=(must_be("norm_topk_prob", True), *_ALL_SPARSE),
     ),
-    Recipe("smollm3", ("SmolLM3ForCausalLM",), _LLAMA, checks=(every_fourth_without_rope,)),
+    Recipe("smollm3", ("SmolLM3ForCausalLM",), of.LLAMA, checks=(every_fourth_without_rope,)),
     Recipe(
-        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM"), _STABLELM, eps="layer_norm_eps",
+        "stablelm", ("StableLmForCausalLM", "StableLMEpochForCausalLM"), of.STABLELM, eps="layer_norm_eps",
         defaults={"partial_rotary_factor": 0.25}, checks=(must_be("use_parallel_residual", False),),
     ),
-    Recipe("starcoder2", ("Starcoder2ForCausalLM",), _STARCODER2, eps="norm_epsilon"),
+    Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
 
-RECIPES: dict[str, Recipe] = {row.name: row for row in _ROWS}
-BY_CLASS: dict[str, Recipe] = {name: row for row in _ROWS for name in row.classes}
+_ALL = (*_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS)
+
+RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
+BY_CLASS: dict[str, tuple[Recipe, ...]] = {
+    name: tuple([row for row in _ALL if name in row.classes]) for of_class in _ALL for name in of_class.classes
+}

@@ -37,6 +37,7 @@ class _Given:
     rope: HfConfig
     base: float
     n_rot: int
+    head_dim: int
 
     def original_context(self) -> int:
         value = self.rope.integer("original_max_position_embeddings")
@@ -59,7 +60,7 @@ def rope_of(config: HfConfig, head_dim: int, tensors_allowed: bool) -> RopeKeys:
     rope = config.below("rope_parameters", parameters)
     base = rope.real("rope_theta") or config.real("rope_theta", "rotary_emb_base") or 10000.0
     share = rope.real("partial_rotary_factor") or config.real("partial_rotary_factor", "rope_pct") or 1.0
-    given = _Given(config, rope, base, int(head_dim * share))
+    given = _Given(config, rope, base, int(head_dim * share), head_dim)
     keys: GGUFKeys = {"rope.dimension_count": given.n_rot, "rope.freq_base": base}
     local = config.below("sliding_attention", sliding)
     if (slow := local.real("rope_theta") or config.real("rope_local_base_freq")) is not None:
@@ -146,6 +147,12 @@ def _longrope(given: _Given) -> RopeKeys:
     return RopeKeys(keys, tuple(tensors))
 
 
+def _proportional(given: _Given) -> RopeKeys:
+    """Rotate the first pairs of the whole head, as fast as if all were rotated; huge factors stop the others."""
+    factors = np.where(np.arange(given.head_dim // 2) < given.n_rot // 2, 1.0, 1e30)
+    return RopeKeys({}, (plain("rope_freqs.weight", factors.astype(np.float32)),))
+
+
 def _factors(given: _Given, name: str) -> NDArray[np.float32]:
     value = given.rope.get(name)
     count = given.n_rot // 2
@@ -166,4 +173,5 @@ _KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "llama3": _llama3,
     "longrope": _longrope,
     "su": _longrope,
+    "proportional": _proportional,
 }

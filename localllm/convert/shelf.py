@@ -12,10 +12,20 @@ from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
 # Multimodal models keep their text model under these names.
-_PREFIXES = (("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""))
-_OTHER_SENSES = re.compile(r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower)\.")
-_BARE = ("embed_tokens.", "layers.", "norm.")  # a model saved without its head
-_COMPUTED = ("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias")
+_PREFIXES = (
+    ("model.language_model.", "model."), ("language_model.model.", "model."), ("language_model.", ""),
+    ("model.backbone.", "model."), ("backbone.", "model."), ("transformer.h.", "model.layers."),
+    ("transformer.", "model."), ("h.", "model.layers."),
+)  # fmt: skip
+_OTHER_SENSES = re.compile(
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+)
+_DRAFTS = re.compile(r"(model\.)?mtp\.")
+_BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
+_COMPUTED = (
+    "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached", "attention.masked_bias",
+    ".attn.masked_bias", ".attn.bias",
+)  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -32,8 +42,9 @@ class Shelf:
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
             layer = _LAYER.match(name)
-            if layer and (number := _NUMBER.search(name, layer.end() - 1)):
-                key = (layer[0], name[layer.end() : number.start()] + ".{}" + name[number.end() :])
+            prefix = layer[0] if layer else ""
+            if number := _NUMBER.search(name, max(len(prefix) - 1, 0)):
+                key = (prefix, name[len(prefix) : number.start()] + ".{}" + name[number.end() :])
                 self._counts[key] = max(self._counts.get(key, 0), 1 + int(number[0][1:]))
         self._taken: set[str] = set()
 
@@ -50,7 +61,7 @@ class Shelf:
                 layer = _LAYER.match(name)
                 if _OTHER_SENSES.match(name):
                     senses += 1
-                elif layer and int(layer[1]) >= layers:
+                elif _DRAFTS.match(name) or (layer and int(layer[1]) >= layers):
                     beyond += 1
                 elif not name.endswith(_COMPUTED):
                     yield name, tensor

@@ -19,6 +19,7 @@ from localllm.convert.errors import ConvertError
 U8 = NDArray[np.uint8]
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F64": 8, "F8_E4M3": 1, "U8": 1}  # formats stored value by value
+FLOATS = ("F32", "F16", "BF16", "F64")
 MXFP4_BLOCK, MXFP4_BYTES = 32, 17  # weights and bytes per block: one byte of scale, 16 of codes
 
 
@@ -64,6 +65,71 @@ def flattened(tensor: LazyTensor) -> LazyTensor:
     return replace(tensor, shape=(tensor.nbytes // ITEM_BYTES[tensor.format],), row_bytes=tensor.nbytes)
 
 
+def squeezed(tensor: LazyTensor) -> LazyTensor:
+    """Leave out the dimension before the last, which must be 1."""
+    if len(tensor.shape) < 3 or tensor.shape[-2] != 1:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected (..., 1, n)")
+    return replace(tensor, shape=(*tensor.shape[:-2], tensor.shape[-1]))
+
+
+def shaped(tensor: LazyTensor, width: int) -> LazyTensor:
+    """Return a vector as rows of `width` values."""
+    count = tensor.shape[-1]
+    if len(tensor.shape) != 1 or not width or count % width:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a vector of rows of {width} values")
+    size = tensor.row_bytes // count * width
+
+    def read(start: int, stop: int) -> U8:
+        return tensor.read(0, 1).reshape(-1, size)[start:stop]
+
+    return replace(tensor, shape=(count // width, width), row_bytes=size, _read=read)
+
+
+def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
+    """Multiply every row by its factor, in the format that it has."""
+
+    def read(start: int, stop: int) -> U8:
+        values = quant.dequantize(tensor.read(start, stop), tensor.format)
+        return quant.quantize(values * factors[start:stop, None], tensor.format)
+
+    return replace(tensor, _read=read)
+
+
+def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
+    """Append rows of zeros to a matrix, up to so many rows."""
+    _check_matrix(tensor)
+    own = tensor.shape[0]
+
+    def read(start: int, stop: int) -> U8:
+        kept = tensor.read(min(start, own), min(stop, own))
+        return np.concatenate([kept, np.zeros((stop - start - len(kept), tensor.row_bytes), np.uint8)])
+
+    return tensor if rows == own else replace(tensor, shape=(rows, *tensor.shape[1:]), _read=read)
+
+
+def divided(tensor: LazyTensor, count: int) -> LazyTensor:
+    """Return a matrix as `count` matrices of as many rows."""
+    _check_matrix(tensor)
+    return replace(tensor, shape=(count, tensor.shape[0] // count, tensor.shape[1]))
+
+
+def _check_matrix(tensor: LazyTensor) -> None:
+    if len(tensor.shape) != 2:
+        raise ConvertError(f"{tensor.name}: is {tensor.shape}; expected a matrix")
+
+
+def computed(tensor: LazyTensor, function: Callable[[NDArray[np.float32]], NDArray[np.float32]]) -> LazyTensor:
+    """Return what the function makes of each number, as F32."""
+    if tensor.format not in FLOATS:
+        raise ConvertError(f"{tensor.name}: is stored as {tensor.format}; expected {', '.join(FLOATS)}")
+
+    def read(start: int, stop: int) -> U8:
+        values = quant.dequantize(tensor.read(start, stop), tensor.format)
+        return function(values).astype(np.float32, copy=False).view(np.uint8)
+
+    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+
+
 def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
     """Stack tensors (rows, columns) to (count, rows, columns), or (n,) to (count, n)."""
     first = tensors[0]
@@ -86,12 +152,7 @@ def stacked(tensors: Sequence[LazyTensor]) -> LazyTensor:
 def picked(tensor: LazyTensor, index: NDArray[np.int64], rows: int) -> LazyTensor:
     """Pick the rows `index` of all matrices, flattened, as matrices of `rows`; of a vector, its values."""
     if len(tensor.shape) == 1:
-        size = ITEM_BYTES[tensor.format]
-
-        def pick(start: int, stop: int) -> U8:
-            return tensor.read(start, stop).reshape(stop - start, -1, size)[:, index].reshape(stop - start, -1)
-
-        return replace(tensor, shape=(len(index),), row_bytes=len(index) * size, _read=pick)
+        return columns(tensor, index)
 
     def read(start: int, stop: int) -> U8:
         wanted = index[start:stop]
@@ -109,15 +170,14 @@ def strided(tensor: LazyTensor, start: int, stop: int, step: int = 1) -> LazyTen
     return picked(tensor, (np.arange(matrices)[:, None] * height + wanted).reshape(-1), len(wanted))
 
 
-def columns(tensor: LazyTensor, start: int, step: int) -> LazyTensor:
-    """Pick values start, start + step, ... of every row."""
+def columns(tensor: LazyTensor, index: NDArray[np.int64]) -> LazyTensor:
+    """Pick the values `index` of every row."""
     size = ITEM_BYTES[tensor.format]
-    count = len(range(start, tensor.shape[-1], step))
 
     def read(first: int, last: int) -> U8:
-        return tensor.read(first, last).reshape(last - first, -1, size)[:, start::step].reshape(last - first, -1)
+        return tensor.read(first, last).reshape(last - first, -1, size)[:, index].reshape(last - first, -1)
 
-    return replace(tensor, shape=(*tensor.shape[:-1], count), row_bytes=count * size, _read=read)
+    return replace(tensor, shape=(*tensor.shape[:-1], len(index)), row_bytes=len(index) * size, _read=read)
 
 
 def transposed(tensor: LazyTensor) -> LazyTensor:
@@ -140,12 +200,7 @@ def as_float32(tensor: LazyTensor, offset: float = 0.0) -> LazyTensor:
     """Convert to F32 and add `offset`."""
     if tensor.format == "F32" and not offset:
         return tensor
-
-    def read(start: int, stop: int) -> U8:
-        values = quant.dequantize(tensor.read(start, stop), tensor.format)
-        return (values + np.float32(offset)).view(np.uint8)
-
-    return replace(tensor, format="F32", row_bytes=4 * tensor.shape[-1], _read=read)
+    return computed(tensor, lambda values: values + np.float32(offset))
 
 
 def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:

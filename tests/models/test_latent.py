@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -46,3 +48,20 @@ def test_key_and_value_matrices_as_one_tensor() -> None:
         for model in ((metadata, tensors), (dropped | widths, old))
     ]
     np.testing.assert_array_equal(*logits)
+
+
+def test_a_bias_of_the_choice_means_sigmoid_where_the_file_tells_no_gating() -> None:
+    """Files of GLM 4.7 Flash may lack the key; those of DeepSeek V2, which has no bias, mean softmax by it."""
+    metadata, tensors = KIT["deepseek2-groups"].loaded()
+    key = "deepseek2.expert_gating_func"
+    told = {gating: _logits({**metadata, key: gating}, tensors) for gating in (1, 2)}
+    untold = {name: value for name, value in metadata.items() if name != key}
+    assert not np.array_equal(told[1], told[2])
+    np.testing.assert_array_equal(_logits(untold, tensors), told[2])
+    unbiased = {name: tensor for name, tensor in tensors.items() if "exp_probs_b" not in name}
+    assert len(unbiased) < len(tensors)
+    np.testing.assert_array_equal(_logits(untold, unbiased), _logits({**metadata, key: 1}, unbiased))
+
+
+def _logits(metadata: dict[str, Any], tensors: dict[str, MemoryWeight]) -> np.ndarray:
+    return Driver(bind_reference(plan_of(metadata, tensors))).step([(0, range(20))])

@@ -42,6 +42,23 @@ _GPT_OSS = {
     "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW, "num_hidden_layers": 3,
     "rope_parameters": {**_YARN, "truncate": True},
 }  # fmt: skip
+_DELTA = {
+    "head_dim": 16, "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}  # fmt: skip
+_CONV = ["conv", "full_attention", "conv"]
+_GRANITE_MAMBA = {
+    "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"], "mamba_n_heads": 4, "mamba_d_head": 16,
+    "mamba_n_groups": 1, "mamba_d_state": 16, "mamba_expand": 2,
+}  # fmt: skip
+_LATENT = {
+    "q_lora_rank": 24, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 10, "v_head_dim": 12,
+    "first_k_dense_replace": 1, "num_key_value_heads": 4,
+}  # fmt: skip
+_GEMMA4 = {
+    "head_dim": 16, "global_head_dim": 32, "sliding_window": WINDOW, "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"] * 2,
+}  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -62,6 +79,26 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "arcee": ("ArceeConfig", {"head_dim": 8, "rope_parameters": _YARN}, "llama3"),
     "cohere2": ("Cohere2Config", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": WINDOW}, "qwen2"),
     "command-r": ("CohereConfig", {"use_qk_norm": True}, "qwen2"),
+    "deepseek2": (
+        "DeepseekV2Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 2, "q_lora_rank": None,
+         "topk_method": "greedy", "rope_parameters": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707}},
+        "qwen2",
+    ),
+    "deepseek2-groups": (
+        "DeepseekV2Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "topk_method": "group_limited_greedy",
+         "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.0},
+        "qwen2",
+    ),
+    "deepseek2-v3": (
+        "DeepseekV3Config",
+        {**_LATENT, **_EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+         "rope_parameters": {**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0}},
+        "qwen2",
+    ),
+    "deepseek2-glm": (
+        "Glm4MoeLiteConfig", {**_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1}, "llama3"),
     "dots1": (
         "Dots1Config",
         {**_EXPERTS, "head_dim": 8, "n_routed_experts": 4, "first_k_dense_replace": 1, "n_shared_experts": 1,
@@ -109,6 +146,36 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0}}},
         "spm",
     ),
+    "falcon-h1": (
+        "FalconH1Config",
+        {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 2, "mamba_d_state": 16,
+         "head_dim": 8, "attention_in_multiplier": 1.5, "attention_out_multiplier": 0.7, "key_multiplier": 0.6,
+         "ssm_in_multiplier": 1.2, "ssm_out_multiplier": 0.8, "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.5],
+         "mlp_multipliers": [0.8, 1.4], "embedding_multiplier": 2.5, "lm_head_multiplier": 0.4},
+        "llama3",
+    ),
+    "gemma3n": (
+        "Gemma3nTextConfig",
+        {"head_dim": 16, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY, "laurel_rank": 8,
+         "num_hidden_layers": 7, "num_kv_shared_layers": 2, "sliding_window": WINDOW, "intermediate_size": 64,
+         "layer_types": ["sliding_attention", "full_attention"] * 3 + ["sliding_attention"],
+         "activation_sparsity_pattern": [0.0] * 7},
+        "spm",
+    ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": VOCABULARY,
+         "num_kv_shared_layers": 3, "use_double_wide_mlp": True, "final_logit_softcapping": 3.0},
+        "spm",
+    ),
+    "gemma4-moe": (
+        "Gemma4TextConfig",
+        {**_GEMMA4, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0, "enable_moe_block": True,
+         "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 32, "attention_k_eq_v": True,
+         "num_global_key_value_heads": 1},
+        "spm",
+    ),
+    "gpt2": ("GPT2Config", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "gpt-2"),
     "glm4": ("Glm4Config", {"head_dim": 16}, "llama3"),
     "glm4moe": (
         "Glm4MoeConfig",
@@ -144,6 +211,66 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "qwen2moe": ("Qwen2MoeConfig", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True}, "qwen2"),
     "qwen3moe": ("Qwen3MoeConfig", {**_EXPERTS, "head_dim": 16, "num_experts": 4, "norm_topk_prob": True}, "qwen2"),
+    "qwen35": ("Qwen3_5TextConfig", {**_DELTA, "num_hidden_layers": 4}, "qwen2"),
+    "qwen35moe": (
+        "Qwen3_5MoeTextConfig",
+        {**_DELTA, **_EXPERTS, "num_hidden_layers": 3, "num_experts": 4, "shared_expert_intermediate_size": 48,
+         "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        "qwen2",
+    ),
+    "qwen3next": (
+        "Qwen3NextConfig",
+        {**_DELTA, **_EXPERTS, "num_hidden_layers": 4, "num_experts": 4, "shared_expert_intermediate_size": 48},
+        "qwen2",
+    ),
+    "lfm2": (
+        "Lfm2Config", {"num_hidden_layers": 3, "layer_types": _CONV, "block_multiple_of": 16, "intermediate_size": 90},
+        "qwen2",
+    ),
+    "lfm2moe": (
+        "Lfm2MoeConfig", {**_EXPERTS, "num_hidden_layers": 3, "layer_types": _CONV, "num_dense_layers": 1,
+                          "num_experts": 4}, "qwen2",
+    ),
+    "granitehybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "num_local_experts": 4, "num_experts_per_tok": 2,
+         "shared_intermediate_size": 48},
+        "starcoder",
+    ),
+    "granitehybrid-dense": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "num_local_experts": 0, "shared_intermediate_size": 48,
+         "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "granite-hybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "layer_types": ["attention"] * 3, "num_local_experts": 0,
+         "shared_intermediate_size": 48, "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "granitemoe-hybrid": (
+        "GraniteMoeHybridConfig",
+        {**_GRANITE, **_GRANITE_MAMBA, "layer_types": ["attention"] * 3, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "shared_intermediate_size": 48, "position_embedding_type": "rope"},
+        "starcoder",
+    ),
+    "mamba": ("MambaConfig", {"state_size": 8}, "gpt-2"),
+    "mamba-falcon": ("FalconMambaConfig", {"state_size": 8, "mixer_rms_eps": 1e-5}, "gpt-2"),
+    "mamba2": ("Mamba2Config", {"state_size": 16, "num_heads": 4, "head_dim": 16, "n_groups": 1}, "gpt-2"),
+    "jamba": (
+        "JambaConfig",
+        {"num_hidden_layers": 3, "num_experts": 4, "attn_layer_period": 3, "attn_layer_offset": 1,
+         "expert_layer_period": 2, "expert_layer_offset": 1, "mamba_d_state": 8, "use_mamba_kernels": False,
+         "mamba_dt_rank": 4},
+        "spm",
+    ),
+    "nemotron_h": (
+        "NemotronHConfig",
+        {"layers_block_type": ["mamba", "mlp", "attention", "mamba", "mlp"], "head_dim": 8, "mamba_num_heads": 4,
+         "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16, "use_mamba_kernels": False},
+        "llama3",
+    ),
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}, "llama3"),
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
     "stablelm-norms": ("StableLmConfig", {"qk_layernorm": True}, "qwen2"),

@@ -275,6 +275,15 @@ FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 16}, True),
     "no word of it": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16}, True),
     "not as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 8}, False),
+    "one mscale": ("deepseek2", {"rope_parameters": {"mscale": 0.7, "mscale_all_dim": 0.7}}, True),
+    "two mscales": ("deepseek2", {"rope_parameters": {"mscale": 1.0, "mscale_all_dim": 0.7}}, False),
+    "any steps": ("mamba2", {"time_step_limit": [0.0, float("inf")]}, True),
+    "bounded steps": ("mamba2", {"time_step_limit": [0.1, 0.2]}, False),
+    "no experts": ("nemotron_h", {"hybrid_override_pattern": "M*-M"}, True),
+    "experts": ("nemotron_h", {"hybrid_override_pattern": "M*EM"}, False),
+    "one matrix, one number": ("falcon-h1", {"tie_word_embeddings": True}, True),
+    "one matrix, two numbers": ("falcon-h1", {"tie_word_embeddings": True, "lm_head_multiplier": 2.0}, False),
+    "gate after norm": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, False),
     "27B": ("gemma2", {"num_hidden_layers": 46, "head_dim": 16, "query_pre_attn_scalar": 8}, True),
 }
 
@@ -283,8 +292,8 @@ FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
 def test_what_the_gguf_architecture_has_fixed(case: str) -> None:
     name, config, fits = FIXED[case]
     values = {"hidden_size": 32, "num_attention_heads": 4} | config
-    check = RECIPES[name].checks[0]
-    assert (check(HfConfig(Path("config.json"), values, {})) is None) == fits
+    told = HfConfig(Path("config.json"), {"architectures": [RECIPES[name].classes[0]], **values}, {})
+    assert all(check(told) is None for check in RECIPES[name].checks) == fits
 
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

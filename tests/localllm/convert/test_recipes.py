@@ -17,9 +17,9 @@ from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The other way round holds for 38 of them; the rest run from GGUF files alone."""
+    """The other way round holds for 53 of them; the rest run from GGUF files alone."""
     assert set(RECIPES) <= set(ARCHITECTURES)
-    assert len(RECIPES) == 38
+    assert len(RECIPES) == 53
 
 
 def test_every_recipe_has_a_model_here() -> None:
@@ -62,6 +62,16 @@ def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
         "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
     }  # fmt: skip
     assert {key: keys[key] for key in expected} == expected
+
+
+def test_sparsity_of_gemma3n_in_deviations(tmp_path: Path) -> None:
+    """Its logits differ from transformers' by n against n - 1 in the deviation, as llama.cpp's do."""
+    spec = read_specs()["gemma3n"]
+    spec["config"]["activation_sparsity_pattern"] = [0.95, 0.5] + [0.0] * 5
+    write_folder(spec, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        scales = model.stored["gemma3n.activation_sparsity_scale"]
+    np.testing.assert_allclose(scales, [1.6448536, 0.0, *[-np.inf] * 5], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)

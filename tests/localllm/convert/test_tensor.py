@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from localllm import quant
 from localllm.convert import ConvertError, LazyTensor
 from localllm.convert import tensor as t
-from localllm.convert.recipe import Sizes
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Sizes, in_turn, of_groups, of_heads, turned
 from localllm.convert.recipes import RECIPES
 
 RANDOM = np.random.default_rng(5)
@@ -44,7 +47,7 @@ def test_rows_and_columns(fmt: str) -> None:
     np.testing.assert_array_equal(values_of(t.strided(x, 0, 4)), X[:, :4])
     np.testing.assert_array_equal(values_of(t.strided(x, 4, 8)), X[:, 4:])
     np.testing.assert_array_equal(values_of(t.strided(x, 1, 8, 2)), X[:, 1::2])
-    np.testing.assert_array_equal(values_of(t.columns(x, 1, 2)), X[:, :, 1::2])
+    np.testing.assert_array_equal(values_of(t.columns(x, np.arange(1, 6, 2))), X[:, :, 1::2])
     np.testing.assert_array_equal(values_of(t.transposed(x)), X.transpose(0, 2, 1))
     np.testing.assert_array_equal(values_of(t.transposed(of(X[0], fmt))), X[0].T)
     np.testing.assert_array_equal(values_of(t.stacked([of(m, fmt) for m in X])), X)
@@ -98,9 +101,42 @@ def test_what_is_stacked_must_be_alike() -> None:
 
 def test_experts_that_are_one_tensor_already() -> None:
     """mlp.experts.gate_up_proj (experts, 2 f, width): the gates' rows first, as transformers 5 has them."""
-    halves = {}
+    halves, sizes = {}, Sizes(1, 1, 1, HfConfig(Path(), {}, {}))
     for part in ("gate", "up"):
         names = {source.names: source for source in RECIPES["qwen3moe"].layer[f"ffn_{part}_exps.weight"]}
-        halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], Sizes(1, 1, 1)))
+        halves[part] = values_of(names["mlp.experts.gate_up_proj",].change([of(X)], sizes))
     np.testing.assert_array_equal(halves["gate"], X[:, :4])
     np.testing.assert_array_equal(halves["up"], X[:, 4:])
+
+
+def test_shapes_and_functions() -> None:
+    x = of(X[0, 0], "F16")
+    np.testing.assert_array_equal(values_of(t.shaped(x, 2)), X[0, 0].reshape(3, 2))
+    np.testing.assert_array_equal(values_of(t.squeezed(of(X[:, :1], "F16"))), X[:, 0])
+    np.testing.assert_array_equal(values_of(t.divided(of(X[0], "F16"), 4)), X[0].reshape(4, 2, 6))
+    np.testing.assert_array_equal(values_of(t.padded(of(X[0], "F16"), 11)), np.pad(X[0], ((0, 3), (0, 0))))
+    factors = np.arange(8, dtype=np.float32)
+    np.testing.assert_array_equal(
+        values_of(t.scaled(of(X[0], "F16"), factors)), X[0] * factors[:, None].astype(np.float16)
+    )
+    np.testing.assert_array_equal(values_of(t.computed(x, np.negative)), -X[0, 0].astype(np.float32))
+    for wrong, message in ((lambda: t.shaped(x, 4), "rows of 4"), (lambda: t.squeezed(of(X)), "expected")):
+        with pytest.raises(ConvertError, match=message):
+            wrong()
+
+
+def test_parts_of_groups() -> None:
+    """Two groups of rows 1 + 3; heads of which a part is a matrix, also of FP8 with its scales."""
+    rows, config = X[0], HfConfig(Path(), {}, {})
+    sizes = Sizes(1, 1, 1, config)
+    picked = values_of(of_groups(lambda config: (2, (1, 3)), 1, 0)([of(rows)], sizes))
+    np.testing.assert_array_equal(picked, rows[[1, 2, 3, 5, 6, 7, 0, 4]])
+    heads = rows.reshape(2, 4, 6)
+    np.testing.assert_array_equal(values_of(of_heads(lambda config: (2, (1, 3)), 1)([of(rows)], sizes)), heads[:, 1:])
+    codes = RANDOM.integers(0, 120, (8, 6))
+    scaled = t.scaled_fp8(of(codes, "F8_E4M3"), of(np.array([[2.0], [0.5]])))
+    expected = values_of(scaled).reshape(2, 4, 6)[:, :1].transpose(0, 2, 1)
+    found = in_turn(of_heads(lambda config: (2, (1, 3)), 0), turned)([scaled], sizes)
+    np.testing.assert_array_equal(values_of(found), expected)
+    with pytest.raises(ConvertError, match="8 rows or columns are not 3 groups of 4"):
+        of_groups(lambda config: (3, (1, 3)), 0)([of(rows)], sizes)

@@ -1,0 +1,306 @@
+"""The recipes of architectures with Mamba: alone, beside attention, or instead of it in some layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig, class_of
+from localllm.convert.recipe import (
+    Change,
+    From,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    decay,
+    half,
+    height,
+    in_turn,
+    must_be,
+    numbered,
+    shaped,
+    squeezed,
+    taken,
+)
+from localllm.convert.recurrent_recipes import attending, kv_heads
+from localllm.convert.tensor import LazyTensor
+from localllm.printable import printable
+
+
+def _mamba(prefix: str) -> Layer:
+    return {
+        "ssm_in": taken(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
+        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
+        "ssm_x": taken(f"{prefix}.x_proj"),
+        "ssm_dt": taken(f"{prefix}.dt_proj"),
+        "ssm_a": taken(f"{prefix}.A_log", decay),
+        "ssm_d": taken(f"{prefix}.D"),
+        "ssm_out": taken(f"{prefix}.out_proj"),
+        **{f"ssm_{x}_norm": taken(f"{prefix}.{x}_layernorm") for x in ("dt", "b", "c")},
+    }
+
+
+def _mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
+    """Sources of Mamba-2, whose norm has groups of so many values."""
+    column = shaped(lambda sizes: 1)
+    return {
+        "ssm_in": taken(f"{prefix}.in_proj"),
+        "ssm_conv1d.weight": taken(f"{prefix}.conv1d.weight", squeezed),
+        "ssm_conv1d.bias": taken(f"{prefix}.conv1d.bias"),
+        "ssm_dt.bias": taken(f"{prefix}.dt_bias"),
+        "ssm_a": taken(f"{prefix}.A_log", in_turn(decay, column)),
+        "ssm_d": taken(f"{prefix}.D", column),
+        "ssm_norm": taken(f"{prefix}.norm", shaped(lambda sizes: group(sizes.config))),
+        "ssm_out": taken(f"{prefix}.out_proj"),
+    }
+
+
+def product(one: str, other: str, share: str = "") -> Callable[[HfConfig], int]:
+    """Return the product of two numbers, divided by a third."""
+    return lambda config: config.needed(one) * config.needed(other) // (config.needed(share) if share else 1)
+
+
+def steps_unbounded(config: HfConfig) -> str | None:
+    limits = config.get("time_step_limit")
+    if not isinstance(limits, list) or limits[:1] == [0.0]:
+        return None
+    return f"time_step_limit is {printable(str(limits))}; the GGUF architecture has no limits"
+
+
+def rank(name: str) -> Callable[[HfConfig], int]:
+    """Return the rank of the step sizes, a sixteenth of the width where config.json leaves it to the model."""
+    return lambda config: (
+        -(-config.needed("hidden_size") // 16) if config.get(name) in (None, "auto") else config.needed(name)
+    )
+
+
+_MAMBA_TOP = {
+    "token_embd": From(("model.embeddings",)), "output_norm": From(("model.norm_f",)), "output": From(("lm_head",)),
+}  # fmt: skip
+_NO_ATTENTION: dict[str, Key] = {
+    "attention.head_count": 0, "attention.head_count_kv": 0, "feed_forward_length": 0, "attention.key_length": None,
+    "attention.value_length": None, "rope.dimension_count": None, "rope.freq_base": None,
+}  # fmt: skip
+_NO_ATTENTION_DEFAULTS = {"num_attention_heads": 1, "max_position_embeddings": 1 << 20}
+_MAMBA_KEYS: dict[str, Key] = {
+    **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
+    "ssm.state_size": "state_size", "ssm.time_step_rank": rank("time_step_rank"),
+    "ssm.dt_b_c_rms": lambda config: class_of(config) == "FalconMambaForCausalLM",
+}  # fmt: skip
+_GRANITE_ATTENTION: Layer = {**of.NORMS, **of.QKV_PERMUTED, **of.OUT}
+_GRANITE_FFN: Layer = {
+    "ffn_gate": taken("shared_mlp.input_linear", half(0)),
+    "ffn_up": taken("shared_mlp.input_linear", half(1)),
+    "ffn_down": taken("shared_mlp.output_linear"),
+}
+_GRANITE_MAMBA: Layer = _mamba2("mamba", product("mamba_expand", "hidden_size", "mamba_n_groups"))
+_GRANITE_ROPE: dict[str, Key] = {
+    "rope.scaling.finetuned": lambda config: config.get("position_embedding_type") == "rope",
+}
+_GRANITE_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": kv_heads(attending),
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.inner_size": product("mamba_expand", "hidden_size"),
+    "ssm.state_size": "mamba_d_state",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.group_count": "mamba_n_groups",
+    **_GRANITE_ROPE,
+}
+_GRANITE_CLASS = ("GraniteMoeHybridForCausalLM",)
+
+
+def _granite_dense(config: HfConfig) -> bool:
+    return not config.integer("num_local_experts")
+
+
+def _granite_attends(config: HfConfig) -> bool:
+    return bool(attending(config).all())
+
+
+def _every(period: str, offset: str) -> Callable[[HfConfig], np.ndarray]:
+    """Return which layers these keys choose: one of every `period`, from number `offset`."""
+
+    def layers(config: HfConfig) -> np.ndarray:
+        every, first = config.needed(period), config.integer(offset) or 0
+        return np.array([layer % every == first for layer in range(config.needed("num_hidden_layers"))])
+
+    return layers
+
+
+_JAMBA: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "ffn_norm": taken("pre_ff_layernorm"),
+    **of.QKV,
+    **of.OUT,
+    **_mamba("mamba"),
+    **{f"ffn_{x}": taken(f"feed_forward.{x}_proj") for x in ("gate", "up", "down")},
+    "ffn_gate_inp": taken("feed_forward.router"),
+    **of.experts(*(f"feed_forward.experts.{{}}.{x}_proj" for x in ("gate", "up", "down"))),
+}
+_NEMOTRON_KINDS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
+_SAME_KIND = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def _blocks(config: HfConfig) -> list[str]:
+    """Return the kinds of Nemotron H's layers."""
+    found = config.get("layers_block_type", "hybrid_override_pattern")
+    if not isinstance(found, list | str) or not found:
+        raise config.error("layers_block_type", found, "the kinds of the layers")
+    return [_NEMOTRON_KINDS.get(kind) or _SAME_KIND.get(kind, kind) for kind in map(str, found)]
+
+
+def _where(kind: str, name: str) -> Key:
+    """Return a number of config.json in layers of this kind, and 0 in others."""
+    return lambda config: np.array([config.needed(name) if one == kind else 0 for one in _blocks(config)], np.int32)
+
+
+def without_experts(config: HfConfig) -> str | None:
+    odd = set(_blocks(config)) - {"mamba", "attention", "mlp"}
+    return f"layers_block_type has {printable(min(odd))}, which has no place" if odd else None
+
+
+_NEMOTRON_H: Layer = {
+    "attn_norm": taken("norm"),
+    **{f"attn_{x}": taken(f"mixer.{x}_proj") for x in "qkv"},
+    "attn_output": taken("mixer.o_proj"),
+    **_mamba2("mixer", product("mamba_num_heads", "mamba_head_dim", "n_groups")),
+    "ffn_up": taken("mixer.up_proj"),
+    "ffn_down": taken("mixer.down_proj"),
+}
+
+
+def scaled(*names: str) -> Change:
+    """Return the tensor times these numbers of config.json; `name.i` is number i of a list."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        factor = np.prod([_factor(sizes.config, name) for name in names])
+        return t.scaled(parts[0], np.full(parts[0].rows, factor, np.float32))
+
+    return change
+
+
+def _factor(config: HfConfig, name: str) -> float:
+    base, _, index = name.partition(".")
+    if not index:
+        value = config.real(base)
+        return 1.0 if value is None else value
+    values = config.get(base)
+    if values is None:
+        return 1.0
+    if not isinstance(values, list) or len(values) <= int(index) or type(values[int(index)]) not in (int, float):
+        raise config.error(base, values, f"a list of more than {index} numbers")
+    return float(values[int(index)])
+
+
+def _sections_scaled(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Scale the rows of gate, inner values, B, C and steps each by its own number."""
+    config = sizes.config
+    inner, shared = config.needed("mamba_d_ssm"), config.needed("mamba_n_groups") * config.needed("mamba_d_state")
+    heights = (inner, inner, shared, shared, config.needed("mamba_n_heads"))
+    numbered(parts[0], height(parts[0]), 1, sum(heights))
+    factors = [_factor(config, "ssm_in_multiplier") * _factor(config, f"ssm_multipliers.{i}") for i in range(5)]
+    return t.scaled(parts[0], np.repeat(factors, heights).astype(np.float32))
+
+
+def _norm_after_gate(config: HfConfig) -> str | None:
+    if not config.flag("mamba_rms_norm") or config.flag("mamba_norm_before_gate") is False:
+        return None
+    return "mamba_norm_before_gate is true; the GGUF architecture has it fixed at false"
+
+
+def _own_output(config: HfConfig) -> str | None:
+    same = _factor(config, "embedding_multiplier") == _factor(config, "lm_head_multiplier")
+    if same or not config.flag("tie_word_embeddings"):
+        return None
+    return "embedding_multiplier and lm_head_multiplier differ, but the matrix is one"
+
+
+_FALCON_H1: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "ffn_norm": taken("pre_ff_layernorm"),
+    "attn_q.weight": taken("self_attn.q_proj.weight", scaled("attention_in_multiplier")),
+    "attn_k.weight": taken("self_attn.k_proj.weight", scaled("attention_in_multiplier", "key_multiplier")),
+    "attn_v.weight": taken("self_attn.v_proj.weight", scaled("attention_in_multiplier")),
+    "attn_output.weight": taken("self_attn.o_proj.weight", scaled("attention_out_multiplier")),
+    **_mamba2("mamba", product("mamba_n_heads", "mamba_d_head", "mamba_n_groups")),
+    "ssm_in": taken("mamba.in_proj", _sections_scaled),
+    "ssm_out": taken("mamba.out_proj", scaled("ssm_out_multiplier")),
+    "ffn_gate.weight": taken("feed_forward.gate_proj.weight", scaled("mlp_multipliers.0")),
+    "ffn_up.weight": taken("feed_forward.up_proj.weight"),
+    "ffn_down.weight": taken("feed_forward.down_proj.weight", scaled("mlp_multipliers.1")),
+}
+
+
+ROWS = (
+    Recipe(
+        "granite", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN}, rope_tensors=True,
+        keys={**_GRANITE_ROPE, "feed_forward_length": "shared_intermediate_size"},
+        when=lambda config: _granite_attends(config) and _granite_dense(config),
+    ),
+    Recipe(
+        "granitemoe", _GRANITE_CLASS, of.GRANITE_MOE, rope_tensors=True, when=_granite_attends,
+        checks=(must_be("position_embedding_type", "rope"),),
+    ),
+    Recipe(
+        "granitehybrid", _GRANITE_CLASS, {**_GRANITE_ATTENTION, **_GRANITE_FFN, **_GRANITE_MAMBA}, rope_tensors=True,
+        keys={**_GRANITE_KEYS, "feed_forward_length": "shared_intermediate_size"}, when=_granite_dense,
+        checks=(steps_unbounded,),
+    ),
+    Recipe(
+        "granitehybrid", _GRANITE_CLASS, {**of.GRANITE_MOE, **_GRANITE_MAMBA}, rope_tensors=True, keys=_GRANITE_KEYS,
+        checks=(steps_unbounded,),
+    ),
+    Recipe(
+        "mamba", ("MambaForCausalLM", "FalconMambaForCausalLM"), {"attn_norm": taken("norm"), **_mamba("mixer")},
+        eps="layer_norm_epsilon", defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2},
+        keys=_MAMBA_KEYS, top=_MAMBA_TOP,
+    ),
+    Recipe(
+        "mamba2", ("Mamba2ForCausalLM",),
+        {"attn_norm": taken("norm"), **_mamba2("mixer", product("expand", "hidden_size", "n_groups"))},
+        eps="layer_norm_epsilon", top=_MAMBA_TOP, checks=(steps_unbounded,),
+        defaults={**_NO_ATTENTION_DEFAULTS, "layer_norm_epsilon": 1e-5, "expand": 2, "n_groups": 1},
+        keys={
+            **_NO_ATTENTION, "ssm.conv_kernel": "conv_kernel", "ssm.inner_size": product("expand", "hidden_size"),
+            "ssm.state_size": "state_size", "ssm.time_step_rank": "num_heads", "ssm.group_count": "n_groups",
+        },
+    ),
+    Recipe(
+        "jamba", ("JambaForCausalLM",), _JAMBA, top={"output_norm": From(("model.final_layernorm",))},
+        keys={
+            "attention.head_count_kv": kv_heads(_every("attn_layer_period", "attn_layer_offset")),
+            "rope.dimension_count": None, "rope.freq_base": None,
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": product("mamba_expand", "hidden_size"),
+            "ssm.state_size": "mamba_d_state", "ssm.time_step_rank": rank("mamba_dt_rank"),
+        },
+    ),
+    Recipe(
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        defaults={"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5},
+        keys={
+            "attention.head_count_kv": _where("attention", "num_key_value_heads"),
+            "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None, "expert_used_count": None,
+            "rope.freq_base": None, "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups",
+            "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.state_size": "ssm_state_size",
+            "ssm.time_step_rank": "mamba_num_heads",
+        },
+        checks=(without_experts, steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+    ),
+    Recipe(
+        "falcon-h1", ("FalconH1ForCausalLM",), _FALCON_H1,
+        keys={
+            "ssm.conv_kernel": "mamba_d_conv", "ssm.inner_size": "mamba_d_ssm", "ssm.state_size": "mamba_d_state",
+            "ssm.time_step_rank": "mamba_n_heads", "ssm.group_count": "mamba_n_groups",
+        },
+        top={
+            "token_embd": From(("model.embed_tokens",), scaled("embedding_multiplier")),
+            "output_norm": From(("model.final_layernorm",)), "output": From(("lm_head",), scaled("lm_head_multiplier")),
+        },
+        checks=(steps_unbounded, _norm_after_gate, _own_output),
+    ),
+)  # fmt: skip

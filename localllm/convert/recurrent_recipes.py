@@ -1,0 +1,205 @@
+"""The recipes of architectures with a gated delta net (Qwen 3 Next and 3.5) or short convolutions (LFM 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert import tensor as t
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import (
+    Change,
+    From,
+    Key,
+    Layer,
+    Recipe,
+    Sizes,
+    decay,
+    height,
+    in_turn,
+    must_be,
+    numbered,
+    of_groups,
+    squeezed,
+    taken,
+)
+from localllm.convert.tensor import LazyTensor
+from localllm.models.config import RECURRENT_KEY
+
+
+def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
+    """Return which layers are of these kinds, by `layer_types`; None if config.json does not tell."""
+
+    def layers(config: HfConfig) -> np.ndarray | None:
+        found, count = config.get("layer_types"), config.needed("num_hidden_layers")
+        if found is None:
+            return None
+        if not isinstance(found, list) or len(found) != count:
+            raise config.error("layer_types", len(found) if isinstance(found, list) else found, f"{count} kinds")
+        return np.array([kind in kinds for kind in found])
+
+    return layers
+
+
+def _delta_heads(config: HfConfig) -> tuple[int, int, int, int]:
+    """Return key heads, value heads for each of them, and the widths of both."""
+    groups, heads = config.needed("linear_num_key_heads"), config.needed("linear_num_value_heads")
+    return groups, heads // groups, config.needed("linear_key_head_dim"), config.needed("linear_value_head_dim")
+
+
+def _qkvz(config: HfConfig) -> tuple[int, tuple[int, ...]]:
+    groups, each, key, value = _delta_heads(config)
+    return groups, (key, key, each * value, each * value)
+
+
+def tiled(keys: int, rows: bool) -> Change:
+    """Reorder value heads, those of a key head together, to one of every key head, and again, after `keys` times the
+    rows of all keys. A head has as many rows as values, or one."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        index = _tiled(parts[0], sizes.config, keys, rows, height(parts[0]))
+        return t.picked(parts[0], index, len(index))
+
+    return change
+
+
+def tiled_columns(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    """Reorder the columns so."""
+    return t.columns(parts[0], _tiled(parts[0], sizes.config, 0, True, parts[0].shape[-1]))
+
+
+def _tiled(tensor: LazyTensor, config: HfConfig, keys: int, wide: bool, count: int) -> np.ndarray:
+    groups, each, key, value = _delta_heads(config)
+    before, width = keys * groups * key, value if wide else 1
+    values = numbered(tensor, count - before, groups, each * width)
+    order = values.reshape(groups, each, width).swapaxes(0, 1).reshape(-1)
+    return np.concatenate([np.arange(before), before + order])
+
+
+_DELTA_KEYS: dict[str, Key] = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.inner_size": lambda config: config.needed("linear_value_head_dim") * config.needed("linear_num_value_heads"),
+    "full_attention_interval": lambda config: config.integer("full_attention_interval") or 4,
+    RECURRENT_KEY: is_kind("linear_attention"),
+}
+_ATTENTION: Layer = {
+    "attn_norm": taken("input_layernorm"),
+    "post_attention_norm": taken("post_attention_layernorm"),
+    **of.QKV,
+    **of.OUT,
+    **of.HEAD_NORMS,
+}
+_QWEN3_NEXT: Layer = {
+    **_ATTENTION,
+    "attn_qkv": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 0, 1, 2)),
+    "attn_gate": taken("linear_attn.in_proj_qkvz", of_groups(_qkvz, 3)),
+    "ssm_ba": taken("linear_attn.in_proj_ba"),
+    "ssm_conv1d": taken("linear_attn.conv1d", squeezed),
+    "ssm_dt.bias": taken("linear_attn.dt_bias"),
+    "ssm_a": taken("linear_attn.A_log", decay),
+    "ssm_norm": taken("linear_attn.norm"),
+    "ssm_out": taken("linear_attn.out_proj"),
+}
+_QWEN35: Layer = {
+    **_ATTENTION,
+    "attn_qkv": taken("linear_attn.in_proj_qkv", tiled(2, rows=True)),
+    "attn_gate": taken("linear_attn.in_proj_z", tiled(0, rows=True)),
+    "ssm_beta": taken("linear_attn.in_proj_b", tiled(0, rows=False)),
+    "ssm_alpha": taken("linear_attn.in_proj_a", tiled(0, rows=False)),
+    "ssm_conv1d": taken("linear_attn.conv1d", in_turn(squeezed, tiled(2, rows=True))),
+    "ssm_dt.bias": taken("linear_attn.dt_bias", tiled(0, rows=False)),
+    "ssm_a": taken("linear_attn.A_log", in_turn(decay, tiled(0, rows=False))),
+    "ssm_norm": taken("linear_attn.norm"),
+    "ssm_out": taken("linear_attn.out_proj", tiled_columns),
+}
+_EXPERTS: Layer = {key: source for key, source in of.QWEN2_MOE.items() if key.startswith("ffn_") and key != "ffn_norm"}
+
+
+def _sections(config: HfConfig) -> np.ndarray:
+    """Return how many angles encode time, height and width in a picture; text does not depend on it."""
+    found = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling")).get("mrope_section")
+    whole = isinstance(found, list) and len(found) <= 4 and all(type(n) is int and 0 <= n < 1024 for n in found)
+    sections = found if whole else [11, 11, 10]  # what transformers assumes
+    return np.array([*sections, 0, 0, 0, 0][:4], np.int32)
+
+
+def kv_heads(attends: Callable[[HfConfig], np.ndarray]) -> Key:
+    """Return the key-value heads of every layer: none but in the layers that attend."""
+    return lambda config: np.where(attends(config), config.needed("num_key_value_heads"), 0).astype(np.int32)
+
+
+def attending(config: HfConfig) -> np.ndarray:
+    """Return which layers have attention, by `layer_types`."""
+    found = is_kind("attention", "full_attention")(config)
+    if found is None:
+        raise config.error("layer_types", None, "the kinds of the layers")
+    return found
+
+
+_LFM2: Layer = {
+    "attn_norm": taken("operator_norm"),
+    "ffn_norm": taken("ffn_norm"),
+    **of.QKV,
+    "attn_output": taken("self_attn.out_proj"),
+    "attn_q_norm": taken("self_attn.q_layernorm"),
+    "attn_k_norm": taken("self_attn.k_layernorm"),
+    "shortconv.in_proj": taken("conv.in_proj"),
+    "shortconv.conv": taken("conv.conv", squeezed),
+    "shortconv.out_proj": taken("conv.out_proj"),
+    "ffn_gate": taken("feed_forward.w1"),
+    "ffn_up": taken("feed_forward.w3"),
+    "ffn_down": taken("feed_forward.w2"),
+}
+_LFM2_MOE: Layer = {
+    **_LFM2,
+    "ffn_gate_inp": taken("feed_forward.gate"),
+    "exp_probs_b.bias": taken("feed_forward.expert_bias"),
+    **of.experts(*(f"feed_forward.experts.{{}}.{w}" for w in ("w1", "w3", "w2"))),
+}
+_LFM2_TOP = {"token_embd_norm": From(("model.embedding_norm",))}
+_LFM2_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": kv_heads(attending),
+    "shortconv.l_cache": "conv_L_cache",
+}
+
+
+def _adjusted_width(config: HfConfig) -> int:
+    """Return the width of LFM2's feed-forward, which config.json tells before two thirds of it are rounded up."""
+    width = config.needed("block_ff_dim", "intermediate_size")
+    if config.flag("block_auto_adjust_ff_dim") is False:
+        return width
+    factor, multiple = config.real("block_ffn_dim_multiplier"), config.needed("block_multiple_of")
+    width = int((1.0 if factor is None else factor) * int(2 * width / 3))
+    return -(-width // multiple) * multiple
+
+
+ROWS = (
+    Recipe(
+        "qwen3next", ("Qwen3NextForCausalLM",), {**_QWEN3_NEXT, **_EXPERTS}, norm_offset=1.0,
+        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25}, keys=_DELTA_KEYS,
+        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+    ),
+    Recipe(
+        "qwen35", ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), {**_QWEN35, **of.GATED}, norm_offset=1.0,
+        plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
+        keys={**_DELTA_KEYS, "rope.dimension_sections": _sections},
+    ),
+    Recipe(
+        "qwen35moe", ("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"), {**_QWEN35, **_EXPERTS},
+        norm_offset=1.0, plain_norms=("ssm_norm",), defaults={"partial_rotary_factor": 0.25},
+        keys={**_DELTA_KEYS, "rope.dimension_sections": _sections},
+    ),
+    Recipe(
+        "lfm2", ("Lfm2ForCausalLM",), _LFM2, eps="norm_eps", top=_LFM2_TOP,
+        keys={**_LFM2_KEYS, "feed_forward_length": _adjusted_width},
+    ),
+    Recipe(
+        "lfm2moe", ("Lfm2MoeForCausalLM",), _LFM2_MOE, eps="norm_eps", keys={**_LFM2_KEYS, "expert_gating_func": 2},
+        top=_LFM2_TOP, checks=(must_be("norm_topk_prob", True), must_be("routed_scaling_factor", 1.0)),
+    ),
+)  # fmt: skip
