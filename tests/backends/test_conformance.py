@@ -413,15 +413,14 @@ RECURRENT: dict[str, Build] = {
 }
 
 
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
+def check_recurrent(backend: Backend, name: str) -> None:
     """Rows within a block, a block to its end, several blocks; then back into a block, and on with other tokens.
 
     The stores round every row to float32 and the chains are short: allow 2e-6, 30 units, of the largest result.
     """
     plan = record(MemoryWeight.of("table", np.random.RandomState(6).standard_normal((VOCABULARY, 48))), RECURRENT[name])
     tokens = np.random.RandomState(1).randint(0, VOCABULARY, 400)
-    ours, theirs = (Driver(bind(b, plan, rows=160), sequences=2) for b in (cpu, ReferenceBackend()))
+    ours, theirs = (Driver(bind(b, plan, rows=160), sequences=2) for b in (backend, ReferenceBackend()))
     for start, parts in enumerate([[(0, 1)], [(0, 63), (1, 3)], [(0, 1), (1, 60)], [(1, 150)], [(0, 1), (1, 1)]]):
         batch = [(s, tokens[start + 7 * s : start + 7 * s + count]) for s, count in parts]
         found, expected = ours.step(batch), theirs.step(batch)
@@ -434,6 +433,11 @@ def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
             theirs.step([(1, tokens[back - 150 : back - 100])]),
         )
         np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(cpu: CpuBackend, name: str) -> None:
+    check_recurrent(cpu, name)
 
 
 # -- the cache -------------------------------------------------------------------------------------------------------

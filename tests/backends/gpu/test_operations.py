@@ -20,11 +20,13 @@ from tests.backends.test_conformance import (
     CASES,
     HEADS,
     NONE,
+    RECURRENT,
     VOCABULARY,
     Heads,
     attend,
     attend_twice,
     attention_slack,
+    check_recurrent,
     head_matrices,
     side_by_side,
     table,
@@ -238,8 +240,14 @@ def test_cache_blocks_can_be_taken_out_and_put_back(gpu: Backend) -> None:
     np.testing.assert_array_equal(first.step([(0, [7])]), second.step([(0, [7])]))
 
 
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_layers(gpu: Backend, name: str) -> None:
+    check_recurrent(gpu, name)
+
+
 def test_every_operation_is_in_the_table() -> None:
     plans = [record(table(case.width), case.build) for case in CASES.values()]
     plans += [record(table(24), attend(Heads(1, 1, 8))), record(table(24), lambda r, x: r.select_rows(x))]
     plans.append(record(TABLE, MIXTURES["softmax"]))
+    plans += [record(table(48), build) for build in RECURRENT.values()]
     assert {type(op) for plan in plans for op in plan.operations} == EVERY_OPERATION
