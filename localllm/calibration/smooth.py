@@ -107,7 +107,7 @@ def _after(
     read: tuple[str, ...], maker: Operation | None, beside: list[Operation], heads_per_kv: int = 1, head_dim: int = 0
 ) -> list[FoldGroup]:
     """Return a group whose value is proportional to the output of a matrix, if nothing else reads that output."""
-    if not isinstance(maker, Linear) or len(beside) > 1:
+    if not isinstance(maker, Linear) or maker.weight.group or len(beside) > 1:
         return []
     makers = [_rows(w, maker.out.width) for w in (maker.weight, maker.bias) if w is not None]
     return [FoldGroup(read, tuple(makers), 0, heads_per_kv, head_dim)]
@@ -132,4 +132,5 @@ def _readers(index: int, ops: list[Operation]) -> tuple[str, ...]:
 
 def _rows(weight: Weight, made: int) -> TensorRows:
     """Return the rows or values of a weight that make `made` numbers, in every expert if it has experts."""
-    return TensorRows(weight.tensor, weight.first, weight.first + made)
+    start = weight.row if weight.group else weight.first  # a stack's matrices may hold gate and up rows
+    return TensorRows(weight.tensor, start, start + made)
