@@ -40,7 +40,7 @@ class Model:
     layer: Callable[[int], Shapes]
     tied: bool = False
     output_norm: str = "output_norm"
-    experts: str = ""  # format of the experts' matrices; "": as of all
+    experts: str = ""  # format of the experts' matrices; "": the format of the other matrices
 
 
 def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
@@ -234,7 +234,7 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
             numbers = random.uniform(low, high, shape).astype(np.float32)
             return NewTensor(name, "F32", shape, numbers.reshape(-1, shape[-1]).view(np.uint8))
         format = model.experts if model.experts and "_exps" in name else better if sensitive else usual
-        if format.endswith("_K") and shape[-1] % 256:  # as llama-quantize does for rows that are no super-blocks
+        if format.endswith("_K") and shape[-1] % 256:  # llama-quantize does so if rows do not fill super-blocks
             format = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}[format]
         return NewTensor(name, format, shape, lambda: source.of(prod(shape[:-1]), shape[-1], format))
 

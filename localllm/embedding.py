@@ -139,7 +139,7 @@ class _Guard:
 
 
 def _filled(template: str, given: Mapping[str, str]) -> tuple[str, list[tuple[int, int]]]:
-    """The template with texts in their places, and where each of them stands."""
+    """Return the template filled with texts, and the range of each text in it."""
     made, spans, at = "", [], 0
     while at < len(template):
         place, name = min(

@@ -126,7 +126,7 @@ def limits_of(context: int, plan: Plan) -> Limits:
 
 
 def _needed(window: int, rows: int) -> int:
-    """Return the blocks that one sequence needs in layers with a window, for a step of so many rows."""
+    """Return how many blocks one sequence needs in layers with a window, to run a step of `rows` rows."""
     return -(-(window + SLACK + rows) // BLOCK) + 2
 
 

@@ -46,7 +46,7 @@ def _mamba(prefix: str) -> Layer:
 
 
 def _mamba2(prefix: str, group: Callable[[HfConfig], int]) -> Layer:
-    """Sources of Mamba-2, whose norm has groups of so many values."""
+    """Return the sources of Mamba-2. Its norm works on groups of equal width."""
     column = shaped(lambda sizes: 1)
     return {
         "ssm_in": taken(f"{prefix}.in_proj"),

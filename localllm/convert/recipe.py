@@ -27,7 +27,7 @@ class Sizes:
 
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
-Key = int | str | Callable[[HfConfig], Any] | None  # None: there is no such key
+Key = int | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -132,7 +132,7 @@ def squeezed(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
 
 
 def shaped(width: Callable[[Sizes], int]) -> Change:
-    """Return a vector as rows of so many values."""
+    """Return a vector as rows of equal length."""
 
     def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
         return t.shaped(parts[0], width(sizes))
@@ -186,7 +186,7 @@ def height(tensor: LazyTensor) -> int:
 
 
 def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
-    """Return the numbers from 0 of `count` rows or columns, (groups, each); ConvertError if they are not so many."""
+    """Return the numbers 0, 1, ... of `count` rows or columns as (groups, each); ConvertError if the product differs."""
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "

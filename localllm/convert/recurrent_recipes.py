@@ -44,7 +44,7 @@ def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:
 
 
 def _delta_heads(config: HfConfig) -> tuple[int, int, int, int]:
-    """Return key heads, value heads for each of them, and the widths of both."""
+    """Return the number of key heads, of value heads per key head, and the widths of a key and of a value."""
     groups, heads = config.needed("linear_num_key_heads"), config.needed("linear_num_value_heads")
     return groups, heads // groups, config.needed("linear_key_head_dim"), config.needed("linear_value_head_dim")
 

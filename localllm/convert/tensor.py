@@ -96,7 +96,7 @@ def scaled(tensor: LazyTensor, factors: NDArray[np.float32]) -> LazyTensor:
 
 
 def padded(tensor: LazyTensor, rows: int) -> LazyTensor:
-    """Append rows of zeros to a matrix, up to so many rows."""
+    """Append rows of zeros to a matrix until it has the requested number."""
     _check_matrix(tensor)
     own = tensor.shape[0]
 

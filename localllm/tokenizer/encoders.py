@@ -49,7 +49,7 @@ class Encoder(Protocol):
 
 
 class TextEncoder:
-    """Splits text into words, and encodes each of them once."""
+    """Splits text into words, and encodes each distinct word once."""
 
     def __init__(self, split: Split, encode_word: Callable[[str], list[int]]) -> None:
         self._split = split

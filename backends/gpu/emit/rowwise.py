@@ -35,7 +35,7 @@ def elements(
 ) -> Launch:  # fmt: skip
     """Emit OPERATION(a, b) elementwise, for `times` rows of `width` numbers per row of the batch.
 
-    With `part` there is one number of `a` for so many of `b`.
+    With `part`, each number of `a` serves `part` numbers of `b`.
     """
     named = dict(zip(FACTORS, factors, strict=False))
     kernel = rowwise.Elements(

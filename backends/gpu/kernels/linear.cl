@@ -35,7 +35,7 @@
 #define INPUT_ROW(at) smaller(first + (at), count - 1)
 #endif
 #ifdef HEADS
-#define X_STEP X_HEAD  // what rows, and slices of them, are multiples of
+#define X_STEP X_HEAD  // the length of a row, or of a slice of it, is a multiple of this
 #else
 #define X_STEP X_STRIDE
 #endif
