@@ -186,7 +186,7 @@ def height(tensor: LazyTensor) -> int:
 
 
 def numbered(tensor: LazyTensor, count: int, groups: int, each: int) -> NDArray[np.int64]:
-    """Return the numbers 0, 1, ... of `count` rows or columns as (groups, each); ConvertError if the product differs."""
+    """Return the numbers 0, 1, ... of `count` rows or columns as (groups, each); ConvertError if they do not fit."""
     if count != groups * each:
         raise ConvertError(
             f"tensor '{printable(tensor.name)}': {count} rows or columns are not {groups} groups of {each}; "
