@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class Model:
     tied: bool = False
     output_norm: str = "output_norm"
     experts: str = ""  # format of the experts' matrices; "": the format of the other matrices
+    extra: Shapes = field(default_factory=dict)  # further tensors outside the layers
 
 
 def attention(width: int, heads: int, kv_heads: int, dim: int, gate: bool = False, norms: bool = False) -> Shapes:
@@ -137,6 +138,16 @@ def _nemotron(layer: int) -> Shapes:
     return {"attn_norm.weight": (2688,), **own}
 
 
+def _gemma4(layer: int) -> Shapes:
+    dim = 512 if layer in GEMMA4_FULL else 256
+    attends = attention(2560, 8, 2, dim, norms=True)
+    norms = {f"{name}.weight": (2560,) for name in GEMMA4_NORMS}
+    slices = {"inp_gate.weight": (256, 2560), "proj.weight": (2560, 256), "layer_output_scale.weight": (1,)}
+    return {**norms, **attends, **dense(2560, 10240), **slices}
+
+
+GEMMA4_FULL = tuple(range(5, 42, 6))
+GEMMA4_NORMS = ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm", "post_norm")
 LFM2_ATTENDS, GRANITE_ATTENDS = (2, 5, 8, 10, 12, 14), (5, 15, 25, 35)
 NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 QWEN35 = {
@@ -151,6 +162,22 @@ def _per_layer(count: int, yes: tuple[int, ...], number: int) -> Any:
 
 
 MODELS = {
+    "gemma4-e4b": Model(
+        "gemma4", 42, 2560, 262144,
+        {
+            "feed_forward_length": 10240, "attention.head_count": 8, "attention.head_count_kv": 2,
+            "attention.key_length": 512, "attention.value_length": 512, "attention.key_length_swa": 256,
+            "attention.value_length_swa": 256, "rope.dimension_count": 512, "rope.dimension_count_swa": 256,
+            "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4, "attention.sliding_window": 512,
+            "attention.sliding_window_pattern": np.array([i not in GEMMA4_FULL for i in range(42)]),
+            "attention.shared_kv_layers": 18, "embedding_length_per_layer_input": 256, "final_logit_softcapping": 30.0,
+        },
+        _gemma4, True,
+        extra={
+            "per_layer_token_embd.weight": (262144, 42 * 256), "per_layer_model_proj.weight": (42 * 256, 2560),
+            "per_layer_proj_norm.weight": (256,), "rope_freqs.weight": (256,),
+        },
+    ),
     "lfm2-1.2b": Model(
         "lfm2", 16, 2048, 65536,
         {
@@ -239,6 +266,8 @@ def tensors(model: Model, layers: int, seed: int) -> Iterator[NewTensor]:
         return NewTensor(name, format, shape, lambda: source.of(prod(shape[:-1]), shape[-1], format))
 
     yield tensor("token_embd.weight", (model.vocabulary, model.width), model.tied)
+    for name, shape in model.extra.items():
+        yield tensor(name, shape, "token_embd" in name)
     for layer in range(layers):
         here = more_bits(layer, layers)
         for name, shape in model.layer(layer).items():

@@ -1,0 +1,1 @@
+"""`localllm serve`: the protocols of OpenAI, Anthropic, Ollama and llama.cpp over one scheduler."""

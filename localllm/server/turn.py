@@ -1,0 +1,201 @@
+"""One turn of a conversation, as every protocol asks for it and as every protocol is told of it.
+
+    OpenAI, Anthropic, Ollama, llama.cpp  ->  Turn  ->  Service.answer  ->  TurnEvent ...  ->  the protocol's own events
+
+A protocol translates its request into a `Turn` (or a `Completion`) and the events back; it knows nothing of templates,
+tokens or the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from localllm.answer.parts import Part
+from localllm.options import SamplingOptions
+from localllm.scheduler.request import Logprob, Usage
+
+Json = dict[str, Any]
+ToolChoice = Literal["auto", "none", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the answer must match: exactly one of these. `lark`, `gbnf` and `regex` are sources, `schema` is JSON."""
+
+    schema: Mapping[str, Any] | None = None
+    any_object: bool = False  # any JSON object
+    gbnf: str = ""  # llama.cpp's grammar format
+    lark: str = ""
+    regex: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model that can think shall do so. None: as its template does by default."""
+
+    enabled: bool | None = None
+    effort: str = ""  # low, medium, high: for templates that know it
+    budget: int | None = None  # tokens; then the thought is ended
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What turns and plain completions have in common."""
+
+    sampling: Mapping[str, Any] = field(default_factory=dict)  # fields of SamplingOptions; the rest as the file says
+    max_tokens: int | None = None
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    structure: Structure | None = None
+    n: int = 1  # answers to the same prompt
+    reuse: bool = True
+    priority: int = 0
+    client: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The next message of a conversation is wanted.
+
+    `messages` have OpenAI's form: role, content (a text, or parts whose `type` is "text"), `tool_calls`,
+    `tool_call_id`, `name`, `reasoning_content`. `tools` are OpenAI's: {"type": "function", "function": {...}}.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    generation: Generation = field(default_factory=Generation)
+    tools: Sequence[Mapping[str, Any]] = ()
+    tool_choice: ToolChoice = "auto"
+    forced_tool: str = ""  # the name of the one tool to call
+    parallel_calls: bool = True
+    thinking: Thinking = field(default_factory=Thinking)
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False  # the last message is the assistant's, and is continued
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """The continuation of a text or of token ids, or of what belongs between a text and its `suffix`."""
+
+    prompt: str | Sequence[int]
+    generation: Generation = field(default_factory=Generation)
+    suffix: str | None = None
+    extra: Sequence[tuple[str, str]] = ()  # files for infilling: (name, text)
+    echo_logprobs: bool = False  # log-probabilities of the prompt too
+    parse_special: bool = True
+    add_special: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The prompt of answer number `answer` is known."""
+
+    prompt_tokens: int
+    reused: int
+    answer: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """More of the prompt is evaluated."""
+
+    tokens: int
+    answer: int = 0
+    logprobs: tuple[Logprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class More:
+    """More of answer number `answer`: parts that a token completed, and its log-probability if wanted.
+
+    `parts` is empty if the token completed none; plain completions have only `Content`.
+    """
+
+    parts: tuple[Part, ...]
+    token: int | None = None
+    logprob: Logprob | None = None
+    answer: int = 0
+
+
+StopReason = Literal["end", "stop", "length", "tool_calls", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The end of answer number `answer`."""
+
+    reason: StopReason
+    usage: Usage
+    stop: str = ""
+    answer: int = 0
+
+
+TurnEvent = Begun | Evaluated | More | Done
+
+
+class ModelInfo(Protocol):
+    """What protocols say of a model."""
+
+    id: str
+    created: int  # seconds since 1970: the file's time
+    context: int  # tokens of one request
+    trained_context: int
+    vocabulary: int
+    width: int
+    parameters: int
+    file_bytes: int
+    path: str
+    architecture: str
+    quantization: str
+    template: str  # source of the chat template, or ""
+    state: Literal["unloaded", "loading", "loaded", "failed"]
+    capabilities: tuple[str, ...]  # of: completion, chat, tools, thinking, insert, embedding, rerank
+    digest: str
+
+
+class Service(Protocol):
+    """What the protocols use. Errors are LocalLLMError; `refusal.py` gives their status and kind."""
+
+    def models(self) -> Sequence[ModelInfo]:
+        """All models that can be asked for, those that are not loaded included."""
+        ...
+
+    def find(self, name: str) -> ModelInfo:
+        """The model of a request; "" and unknown names give the only model, or UnknownModel if there are several."""
+        ...
+
+    def answer(self, model: str, turn: Turn) -> AsyncIterator[TurnEvent]:
+        """Stream an answer. Closing the iterator ends it at the next step."""
+        ...
+
+    def complete(self, model: str, completion: Completion) -> AsyncIterator[TurnEvent]: ...
+
+    async def count(self, model: str, turn: Turn) -> int:
+        """Return how many tokens the prompt of a turn has."""
+        ...
+
+    async def render(self, model: str, turn: Turn) -> str:
+        """Return the prompt of a turn as text."""
+        ...
+
+    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+
+    async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes of each token."""
+        ...
+
+    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult: ...
+
+    async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult: ...
+
+    def sampling_defaults(self, model: str) -> SamplingOptions: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EmbedResult:
+    """Vectors, normalized, or one score each; and how many tokens they took."""
+
+    vectors: list[list[float]]
+    tokens: int
