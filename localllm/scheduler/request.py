@@ -1,4 +1,4 @@
-"""What is asked of the scheduler, and what it tells: one `Request`, then its events, ending with `Finished` or `Failed`.
+"""What is asked of the scheduler, and what it tells: a `Request`, then its events, ending with `Finished` or `Failed`.
 
 The scheduler knows token ids and their text. Messages, tools and protocols are the server's.
 """
