@@ -38,6 +38,9 @@ class Model:
     architecture: str = "llama"
     quantization: str = "Q4_K_M"
     template: str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    bos: str = "<s>"
+    eos: str = "</s>"
+    end_tokens: tuple[int, ...] = (2, 3)
     state: Literal["unloaded", "loading", "loaded", "failed"] = "loaded"
     capabilities: tuple[str, ...] = ALL
     digest: str = "0123456789abcdef" * 4
