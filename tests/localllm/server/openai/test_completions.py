@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from localllm.answer.parts import Content
 from localllm.errors import LocalLLMError
 from localllm.scheduler.request import Logprob
-from localllm.server.openai.merge import AT_ONCE, merged
 from localllm.server.turn import Begun, Completion, Evaluated, More
 from tests.localllm.server.openai.support import chunks, ok, refusal, send
 from tests.localllm.server.scripted import ScriptedService, Step, done, said, script
@@ -206,37 +203,3 @@ def test_an_error_of_one_prompt_ends_all() -> None:
     response = send(service, PATH, {"prompt": ["a", "b", "c"]})
     assert response.status_code == 400
     assert service.closed == len(service.asked)
-
-
-def test_merged_streams_run_a_few_at_once_and_are_closed_with_their_reader() -> None:
-    running: set[int] = set()
-    most = 0
-
-    def source(number: int) -> Any:
-        async def events() -> AsyncIterator[str]:
-            nonlocal most
-            running.add(number)
-            most = max(most, len(running))
-            try:
-                for step in range(3):
-                    await asyncio.sleep(0)
-                    yield f"{number}.{step}"
-            finally:
-                running.discard(number)
-
-        return events
-
-    async def everything() -> list[tuple[int, str]]:
-        return [found async for found in merged([source(number) for number in range(10)])]
-
-    found = asyncio.run(everything())
-    assert sorted(found) == sorted((number, f"{number}.{step}") for number in range(10) for step in range(3))
-    assert most == AT_ONCE
-
-    async def first() -> None:
-        stream = merged([source(number) for number in range(10)])
-        await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
-        assert running == set()
-
-    asyncio.run(first())
