@@ -17,6 +17,7 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Json, Service
 
 MAX_INPUTS = 2048
+MAX_DOCUMENTS = 10_000
 MAX_DIMENSIONS = 1 << 20
 NOUNS = {"embedding": "embeddings", "rerank": "ranking"}
 
@@ -85,7 +86,7 @@ def _usage(tokens: int) -> Json:
 
 def _documents(fields: Fields, name: str) -> list[str]:
     """Return the documents, which are texts or objects with a text."""
-    items = fields.list(name, None, MAX_INPUTS)
+    items = fields.list(name, None, MAX_DOCUMENTS)
     if not items:
         raise fields.wrong(name, "expected at least one text")
     return [_document(fields, f"{name}[{number}]", item) for number, item in enumerate(items)]
