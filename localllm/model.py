@@ -82,9 +82,10 @@ class Model(Closing):
         observe: bool = False,
         weights: Mapping[str, Tensor] | None = None,
         embeddings: bool = False,
+        sequences: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings)
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
@@ -385,6 +386,7 @@ def load(
     progress: Progress | None = None,
     observe: bool = False,
     embeddings: bool = False,
+    sequences: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF file (or "demo", the bundled model) for use.
@@ -395,16 +397,17 @@ def load(
     Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
     tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
     (`localllm.calibration`). With `embeddings` the model embeds texts (`Model.embed`) instead of predicting tokens; an
-    encoder always does. A draft model changes the speed, not the distribution of the answers. With a GPU,
-    `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
-    SpeculationError, each with one line that says what is wrong.
+    encoder always does. `sequences` prepares for a server: that many requests share the cache (`localllm.scheduler`).
+    A draft model changes the speed, not the distribution of the answers. With a GPU, `Model.placed` says what runs
+    where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with one
+    line that says what is wrong.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file, chosen.force)
         if file.tensors:
-            model.bind(chosen, progress, observe, embeddings=embeddings)
+            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
                 model.speculate(chosen, progress)
     except BaseException:
