@@ -167,7 +167,9 @@ class Model(Closing):
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
         return engine
 
-    def _words(self) -> Tokenizer:
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer; NoTokenizer if the file has none."""
         if self.tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
         return self.tokenizer
@@ -176,7 +178,7 @@ class Model(Closing):
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
-        return self._words().encode(text, add_special, parse_special)
+        return self.words.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
         """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
@@ -185,14 +187,14 @@ class Model(Closing):
 
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most = self.context * self._words().longest
+        most = self.context * self.words.longest
         if self.context and len(text) > most:
             counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._words().decode(ids)
+        return self.words.decode(ids)
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
@@ -212,6 +214,11 @@ class Model(Closing):
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings instead of tokens."""
+        return self._bound is not None and self._bound.pooler is not None
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -248,7 +255,7 @@ class Model(Closing):
 
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
-        embedder, words = self.embedder, self._words()
+        embedder, words = self.embedder, self.words
         way = embedder.pooling("rank")
         if not documents:
             raise LocalLLMError("rank needs at least one document, got none")
@@ -336,7 +343,7 @@ class Model(Closing):
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)
-        encoder = ChatEncoder(self._words(), template.source, answer.parse_special_in_content)
+        encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
         return self._stream(encoder.encode(rendered.text), sampler, answer, (*answer.stops, *template.stops), cancel)
 
     @cached_property
@@ -344,7 +351,7 @@ class Model(Closing):
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
-        words = self._words()
+        words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined)
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import localllm
-from localllm.options import SamplingOptions
 from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Written
 from localllm.scheduler.scheduler import Scheduler, SchedulerLimits
 
@@ -66,9 +65,3 @@ def ask(scheduler: Scheduler, request: Request) -> Answer:
 def scheduled(model: localllm.Model, **limits: object) -> Iterator[Scheduler]:
     with Scheduler(model.engine, model.tokenizer, model.sampler, SchedulerLimits(**limits)) as scheduler:  # type: ignore[arg-type]
         yield scheduler
-
-
-def alone(model: localllm.Model, prompt: Sequence[int], sampling: SamplingOptions, most: int) -> list[int]:
-    """The tokens that `Model.generate` writes."""
-    pieces = model.generate(list(prompt), sampling=sampling, max_tokens=most)
-    return [piece.token for piece in pieces if piece.token is not None]
