@@ -15,6 +15,7 @@ import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -44,6 +45,18 @@ class SchedulerLimits:
     waiting: int = 256  # requests that wait
     step_seconds: float = 0.2  # of a step with prompt rows while answers are being written
     aligned: int = 1  # prompts are cut at multiples of this: on a card bits depend on the rows of a step
+
+
+class Store(Protocol):
+    """Sequences beyond memory: on disk."""
+
+    def best(self, tokens: Several[int]) -> int:
+        """Return how many leading tokens `load` would bring."""
+        ...
+
+    def load(self, tokens: Several[int]) -> Sequence | None: ...
+
+    def save(self, sequence: Sequence) -> None: ...
 
 
 class Observer(Protocol):
@@ -96,12 +109,14 @@ class Scheduler(Closing):
         limits: SchedulerLimits | None = None,
         drafts: Drafts | None = None,
         observer: Observer | None = None,
+        store: Store | None = None,
     ) -> None:
         self.engine, self.limits = engine, limits or SchedulerLimits()
         self._tokenizer, self._sampler = tokenizer, sampler
         self._drafts, self._observer = drafts, observer
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
-        self._prefixes = PrefixCache(engine.block_tokens)
+        self._store = store
+        self._prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
         self._budget = Budget(engine.limits.rows, self.limits.step_seconds)
         self._inbox: queue.SimpleQueue[Answering | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[Answering] = []
@@ -264,6 +279,11 @@ class Scheduler(Closing):
         if one.request.reuse and not one.request.prompt_logprobs:
             prompt = one.tokens[:-1]
             found = self._prefixes.find(prompt)
+            if self._store is not None and self._store.best(prompt) > found.length:
+                stored = self._store.load(prompt)
+                if stored is not None:
+                    self._prefixes.keep(stored)
+                    found = self._prefixes.find(prompt)
             source, reused, alike = found.sequence, found.length, found.alike
             for other in self._running:
                 assert other.sequence is not None
