@@ -82,9 +82,10 @@ class Model(Closing):
         observe: bool = False,
         weights: Mapping[str, Tensor] | None = None,
         embeddings: bool = False,
+        sequences: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings)
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
@@ -166,7 +167,9 @@ class Model(Closing):
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
         return engine
 
-    def _words(self) -> Tokenizer:
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer; NoTokenizer if the file has none."""
         if self.tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
         return self.tokenizer
@@ -175,7 +178,7 @@ class Model(Closing):
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
-        return self._words().encode(text, add_special, parse_special)
+        return self.words.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
         """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
@@ -184,14 +187,14 @@ class Model(Closing):
 
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most = self.context * self._words().longest
+        most = self.context * self.words.longest
         if self.context and len(text) > most:
             counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._words().decode(ids)
+        return self.words.decode(ids)
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +214,11 @@ class Model(Closing):
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings instead of tokens."""
+        return self._bound is not None and self._bound.pooler is not None
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -247,7 +255,7 @@ class Model(Closing):
 
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
-        embedder, words = self.embedder, self._words()
+        embedder, words = self.embedder, self.words
         way = embedder.pooling("rank")
         if not documents:
             raise LocalLLMError("rank needs at least one document, got none")
@@ -335,7 +343,7 @@ class Model(Closing):
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)
-        encoder = ChatEncoder(self._words(), template.source, answer.parse_special_in_content)
+        encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
         return self._stream(encoder.encode(rendered.text), sampler, answer, (*answer.stops, *template.stops), cancel)
 
     @cached_property
@@ -343,7 +351,7 @@ class Model(Closing):
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
-        words = self._words()
+        words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined)
 
@@ -385,6 +393,7 @@ def load(
     progress: Progress | None = None,
     observe: bool = False,
     embeddings: bool = False,
+    sequences: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF file (or "demo", the bundled model) for use.
@@ -395,16 +404,17 @@ def load(
     Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
     tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
     (`localllm.calibration`). With `embeddings` the model embeds texts (`Model.embed`) instead of predicting tokens; an
-    encoder always does. A draft model changes the speed, not the distribution of the answers. With a GPU,
-    `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
-    SpeculationError, each with one line that says what is wrong.
+    encoder always does. `sequences` prepares for a server: that many requests share the cache (`localllm.scheduler`).
+    A draft model changes the speed, not the distribution of the answers. With a GPU, `Model.placed` says what runs
+    where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with one
+    line that says what is wrong.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file, chosen.force)
         if file.tensors:
-            model.bind(chosen, progress, observe, embeddings=embeddings)
+            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
                 model.speculate(chosen, progress)
     except BaseException:

@@ -150,6 +150,9 @@ class ModelInfo(Protocol):
     architecture: str
     quantization: str
     template: str  # source of the chat template, or ""
+    bos: str  # the text of the token that begins a text, or ""
+    eos: str  # of the one that ends it
+    end_tokens: tuple[int, ...]  # ids of all tokens that end an answer
     state: Literal["unloaded", "loading", "loaded", "failed"]
     capabilities: tuple[str, ...]  # of: completion, chat, tools, thinking, insert, embedding, rerank
     digest: str

@@ -1,0 +1,142 @@
+"""The body of a request: bytes of a stranger, read as one JSON object within limits.
+
+Python's reader takes the last of two equal keys, NaN, numbers without end and half characters. All four are refused
+here, so that what is checked is what is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+
+from localllm.printable import printable
+from localllm.server.errors import BadRequest, TooLarge, TooSlow
+from localllm.server.limits import Limits
+from localllm.server.turn import Json
+
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or what follows a quote without its second
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+_DIGITS = 400  # of a whole number
+
+
+async def read_json(request: Request, limits: Limits) -> Json:
+    """Read the body: one JSON object, whatever its Content-Type says. BadRequest, TooLarge or TooSlow otherwise."""
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            body = await _body(request, limits.body_bytes)
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
+    return parse(body, limits)
+
+
+async def _body(request: Request, most: int) -> bytes:
+    promised = request.headers.get("content-length", "")
+    if promised.isdigit() and len(promised) < 20 and int(promised) > most:
+        raise TooLarge(f"the body has {promised} bytes; the limit is {most}")
+    body = bytearray()
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > most:
+                raise TooLarge(f"the body has more than {most} bytes, which is the limit")
+    except ClientDisconnect:
+        raise ClientGone from None
+    return bytes(body)
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody reads what is answered."""
+
+
+def parse(body: bytes, limits: Limits) -> Json:
+    """Return the object that `body` is."""
+    if not body.strip():
+        raise BadRequest("the body is empty; send a JSON object")
+    _check_items(body, limits.items)
+    try:
+        data = json.loads(
+            body.decode("utf-8-sig"),
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_float=_float,
+            parse_int=_int,
+        )
+    except UnicodeDecodeError as error:
+        raise BadRequest(f"the body is not UTF-8 (byte {error.start})") from None
+    except RecursionError:
+        raise _too_deep(limits.depth) from None
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}"
+        raise BadRequest(f"the body is not valid JSON: {error.msg} ({where})") from None
+    if not isinstance(data, dict):
+        raise BadRequest("the body must be a JSON object, such as {...}")
+    _check_depth(data, limits.depth)
+    if _HALF.search(body):
+        _check_characters(data)
+    return data
+
+
+def _check_items(body: bytes, most: int) -> None:
+    """Refuse a body with more than `most` values before they are made: a list of 2 bytes takes 64 in memory."""
+    if _marks(body) > most and _marks(_STRING.sub(b"", body)) > most:
+        raise TooLarge(f"the body has more than {most} values, which is the limit")
+
+
+def _marks(body: bytes) -> int:
+    return sum(body.count(mark) for mark in (b",", b"[", b"{", b":"))
+
+
+def _check_depth(data: Any, most: int) -> None:
+    level: list[Any] = [data]
+    for _ in range(most):
+        level = [inner for outer in level for inner in _inside(outer) if type(inner) is dict or type(inner) is list]
+        if not level:
+            return
+    raise _too_deep(most)
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if type(value) is dict else value
+
+
+def _too_deep(most: int) -> BadRequest:
+    return BadRequest(f"the body is nested more than {most} levels deep")
+
+
+def _check_characters(data: Json) -> None:
+    try:
+        json.dumps(data, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest("a text in the body has half of a surrogate pair (\\ud800 to \\udfff)") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> Json:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise BadRequest(f"the key {printable(twice)!r} occurs twice in one object")
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise BadRequest(f"{name} is not JSON; give a number")
+
+
+def _float(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise BadRequest(f"the number {printable(text, 40)} is too large")
+    return value
+
+
+def _int(text: str) -> int:
+    if len(text) > _DIGITS:
+        raise BadRequest(f"a whole number has {len(text)} digits; the limit is {_DIGITS}")
+    return int(text)

@@ -1,0 +1,98 @@
+"""The frame of every protocol: a handler gets the fields of a request, and returns JSON or a stream.
+
+    def routes(service, settings):
+        return post(("/v1/chat/completions",), chat, settings.limits)
+
+    async def chat(request: Request, fields: Fields) -> Response | Json: ...
+
+A handler raises what `refusal.py` knows. It is cancelled when its client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from localllm.server.body import ClientGone, read_json
+from localllm.server.fields import Fields
+from localllm.server.limits import Limits
+from localllm.server.refusal import Refusal, refusal_of
+from localllm.server.shapes import shape_of
+from localllm.server.streams import disconnected, ndjson, sse
+from localllm.server.turn import Json
+from localllm.server.wire import dumps, frame, line
+
+__all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_json", "refused", "reply", "sse"]
+
+T = TypeVar("T")
+Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
+GONE = 499  # nginx's status for a client that closed the connection; only logs see it
+
+
+def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
+    """Make the routes of a handler that takes a JSON object."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _answered(request, _posted(request, handler, limits))
+
+    return [Route(path, endpoint, methods=["POST"]) for path in paths]
+
+
+def get(paths: Sequence[str], handler: Handler) -> list[Route]:
+    """Make the routes of a handler that takes no body; its fields are the query's, which are texts."""
+
+    async def endpoint(request: Request) -> Response:
+        return await _answered(request, handler(request, Fields(dict(request.query_params))))
+
+    return [Route(path, endpoint, methods=["GET"]) for path in paths]
+
+
+async def _posted(request: Request, handler: Handler, limits: Limits) -> Response | Json | list[Any]:
+    fields = Fields(await read_json(request, limits))
+    return await while_connected(request, handler(request, fields))
+
+
+async def _answered(request: Request, work: Awaitable[Response | Json | list[Any]]) -> Response:
+    try:
+        found = await work
+    except ClientGone:
+        return Response(status_code=GONE)
+    except Exception as error:
+        return refused(refusal_of(error), request.scope["path"])
+    return found if isinstance(found, Response) else reply(found)
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise ClientGone if the client goes away. The body must be read."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGone
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+def reply(value: Json | list[Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """A JSON response."""
+    return Response(dumps(value), status, headers, "application/json")
+
+
+def refused(refusal: Refusal, path: str) -> Response:
+    """An error response in the shape of the path's protocol."""
+    return reply(shape_of(path).body(refusal), refusal.status, refusal.headers)
+
+
+def client(request: Request) -> str:
+    """Whose request it is: limits and fairness are per API key, or per address without keys."""
+    found = request.scope.get("localllm.client")
+    return str(found) if found else (request.client.host if request.client else "")

@@ -1,0 +1,94 @@
+"""From an exception to a refusal: the HTTP status and the kind of error, before any protocol puts it in its own shape.
+
+    refusal_of(BadRequest("...", "messages"))  ->  Refusal(400, "invalid_request", "...", "messages")
+
+`shapes.py` turns a refusal into the error of OpenAI, Anthropic, Ollama or llama.cpp.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localllm.engine import ContextFull
+from localllm.errors import LocalLLMError
+from localllm.gguf.layout import GGUFError
+from localllm.notice import said
+from localllm.printable import printable
+from localllm.server import errors
+
+Kind = Literal[
+    "invalid_request",
+    "context_length_exceeded",
+    "authentication",
+    "permission",
+    "not_found",
+    "too_large",
+    "timeout",
+    "rate_limit",
+    "unsupported",
+    "unavailable",
+    "internal",
+]
+MESSAGE = 2000  # characters of a message: it may quote what the client sent
+log = logging.getLogger("localllm.server")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error as all protocols know it."""
+
+    status: int
+    kind: Kind
+    message: str
+    param: str = ""  # the field of the request at fault
+    retry_after: int | None = None  # seconds
+    numbers: Mapping[str, int] = field(default_factory=dict)  # llama.cpp's n_prompt_tokens and n_ctx
+
+    @property
+    def headers(self) -> dict[str, str]:
+        found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
+
+
+# The first class that fits decides. Other errors of ours say what is wrong with a request: a template, an option.
+TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
+    (errors.BadRequest, 400, "invalid_request"),
+    (errors.UnknownModel, 404, "not_found"),
+    (errors.NotFound, 404, "not_found"),
+    (ContextFull, 400, "context_length_exceeded"),
+    (errors.TooLarge, 413, "too_large"),
+    (errors.TooSlow, 408, "timeout"),
+    (errors.TooManyRequests, 429, "rate_limit"),
+    (errors.Unauthorized, 401, "authentication"),
+    (errors.Forbidden, 403, "permission"),
+    (errors.NotSupported, 501, "unsupported"),
+    (errors.Loading, 503, "unavailable"),
+    (errors.Draining, 503, "unavailable"),
+    (GGUFError, 500, "internal"),
+    (LocalLLMError, 400, "invalid_request"),
+)
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Return the refusal for an exception. An unexpected one is logged; the client learns nothing about it."""
+    for kind, status, name in TABLE:
+        if isinstance(error, kind):
+            return Refusal(
+                status,
+                name,
+                printable(said(error), MESSAGE),
+                getattr(error, "param", ""),
+                getattr(error, "retry_after", None),
+                _numbers(error),
+            )
+    log.error("unexpected error", exc_info=error)
+    return Refusal(500, "internal", "internal error; the server's log has the details")
+
+
+def _numbers(error: BaseException) -> dict[str, int]:
+    if isinstance(error, errors.PromptTooLong):
+        return {"n_prompt_tokens": error.prompt_tokens, "n_ctx": error.context}
+    return {}

@@ -1,0 +1,102 @@
+"""A refusal in the shape of each protocol: the body of an error response, and an event in a stream that fails.
+
+The path decides which protocol a request speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from localllm.server.refusal import Kind, Refusal
+from localllm.server.turn import Json
+from localllm.server.wire import frame, line
+
+# What OpenAI and llama.cpp call a kind. Programs look at OpenAI's `code` for a context that is full, and
+# llama.cpp's tests at this `type`, on either's paths.
+OPENAI: dict[Kind, str] = {
+    "invalid_request": "invalid_request_error",
+    "context_length_exceeded": "exceed_context_size_error",
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "not_found": "not_found_error",
+    "too_large": "invalid_request_error",
+    "timeout": "timeout_error",
+    "rate_limit": "rate_limit_error",
+    "unsupported": "not_supported_error",
+    "unavailable": "unavailable_error",
+    "internal": "server_error",
+}
+CODES: dict[Kind, str] = {
+    "context_length_exceeded": "context_length_exceeded",
+    "authentication": "invalid_api_key",
+    "not_found": "not_found",
+    "rate_limit": "rate_limit_exceeded",
+    "unsupported": "unsupported",
+}
+ANTHROPIC: dict[Kind, str] = {
+    "invalid_request": "invalid_request_error",
+    "context_length_exceeded": "invalid_request_error",
+    "authentication": "authentication_error",
+    "permission": "permission_error",
+    "not_found": "not_found_error",
+    "too_large": "request_too_large",
+    "timeout": "timeout_error",
+    "rate_limit": "rate_limit_error",
+    "unsupported": "invalid_request_error",
+    "unavailable": "overloaded_error",
+    "internal": "api_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How a protocol says that something failed."""
+
+    body: Callable[[Refusal], Json]
+    event: Callable[[Refusal], bytes]  # in a stream that has begun
+
+
+def _openai(refusal: Refusal) -> Json:
+    error = {
+        "message": refusal.message,
+        "type": OPENAI[refusal.kind],
+        "param": refusal.param or None,
+        "code": CODES.get(refusal.kind),
+    }
+    return {"error": error | dict(refusal.numbers)}
+
+
+def _anthropic(refusal: Refusal) -> Json:
+    return {"type": "error", "error": {"type": ANTHROPIC[refusal.kind], "message": refusal.message}}
+
+
+def _ollama(refusal: Refusal) -> Json:
+    return {"error": refusal.message}
+
+
+def _llamacpp(refusal: Refusal) -> Json:
+    error = {"code": refusal.status, "message": refusal.message, "type": OPENAI[refusal.kind]}
+    return {"error": error | dict(refusal.numbers)}
+
+
+openai = Shape(_openai, lambda refusal: frame(_openai(refusal)))
+anthropic = Shape(_anthropic, lambda refusal: frame(_anthropic(refusal), "error"))
+ollama = Shape(_ollama, lambda refusal: line(_ollama(refusal)))
+llamacpp = Shape(_llamacpp, lambda refusal: frame(_llamacpp(refusal)))
+
+# The first prefix that fits decides. The rest is llama.cpp's, whose paths have no prefix in common.
+PREFIXES: tuple[tuple[str, Shape], ...] = (
+    ("/v1/messages", anthropic),
+    ("/v1/", openai),
+    ("/chat/completions", openai),
+    ("/responses", openai),
+    ("/models", openai),
+    ("/api/", ollama),
+    ("/", llamacpp),
+)
+
+
+def shape_of(path: str) -> Shape:
+    """Return the shape of the protocol that has this path."""
+    return next((shape for prefix, shape in PREFIXES if path.startswith(prefix)), llamacpp)

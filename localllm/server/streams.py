@@ -1,0 +1,146 @@
+"""Streams of events as responses: server-sent events and JSON lines.
+
+The response starts with the first event, so that a request that fails before it gets its status. A client that goes
+away ends the source at once, even while it has nothing to say; one that does not read is cut off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from localllm.server.limits import Limits
+from localllm.server.refusal import refusal_of
+from localllm.server.shapes import Shape, shape_of
+from localllm.server.turn import Json
+from localllm.server.wire import PING, dumps, frame, line
+
+ABORT = "localllm.abort"  # an extension of our uvicorn protocol: closes the connection, unsent bytes and all
+
+
+def sse(events: AsyncIterator[bytes | Json], limits: Limits, ping_seconds: float | None = None) -> Response:
+    """Send events as they come: a dict as one `data:` event, bytes (see `wire.frame`) as they are.
+
+    The source should await its first event before it yields anything: then errors before it have their status. It is
+    closed in any case. An error after the first event is sent in the stream, in the shape of the path's protocol.
+    """
+    return _Stream(events, limits, "text/event-stream", frame, PING, ping_seconds)
+
+
+def ndjson(events: AsyncIterator[bytes | Json], limits: Limits) -> Response:
+    """Send each event as a line of JSON. Otherwise as `sse`, but without comments, which JSON lines cannot have."""
+    return _Stream(events, limits, "application/x-ndjson", line, b"", None)
+
+
+class _Stream(Response):
+    def __init__(
+        self,
+        events: AsyncIterator[bytes | Json],
+        limits: Limits,
+        media_type: str,
+        encode: Callable[[Json], bytes],
+        ping: bytes,
+        ping_seconds: float | None,
+    ) -> None:
+        self.status_code = 200
+        self.background = None
+        self.media_type = media_type
+        self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._events = events
+        self._limits = limits
+        self._encode = encode
+        self._ping = ping
+        self._every = limits.ping_seconds if ping_seconds is None else ping_seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outlet = _Outlet(scope, send, self.raw_headers, self._limits.send_seconds)
+        pump = asyncio.create_task(self._pump(outlet, shape_of(scope["path"])))
+        gone = asyncio.create_task(disconnected(receive))
+        pings = asyncio.create_task(self._pings(outlet))
+        tasks = (pump, gone, pings)
+        try:
+            await asyncio.wait((pump, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pump(self, outlet: _Outlet, shape: Shape) -> None:
+        try:
+            try:
+                async for event in self._events:
+                    await outlet.send(event if isinstance(event, bytes) else self._encode(event))
+            finally:
+                if (close := getattr(self._events, "aclose", None)) is not None:
+                    await close()
+        except OSError:  # the client is gone, or does not read
+            return
+        except Exception as error:
+            refusal = refusal_of(error)
+            if outlet.begun:
+                await outlet.send(shape.event(refusal))
+            else:
+                await outlet.send(dumps(shape.body(refusal)), refusal.status, _headers(refusal.headers))
+        await outlet.end()
+
+    async def _pings(self, outlet: _Outlet) -> None:
+        while self._every > 0:
+            silent = time.monotonic() - outlet.sent
+            if silent >= self._every:
+                await outlet.send(self._ping)
+            else:
+                await asyncio.sleep(self._every - silent)
+
+
+class _Outlet:
+    """The sending side of a connection: one message at a time, each within the time limit. OSError if it is closed."""
+
+    def __init__(self, scope: Scope, send: Send, headers: list[tuple[bytes, bytes]], seconds: float) -> None:
+        self.begun = self.ended = False
+        self.sent = time.monotonic()
+        self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
+        self._send = send
+        self._headers = headers
+        self._seconds = seconds
+        self._lock = asyncio.Lock()
+
+    async def send(self, data: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
+        """Send bytes; before the first, the status and headers."""
+        await self._part(data, status, headers or self._headers, more=True)
+
+    async def end(self) -> None:
+        await self._part(b"", 200, self._headers, more=False)
+
+    async def _part(self, data: bytes, status: int, headers: list[tuple[bytes, bytes]], *, more: bool) -> None:
+        async with self._lock:
+            if not self.begun:
+                self.begun = True
+                await self._message({"type": "http.response.start", "status": status, "headers": headers})
+            if not self.ended:
+                await self._message({"type": "http.response.body", "body": data, "more_body": more})
+            self.ended = self.ended or not more
+            self.sent = time.monotonic()
+
+    async def _message(self, message: dict[str, object]) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await self._send(message)
+        except TimeoutError:
+            if self._abort is not None:
+                self._abort()
+            raise  # a TimeoutError is an OSError
+
+
+def _headers(extra: dict[str, str]) -> list[tuple[bytes, bytes]]:
+    named = {"content-type": "application/json"} | extra
+    return [(name.lower().encode(), value.encode()) for name, value in named.items()]
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client is gone. The body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

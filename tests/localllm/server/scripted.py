@@ -1,0 +1,186 @@
+"""A service that answers from a script: the protocols' tests need no model.
+
+service = ScriptedService([part("Hello"), Done("end", Usage(5, 0, 1))])
+app = make_app(service, Settings())
+... service.asked[-1] is the Turn or Completion that the protocol made
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.options import SamplingOptions
+from localllm.scheduler.request import Logprob, Usage
+from localllm.server.errors import BadRequest, UnknownModel
+from localllm.server.turn import Begun, Completion, Done, EmbedResult, Evaluated, More, StopReason, Turn, TurnEvent
+
+Step = TurnEvent | Exception | float  # an exception is raised, a number is a pause in seconds
+ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank")
+
+
+@dataclass
+class Model:
+    """What a scripted service says of its model."""
+
+    id: str = "tiny"
+    created: int = 1_700_000_000
+    context: int = 4096
+    trained_context: int = 8192
+    vocabulary: int = 256
+    width: int = 64
+    parameters: int = 1_000_000
+    file_bytes: int = 600_000
+    path: str = "/models/tiny.gguf"
+    architecture: str = "llama"
+    quantization: str = "Q4_K_M"
+    template: str = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}<|assistant|>"
+    bos: str = "<s>"
+    eos: str = "</s>"
+    end_tokens: tuple[int, ...] = (2, 3)
+    state: Literal["unloaded", "loading", "loaded", "failed"] = "loaded"
+    capabilities: tuple[str, ...] = ALL
+    digest: str = "0123456789abcdef" * 4
+
+
+def said(*texts: str, token: int = 7, answer: int = 0, logprob: Logprob | None = None) -> list[TurnEvent]:
+    """Content, a token each."""
+    return [More((Content(text),), token + n, logprob, answer) for n, text in enumerate(texts)]
+
+
+def thought(*texts: str) -> list[TurnEvent]:
+    """Reasoning, a token each."""
+    return [More((Reasoning(text),), 50 + n) for n, text in enumerate(texts)]
+
+
+def called(name: str, *arguments: str, index: int = 0, id: str = "call_1") -> list[TurnEvent]:
+    """A call of a tool, whose arguments come in pieces."""
+    parts: list[Part] = [CallStart(index, id, name)]
+    parts += [CallArguments(index, piece) for piece in arguments]
+    return [More((part,), 90 + n) for n, part in enumerate(parts)]
+
+
+def done(
+    reason: StopReason = "end",
+    prompt: int = 5,
+    reused: int = 2,
+    answer_tokens: int = 3,
+    stop: str = "",
+    answer: int = 0,
+) -> Done:
+    """The end of an answer, with its usage."""
+    usage = Usage(
+        prompt_tokens=prompt,
+        reused=reused,
+        answer_tokens=answer_tokens,
+        queued_seconds=0.001,
+        first_token_seconds=0.011,
+        prompt_seconds=0.01,
+        decode_seconds=0.02,
+    )
+    return Done(reason, usage, stop, answer)
+
+
+def script(*texts: str, prompt: int = 5, reused: int = 2, reason: StopReason = "end") -> list[Step]:
+    """A whole answer of content."""
+    middle = said(*texts)
+    return [
+        Begun(prompt, reused),
+        Evaluated(prompt),
+        *middle,
+        done(reason, prompt, reused, answer_tokens=len(middle)),
+    ]
+
+
+@dataclass
+class ScriptedService:
+    """A `Service` whose answers are `steps`, or what `steps` makes of a Turn or Completion."""
+
+    steps: Sequence[Step] | Callable[[Turn | Completion], Sequence[Step]] = field(default_factory=lambda: script("Hi"))
+    all_models: Sequence[Model] = field(default_factory=lambda: [Model()])
+    asked: list[Turn | Completion] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)  # the model names that requests had
+    closed: int = 0  # answers whose iterator was closed or ended
+    failure: Exception | None = None  # raised by everything but `models` and `find`
+
+    def models(self) -> Sequence[Model]:
+        return self.all_models
+
+    def find(self, name: str) -> Model:
+        self.names.append(name)
+        found = next((model for model in self.all_models if model.id == name), None)
+        if found is None and len(self.all_models) != 1:
+            raise UnknownModel(f"model {name!r} not found")
+        return found or self.all_models[0]
+
+    async def _run(self, asked: Turn | Completion) -> AsyncIterator[TurnEvent]:
+        self.asked.append(asked)
+        try:
+            self._fail()
+            for step in self.steps(asked) if callable(self.steps) else self.steps:
+                if isinstance(step, Exception):
+                    raise step
+                if isinstance(step, float | int):
+                    await asyncio.sleep(step)
+                else:
+                    await asyncio.sleep(0)
+                    yield step
+        finally:
+            self.closed += 1
+
+    def answer(self, model: str, turn: Turn) -> AsyncIterator[TurnEvent]:
+        self.find(model)
+        return self._run(turn)
+
+    def complete(self, model: str, completion: Completion) -> AsyncIterator[TurnEvent]:
+        self.find(model)
+        return self._run(completion)
+
+    async def count(self, model: str, turn: Turn) -> int:
+        return len((await self.render(model, turn)).split())
+
+    async def render(self, model: str, turn: Turn) -> str:
+        self._fail()
+        self.find(model)
+        self.asked.append(turn)
+        return "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
+
+    async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
+        """A token is a byte; 1 comes first if asked for, and <s> is 1 if it may be."""
+        self._fail()
+        self.find(model)
+        found = [1] if add_special else []
+        for number, piece in enumerate(text.split("<s>") if parse_special else [text]):
+            found += ([1] if number else []) + list(piece.encode())
+        return found
+
+    async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
+        self._fail()
+        self.find(model)
+        if bad := [number for number in ids if not 0 <= number < 256]:
+            raise BadRequest(f"token {bad[0]} is not in the vocabulary", "tokens")
+        return [b"<s>" if number == 1 else bytes([number]) for number in ids]
+
+    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult:
+        self._fail()
+        self.find(model)
+        vectors = [[1.0, 0.0, 0.5] if len(text) % 2 else [0.0, 1.0, 0.5] for text in texts]
+        return EmbedResult(vectors, sum(len(text) for text in texts))
+
+    async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
+        self._fail()
+        self.find(model)
+        words = set(query.lower().split())
+        scores = [[float(len(words & set(document.lower().split())))] for document in documents]
+        return EmbedResult(scores, len(query) + sum(len(document) for document in documents))
+
+    def sampling_defaults(self, model: str) -> SamplingOptions:
+        self.find(model)
+        return SamplingOptions()
+
+    def _fail(self) -> None:
+        if self.failure is not None:
+            raise self.failure
