@@ -174,10 +174,15 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
             whole_id=True,
         ),
     ),
-    Row("hunyuan-3", ("hy_Assistant", "<arg_key"), _arg_tags(
-        "<tool_call:opensource>{name}<tool_sep:opensource>", ":opensource",
-        ("<tool_calls:opensource>", "</tool_calls:opensource>"),
-    )),  # fmt: skip
+    Row(
+        "hunyuan-3",
+        ("hy_Assistant", "<arg_key"),
+        _arg_tags(
+            "<tool_call:opensource>{name}<tool_sep:opensource>",
+            ":opensource",
+            ("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        ),
+    ),
     Row(
         "minimax-m3",
         ("]<]minimax[>[", "<tool_call>"),
@@ -197,8 +202,11 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         _deepseek("function<｜tool▁sep｜>{name}\n```json\n", "\n```"),
     ),
     Row("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>")),
-    Row("gemma-4", ("<|tool_call>",), NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",),
-                                                style=GEMMA)),  # fmt: skip
+    Row(
+        "gemma-4",
+        ("<|tool_call>",),
+        NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
+    ),
     Row("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
     Row("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
     Row("qwen3-coder", ("<function=", "<parameter="), _parameters(("<tool_call>", "</tool_call>"), lines=True)),
@@ -233,9 +241,17 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
         dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
     ),
-    Row("command-r-plus", ("Action:", "```json"), JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True)),
+    Row(
+        "command-r-plus",
+        ("Action:", "```json"),
+        JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True),
+    ),
     Row("gigachat-3.1", ("<|function_call|>", "<|role_sep|>"), JsonCalls(("<|function_call|>", ""))),
-    Row("gigachat-3", ("<|role_sep|>", "<|message_sep|>"), JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", ""))),
+    Row(
+        "gigachat-3",
+        ("<|role_sep|>", "<|message_sep|>"),
+        JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", "")),
+    ),
     Row("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
     Row(
         "functionary-v3.1",
@@ -254,7 +270,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         dropped=("<|python_tag|>",),
     ),
     Row("hermes", ("<tool_call>",), HERMES),
-)  # fmt: skip
+)
 
 _TOOLS = re.compile(r"\b(?:tools|functions)\b")
 

@@ -1,7 +1,7 @@
 """The ways in which models write thoughts and calls of tools, as data: a few kinds, each with its markers.
 
-`formats.py` has a row for each family of models, `calls.py` and `channels.py` read these, and `forced.py` makes grammars
-of them. In a pattern, {name}, {key}, {id}, {n}, {type} and {string} stand for what differs from call to call.
+`formats.py` has a row for each family of models, `calls.py` and `channels.py` read these, and `forced.py` makes
+grammars of them. In a pattern, {name}, {key}, {id}, {n}, {type} and {string} stand for what differs from call to call.
 """
 
 from __future__ import annotations
