@@ -10,6 +10,7 @@ would have been chosen anyway, and each request has its own random numbers.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import traceback
@@ -35,6 +36,9 @@ from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.request import Event, Request, Ticket, Usage
 from localllm.tokenizer import Tokenizer
+
+log = logging.getLogger("localllm.scheduler")
+MOST_CLIENTS = 1000  # whose last prompt is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +122,7 @@ class Scheduler(Closing):
         self._store = store
         self._prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
         self._budget = Budget(engine.limits.rows, self.limits.step_seconds)
+        self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self._inbox: queue.SimpleQueue[Answering | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[Answering] = []
         self._running: list[Answering] = []
@@ -300,6 +305,7 @@ class Scheduler(Closing):
             else:
                 reused = 0
             one.checkpoints = self._checkpoints(reused, alike, len(one.tokens))
+            self._tell_divergence(one, reused, alike)
         if self._running and not self._has_room(one, sequence):
             self.engine.release(sequence)
             return False
@@ -318,6 +324,18 @@ class Scheduler(Closing):
             if not self._prefixes.evict():
                 return False
         return True
+
+    def _tell_divergence(self, one: Answering, reused: int, alike: int) -> None:
+        """Log where a client's prompt differs from one that it sent before. No text of the prompt is logged."""
+        client, total = one.request.client, one.prompt_tokens
+        last = self._last_prompts.get(client, 0)
+        self._last_prompts.pop(client, None)
+        self._last_prompts[client] = total
+        if len(self._last_prompts) > MOST_CLIENTS:
+            del self._last_prompts[next(iter(self._last_prompts))]
+        if last and alike < min(last, total - 1):
+            where = f"differs from an earlier one at token {alike}"
+            log.info("client %s: prompt of %d tokens %s; %d are reused", client or "-", total, where, reused)
 
     def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
         """Return where to keep a copy of a sequence for later prompts.

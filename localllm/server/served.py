@@ -19,7 +19,7 @@ from localllm.embedding import normalized
 from localllm.model import Model
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
-from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits
+from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
 from localllm.server.bridge import events
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.prompts import Prompt, Prompts
@@ -46,15 +46,23 @@ _REASONS: dict[str, StopReason] = {
 class Served(Closing):
     """A model that answers. `close` ends its scheduler and frees it."""
 
-    def __init__(self, model: Model, limits: SchedulerLimits, observer: Observer | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        limits: SchedulerLimits,
+        observer: Observer | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
+        self.model, self._sampling = model, sampling or {}
         self.embeds = model.embeds
         self.prompts = Prompts(model)
         self._worker = ThreadPoolExecutor(1, "prompts")
         self._scheduler: Scheduler | None = None
         if not self.embeds:
             self._scheduler = Scheduler(
-                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer
+                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer, store
             )
 
     @property
@@ -127,7 +135,7 @@ class Served(Closing):
             raise PromptTooLong(message, count, context)
         return Request(
             prompt=prompt.ids,
-            sampling=self.model.sampling_defaults.options(generation.sampling),
+            sampling=self.model.sampling_defaults.options({**self._sampling, **generation.sampling}),
             max_tokens=generation.max_tokens,
             stops=(*generation.stops, *prompt.stops),
             ignore_eos=generation.ignore_eos,

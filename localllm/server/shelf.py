@@ -77,9 +77,12 @@ class Shelf:
         async with self.using(name):
             pass
 
-    async def close(self) -> None:
-        for place in self._places.values():
-            await self._unload(place)
+    def end(self) -> None:
+        """Free all models, after the event loop has ended."""
+        for place in self._held():
+            assert place.served is not None
+            place.served.close()
+            place.served = None
 
     def _place(self, name: str) -> _Place:
         place = self._places.get(name) or self._places.get(name.removesuffix(":latest"))
