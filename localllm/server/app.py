@@ -10,13 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from localllm.server.anthropic.routes import routes as anthropic
 from localllm.server.http import refused
+from localllm.server.openai.routes import routes as openai
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Service, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = ()  # the first route that fits a path is taken
+PROTOCOLS: tuple[Routes, ...] = (openai, anthropic)  # the first route that fits a path is taken
 
 
 def make_app(service: Service, settings: Settings) -> Starlette:
