@@ -47,7 +47,7 @@ def _embed(own: options.Embed, opening: options.Opening) -> None:
     embed(own, name, words if own.model else words[1:], opening)
 
 
-def _serve(own: ServeOptions, model: options.ModelName, *rest: Any) -> None:
+def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
     none = own.models and not (model.words or model.model)
