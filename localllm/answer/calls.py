@@ -23,6 +23,7 @@ _MOST_HEADER = 1024
 _MOST_DEPTH = 50
 _NAMES, _ARGUMENTS, _IDS = {"name", "tool_name"}, {"arguments", "parameters", "args"}, {"id", "tool_call_id", "call_id"}
 _NAME = re.compile(r"[\w.\-]*")
+_CALLABLE = re.compile(rf"[^\s<>{{}}\[\]\"'`|]{{1,{MOST_NAME}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,11 @@ class Context:
     text: Incoming
     out: Output
     tools: Schemas
+    strict: bool = False  # only calls of known tools count
+
+    def names(self, name: str) -> bool:
+        """Whether a call can have this name."""
+        return (not self.strict or name in self.tools) and _CALLABLE.fullmatch(name) is not None
 
     def start(self, name: str, id_: str = "") -> None:
         """Show that a call begins: from here on it stays one."""
@@ -59,7 +65,7 @@ def json_calls(context: Context, form: JsonCalls) -> Wait[bool]:
             text.record()
         if not (yield from _ObjectCall(context, form).read()):
             if count:
-                context.out.text(text.recorded())
+                context.out.text(text.back())
             break
         count += 1
     if count and listed:
@@ -71,7 +77,7 @@ class _ObjectCall:
     """One object with a name and arguments, in any order."""
 
     def __init__(self, context: Context, form: JsonCalls) -> None:
-        self._context, self._text, self._tools, self._form = context, context.text, context.tools, form
+        self._context, self._text, self._form = context, context.text, form
         self._name = ""
         self._id = ""
         self._waiting = ""  # arguments that come before the name
@@ -95,7 +101,7 @@ class _ObjectCall:
                     depth += 1
                 elif not (yield from self._value(key)):
                     return self._started
-        if not self._name or (self._form.bare and self._name not in self._tools):
+        if not self._named():
             return False
         if not self._started:
             self._start()
@@ -108,7 +114,7 @@ class _ObjectCall:
             self._name, key = key, "arguments"
         if key in _NAMES or key == "function":
             self._name = (yield from self._string()) or ""
-            return bool(self._name) and not (self._form.bare and self._name not in self._tools)
+            return self._named()
         if key in _IDS and not self._started:
             parts: list[str] = []
             whole = yield from literal(self._text, LOOSE, parts.append)
@@ -116,10 +122,13 @@ class _ObjectCall:
             return whole
         if key not in _ARGUMENTS or self._started or self._waiting:
             return not self._bare_other(key) and (yield from literal(self._text, LOOSE, lambda part: None))
-        if (yield from self._text.peek()) == "{" and self._name:
+        if (yield from self._text.peek()) == "{" and self._named():
             self._start()
             return (yield from literal(self._text, LOOSE, self._context.out.arguments))
         return (yield from self._late_arguments())
+
+    def _named(self) -> bool:
+        return self._context.names(self._name) and not (self._form.bare and self._name not in self._context.tools)
 
     def _bare_other(self, key: str) -> bool:
         """Whether the key says that an answer in JSON is no call."""
@@ -164,7 +173,7 @@ def named_call(context: Context, form: NamedCalls) -> Wait[bool]:
     if fields is None or (yield from text.peek()) != "{":
         return False
     name = fields["name"].strip().removeprefix(form.prefix)
-    if not 0 < len(name) <= MOST_NAME:
+    if not context.names(name):
         return False
     context.start(name, (header or "") if form.whole_id else fields.get("id", ""))
     if (yield from literal(text, form.style, context.out.arguments)):
@@ -192,7 +201,8 @@ def tagged_call(context: Context, form: TaggedCalls) -> Wait[bool]:
     """Read a name and tagged arguments."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
-    if name is None:
+    following = (form.key.start, form.end, form.section[1] or form.end)
+    if not context.names(name) or not (yield from text.follows(following)):
         return False
     context.start(name)
     schema = context.tools.of(name)
@@ -208,7 +218,7 @@ def tagged_call(context: Context, form: TaggedCalls) -> Wait[bool]:
                 yield from text.spaces()
                 if not (yield from text.accept(form.value)):
                     return True
-            types = _types(fields, schema.property(fields["key"].strip()))
+            types = _types(fields, schema.below(fields["key"].strip()))
             start = f"{separator}{json.dumps(fields['key'].strip(), ensure_ascii=False)}: "
             if not (yield from _tag_value(text, form, types, start, out.arguments)):
                 return True
@@ -224,17 +234,11 @@ def _next_is(text: Incoming, marker: str) -> Wait[bool]:
     return bool(marker) and (yield from text.peek(len(marker))) == marker
 
 
-def _tag_name(text: Incoming, begin: Pattern) -> Wait[str | None]:
+def _tag_name(text: Incoming, begin: Pattern) -> Wait[str]:
     """Take the rest of the tag that begins a call. Without an end of its own, the name ends where a tag begins."""
-    if begin.end:
-        header = yield from _header(text, begin.end)
-    else:
-        header = yield from text.run(_UNTAGGED, MOST_NAME)
-        if not (yield from text.follows(("<",))):
-            return None
+    header = (yield from _header(text, begin.end)) if begin.end else (yield from text.run(_UNTAGGED, MOST_NAME))
     fields = begin.read(header) if header is not None else None
-    name = fields["name"].strip() if fields is not None else ""
-    return name if 0 < len(name) <= MOST_NAME and "\n" not in name and "<" not in name else None
+    return fields["name"].strip() if fields is not None else ""
 
 
 _UNTAGGED = re.compile(r"[^<]*")
@@ -286,7 +290,7 @@ def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
     """Read a name, and an element for each argument."""
     text, out = context.text, context.out
     name = yield from _tag_name(text, form.begin)
-    if name is None:
+    if not context.names(name) or not (yield from text.follows((form.prefix,))):
         return False
     context.start(name)
     schema = context.tools.of(name)
@@ -301,7 +305,7 @@ def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
         key = yield from _header(text, ">")
         if not key:
             return True
-        value = yield from _element(text, form.prefix, key, schema.property(key))
+        value = yield from _element(text, form.prefix, key, schema.below(key))
         if value is None:
             return True
         out.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
@@ -321,7 +325,7 @@ def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int
             return None
         types = schema.types
         listed = types is not None and "array" in types and name == "item"
-        below = schema.item() if listed else schema.property(name)
+        below = schema.item() if listed else schema.below(name)
         value = yield from _element(text, prefix, name, below, depth + 1)
         if value is None:
             return None
@@ -353,9 +357,9 @@ def python_calls(context: Context, form: PythonCalls) -> Wait[bool]:
         if count:
             text.record()
         name = yield from text.run(_NAME, MOST_NAME)
-        if not name or not (yield from text.accept("(")):
+        if not context.names(name) or not (yield from text.accept("(")):
             if count:
-                out.text(text.recorded())
+                out.text(text.back())
                 yield from text.accept("]")
             return count > 0
         context.start(name)

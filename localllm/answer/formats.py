@@ -7,7 +7,7 @@ families mix them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from localllm.answer.grammars import (
     Calls,
@@ -36,7 +36,8 @@ class Row:
     calls: Calls
     thinking: Thinking | None = None  # if it is not found apart
     channels: Channels | None = None
-    dropped: tuple[str, ...] = field(default=())
+    dropped: tuple[str, ...] = ()
+    around: tuple[str, str] = ("", "")  # what stands before and after content
 
 
 THOUGHTS: tuple[tuple[str, Thinking], ...] = (  # a text of the template; the first match is taken
@@ -48,9 +49,11 @@ THOUGHTS: tuple[tuple[str, Thinking], ...] = (  # a text of the template; the fi
     ("<|channel>", Thinking("<|channel>thought", "<channel|>", anywhere=True)),
     ("<|inner_prefix|>", Thinking("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
     ("[BEGIN FINAL RESPONSE]", Thinking("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
-    ("<atem:", Thinking("", "")),  # its channels say what is a thought
+    ("<atem:", Thinking(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
     (">>>${recipient}", Thinking("", "")),
-    ("<|channel|>", Thinking("", "")),
+    ("<|channel|>", Thinking("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
+    ("<think", THINK),
+    ("</think>", THINK),
 )
 
 _MISTRAL = ("[TOOL_CALLS]", "[ARGS]")
@@ -124,18 +127,21 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         channels=Channels(
             "harmony", "<|start|>assistant", "<|message|>", ("<|end|>", "<|call|>", "<|return|>", "<|channel|>")
         ),
+        around=("<|channel|>final<|message|>", ""),
     ),
     Row(
         "muse",
         ("<atem:function_calls>", "<|message|>"),
         _invoke(("<atem:function_calls>", "</atem:function_calls>"), "atem:"),
         channels=Channels("recipients", "<|start|>assistant", "<|message|>", ("<|eom|>", "<|eot|>")),
+        around=(" to=user<|message|>", ""),
     ),
     Row(
         "functionary-v3.2",
         (">>>${recipient}",),
         NamedCalls(begin=(Pattern(">>>{name}\n"),)),
         channels=Channels("arrows", ">>>", "\n", ()),
+        around=("all\n", ""),
     ),
     Row(
         "kimi-k3",
@@ -148,6 +154,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
             anywhere=True,
         ),
         dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        around=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
     ),
     Row(
         "solar",
@@ -157,8 +164,9 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
             (Pattern("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>"),),
             ("<|tool_call:end|>",),
         ),
-        Thinking("<|think|>", "<|end|>", ended_by=("<|content|>",), anywhere=True),
+        Thinking("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
         dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
+        around=("<|content|>", ""),
     ),
     Row(
         "kimi-k2",
@@ -236,10 +244,18 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
     ),
     Row("mistral-nemo", ("[TOOL_CALLS]",), JsonCalls(("[TOOL_CALLS]", ""), listed=True)),
     Row(
+        "cohere-2-moe",
+        ("<|START_ACTION|>", "<|START_TEXT|>"),
+        JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
+        dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
+        around=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    Row(
         "command-r7b",
         ("<|START_ACTION|>",),
         JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
-        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
     ),
     Row(
         "command-r-plus",
@@ -262,6 +278,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
     Row("lfm2", ("<|tool_call_start|>",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
     Row("phi-4-mini", ("<|/tool_call|>",), JsonCalls(("<|tool_call|>", "<|/tool_call|>"), listed=True)),
     Row("granite-3", ("<|tool_call|>",), JsonCalls(("<|tool_call|>", ""), listed=True)),
+    Row("minimax-m1", ("<tool_calls>", "<end_of_sentence>"), JsonCalls(("<tool_calls>", "</tool_calls>"))),
     Row("list", ("<tool_calls>",), JsonCalls(("<tool_calls>", "</tool_calls>"), listed=True)),
     Row(
         "llama-3",
@@ -281,8 +298,17 @@ def find_format(template: str) -> Format:
     A template without calls of its own has the "hermes" format, and is not `native`.
     """
     row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
-    thinking = next((thinking for text, thinking in THOUGHTS if text in template), THINK)
+    found = next((thinking for text, thinking in THOUGHTS if text in template), None)
     if row is None:
-        return Format("hermes", thinking, HERMES, native=False)
-    native = _TOOLS.search(template) is not None
-    return Format(row.name, row.thinking or thinking, row.calls, row.channels, row.dropped, native)
+        return Format("hermes", found or THINK, HERMES, thinks=found is not None, native=False)
+    thinking = row.thinking or found
+    return Format(
+        row.name,
+        thinking or THINK,
+        row.calls,
+        row.channels,
+        row.dropped,
+        row.around,
+        thinking is not None and bool(thinking.start),
+        native=_TOOLS.search(template) is not None,
+    )

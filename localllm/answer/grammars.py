@@ -51,9 +51,9 @@ class Thinking:
 
     start: str
     end: str
-    prompted: str = ""  # how a prompt ends that has begun the thought, if not with `start`
     ended_by: tuple[str, ...] = ()  # markers that also end it, and count
     anywhere: bool = False  # the markers are control tokens, which no prose has: they count within content, too
+    resume: str = ""  # between the end and what follows
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +175,8 @@ class Format:
     calls: Calls
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()  # markers around content that do not belong to it
+    around: tuple[str, str] = ("", "")  # what stands before and after content
+    thinks: bool = False  # the template knows of thoughts
     native: bool = True  # the template describes the tools to the model; else `with_tools` does
 
     @property

@@ -17,6 +17,8 @@ Show = Callable[[str], object]  # takes text that is certain
 
 SPACES = " \t\r\n"
 MOST_SPACES = 256  # in a row, to be seen as a gap between two things
+MOST_BACK = 4096  # characters to read again, at most, for something else
+_NOWHERE = sys.maxsize
 
 
 class Markers:
@@ -44,11 +46,16 @@ class Incoming:
         self._text = ""
         self._at = 0
         self._taken: list[str] | None = None
+        self._mark = _NOWHERE  # where recording began
         self.ended = False
 
     def push(self, text: str) -> None:
-        self._text = self._text[self._at :] + text
-        self._at = 0
+        if self._mark != _NOWHERE and self._at - self._mark > MOST_BACK:
+            self._mark = _NOWHERE
+        keep = min(self._at, self._mark) if self._mark != _NOWHERE else self._at
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        self._mark -= keep if self._mark != _NOWHERE else 0
 
     def close(self) -> None:
         self.ended = True
@@ -57,16 +64,20 @@ class Incoming:
 
     def record(self) -> None:
         """Remember everything that is taken from here on."""
-        self._taken = []
+        self._taken, self._mark = [], self._at
 
-    def recorded(self) -> str:
-        """Return what was taken since `record`, and stop remembering; "" after `forget`."""
-        taken, self._taken = self._taken, None
-        return "".join(taken or ())
+    def back(self) -> str:
+        """Stop remembering, and go back to where that began; return what could not be brought back."""
+        taken, mark = self._taken, self._mark
+        self.forget()
+        if taken is None or mark == _NOWHERE or self._at - mark > MOST_BACK:
+            return "".join(taken or ())
+        self._at = mark
+        return ""
 
     def forget(self) -> None:
         """Stop remembering."""
-        self._taken = None
+        self._taken, self._mark = None, _NOWHERE
 
     # -- reading ---------------------------------------------------------------------------------------------------
 

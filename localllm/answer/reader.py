@@ -14,15 +14,25 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from localllm.answer.calls import Context, json_calls, named_call, nested_call, python_calls, tagged_call
 from localllm.answer.channels import Header, is_header, is_unfinished, open_header
-from localllm.answer.grammars import Format, JsonCalls, NamedCalls, NestedCalls, PythonCalls, TaggedCalls
-from localllm.answer.incoming import SPACES, Incoming, Markers, Wait
+from localllm.answer.grammars import (
+    Format,
+    JsonCalls,
+    NamedCalls,
+    NestedCalls,
+    PythonCalls,
+    TaggedCalls,
+    Thinking,
+)
+from localllm.answer.incoming import Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
 from localllm.answer.output import Output
 from localllm.answer.parts import Part
+from localllm.answer.thought import thought_of
 from localllm.answer.values import Schemas
 
 _LETTERS = string.ascii_letters + string.digits
@@ -53,7 +63,8 @@ class AnswerReader:
         self._text = Incoming()
         self._out = Output(make_id)
         self._context = Context(self._text, self._out, Schemas(tools))
-        channels, thought, calls = format_.channels, format_.thinking, format_.calls
+        channels, calls = format_.channels, format_.calls
+        thought = format_.thinking if channels is None else Thinking("", "")  # headers say what is a thought
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
         self._header_ends = Markers(() if channels is None else (channels.header_end,))
@@ -84,10 +95,7 @@ class AnswerReader:
     # -- text with markers -----------------------------------------------------------------------------------------
 
     def _plain(self, prompt_tail: str, thinking: bool | None) -> Wait[None]:
-        start = self._format.thinking.start
-        if thinking is None:
-            thinking = bool(start) and prompt_tail.rstrip(SPACES).endswith(start)
-        if thinking:
+        if thought_of(self._format, prompt_tail) == "open" if thinking is None else thinking:
             self._out.enter("reasoning")
             yield from self._thought()
         yield from self._content()
@@ -128,36 +136,36 @@ class AnswerReader:
                 if marker != thinking.end:
                     yield from self._marker(marker)
                 return
-            if (yield from self._call(marker)):
+            if (yield from self._call(marker, strict=True)):
                 return
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _call(self, marker: str) -> Wait[bool]:
-        """Read the calls behind a marker; show it as text if there are none."""
+    def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
+        """Read the calls behind a marker; show it as text if there are none. `strict`: only those of known tools."""
         self._text.record()
-        called = yield from self._calls(marker)
-        taken = self._text.recorded()
+        called = yield from self._calls(marker, strict)
         if not called:
-            self._out.text(marker + taken)
+            self._out.text(marker)
+            self._out.text(self._text.back())
         return called
 
-    def _calls(self, marker: str) -> Wait[bool]:
-        form = self._format.calls
+    def _calls(self, marker: str, strict: bool) -> Wait[bool]:
+        form, context = self._format.calls, replace(self._context, strict=strict)
         if isinstance(form, JsonCalls):
-            return (yield from json_calls(self._context, form))
+            return (yield from json_calls(context, form))
         if isinstance(form, PythonCalls):
-            return (yield from python_calls(self._context, form))
+            return (yield from python_calls(context, form))
         if marker not in form.opens():
             yield from self._text.spaces()
             if not (yield from self._text.accept(form.opens()[0])):
                 return False
         if isinstance(form, NamedCalls):
-            return (yield from named_call(self._context, form))
+            return (yield from named_call(context, form))
         if isinstance(form, TaggedCalls):
-            return (yield from tagged_call(self._context, form))
+            return (yield from tagged_call(context, form))
         assert isinstance(form, NestedCalls)
-        return (yield from nested_call(self._context, form))
+        return (yield from nested_call(context, form))
 
     def _bare_call(self) -> Wait[None]:
         """Read a call without markers, if the format has such and only white space came before."""
@@ -169,10 +177,8 @@ class AnswerReader:
             self._out.text(gap)
             return
         self._text.record()
-        called = yield from json_calls(self._context, form)
-        taken = self._text.recorded()
-        if not called:
-            self._out.text(gap + taken)
+        if not (yield from json_calls(self._context, form)):
+            self._out.text(gap + (self._text.back() or self._text.take(1)))
 
     # -- messages with headers -------------------------------------------------------------------------------------
 

@@ -51,7 +51,26 @@ class Property:
         """JSON types that the value may have; None if any."""
         return self._types
 
-    def property(self, key: str) -> Property:
+    @property
+    def properties(self) -> tuple[str, ...]:
+        """The keys of an object that the schema describes."""
+        properties = self._schema.get("properties")
+        return tuple(map(str, properties)) if isinstance(properties, Mapping) else ()
+
+    @property
+    def required(self) -> frozenset[str]:
+        required = self._schema.get("required")
+        return frozenset(map(str, required)) if isinstance(required, list) else frozenset()
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The strings of which the value is one; none if it may be another value."""
+        values = self._schema.get("enum")
+        texts = isinstance(values, list) and all(isinstance(value, str) for value in values)
+        return tuple(values) if texts and isinstance(values, list) else ()
+
+    def below(self, key: str) -> Property:
+        """The value of a key."""
         properties = self._schema.get("properties")
         return Property(properties.get(key) if isinstance(properties, Mapping) else None, self._root)
 
