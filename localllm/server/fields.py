@@ -150,9 +150,9 @@ class Fields:
 
     def _within(self, name: str, value: Any, least: float | None, most: float | None) -> Any:
         if least is not None and value < least:
-            raise self.wrong(name, f"expected at least {least:g}, got {printable(str(value), 20)}")
+            raise self.wrong(name, f"expected at least {least}, got {printable(str(value), 40)}")
         if most is not None and value > most:
-            raise self.wrong(name, f"expected at most {most:g}, got {printable(str(value), 20)}")
+            raise self.wrong(name, f"expected at most {most}, got {printable(str(value), 40)}")
         return value
 
     def _items(self, name: str, kind: type[T], noun: str, most: int) -> tuple[T, ...]:

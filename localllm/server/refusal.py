@@ -67,6 +67,7 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.NotSupported, 501, "unsupported"),
     (errors.Loading, 503, "unavailable"),
     (errors.Draining, 503, "unavailable"),
+    (errors.Unavailable, 503, "unavailable"),
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),
 )
