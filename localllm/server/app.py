@@ -27,7 +27,12 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Observed, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (openai, anthropic, ollama.routes, llamacpp.routes)  # the first route that fits a path is taken
+PROTOCOLS: tuple[Routes, ...] = (
+    openai,
+    anthropic,
+    ollama.routes,
+    llamacpp.routes,
+)  # the first route that fits a path is taken
 
 
 def make_app(

@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from localllm.answer.asked import constrained, structured
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.closing import Closing
@@ -91,8 +92,10 @@ class Served(Closing):
 
         def asked() -> Request:
             prompt = self.prompts.of_text(completion)
+            structure = completion.generation.structure
+            constraint = None if structure is None else structured(self.prompts.grammars, structure)
             request = self._request(prompt, completion.generation)
-            return replace(request, prompt_logprobs=completion.echo_logprobs)
+            return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
 
         request = await self.work(asked)
         async with aclosing(self._stream(scheduler, request, completion.generation, None)) as stream:
@@ -122,10 +125,22 @@ class Served(Closing):
         """Return the request for a turn, and what makes a reader of its answer."""
         tools = tools_of(turn)
         prompt = self.prompts.of_turn(turn, tools)
-        format_ = self.prompts.format
-        request = self._request(prompt, turn.generation)
+        format_, tail = self.prompts.format, prompt.text[-TAIL:]
+        forced = turn.tool_choice == "required" or turn.forced_tool
+        constraint = None
+        if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
+            constraint = constrained(
+                self.prompts.grammars,
+                format_,
+                tail,
+                structure=turn.generation.structure,
+                tools=tools if forced else (),
+                parallel=turn.parallel_calls,
+                budget=turn.thinking.budget,
+            )
         visible = format_.visible(self.model.words.special)
-        return replace(request, visible=visible), lambda: AnswerReader(format_, tools, prompt.text[-TAIL:])
+        request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
+        return request, lambda: AnswerReader(format_, tools, tail)
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
