@@ -27,12 +27,8 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Observed, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (
-    openai,
-    anthropic,
-    ollama.routes,
-    llamacpp.routes,
-)  # the first route that fits a path is taken
+# The first route that fits a path is taken.
+PROTOCOLS: tuple[Routes, ...] = (openai, anthropic, ollama.routes, llamacpp.routes)
 
 
 def make_app(

@@ -45,7 +45,7 @@ def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
 
 
 def get(paths: Sequence[str], handler: Handler, method: str = "GET") -> list[Route]:
-    """Make the routes of a handler that reads no body; its fields are the query's, which are texts."""
+    """Make the routes of a handler that reads no body. Its fields are those of the query: texts."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, handler(request, Fields(dict(request.query_params))))

@@ -7,18 +7,25 @@ complete header in time are closed, which uvicorn leaves to a proxy.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import socket
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.server.admission import Admission
 from localllm.server.settings import Settings
+from localllm.server.streams import ABORT
 
 HEADER_BYTES = 64 * 1024
 KEEP_ALIVE_SECONDS = 75
@@ -96,3 +103,100 @@ def start(
     return server, partial(_serve, server, list(sockets), ready)
 
 
+async def _serve(server: _Server, sockets: list[socket.socket], ready: Ready | None) -> None:
+    serving = asyncio.create_task(server.serve(sockets))
+    loading = asyncio.create_task(_nothing() if ready is None else ready())
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit |= loading.done() and loading.exception() is not None
+        await serving
+    finally:
+        unfinished = loading.cancel()
+        serving.cancel()
+    if not unfinished:
+        loading.result()
+
+
+async def _nothing() -> None:
+    pass
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, for which any second signal means now."""
+
+    def __init__(self, config: uvicorn.Config, admission: Admission) -> None:
+        super().__init__(config)
+        self._admission = admission
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._admission.draining = True
+        if self.force_exit:
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+        """As uvicorn does, but the signal is not raised again at the end, because stopping is not a failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled = (signal.SIGINT, signal.SIGTERM)
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in handled}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, with a time limit for headers, and with a way to close it at once."""
+
+    def __init__(
+        self,
+        header_seconds: float,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._header_seconds = header_seconds
+        self._deadline: asyncio.TimerHandle | None = None
+        inner: ASGIApp = self.app  # type: ignore[assignment]
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, send)
+
+        self.app = app  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the time of a header that is not complete; it does not start again with every byte."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._header_seconds, self._late)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()
