@@ -34,7 +34,7 @@ from localllm.scheduler.answering import Answering
 from localllm.scheduler.budget import Budget
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
-from localllm.scheduler.request import Event, Request, Ticket, Usage
+from localllm.scheduler.request import Event, Request, Ticket
 from localllm.tokenizer import Tokenizer
 
 log = logging.getLogger("localllm.scheduler")
@@ -66,9 +66,9 @@ class Store(Protocol):
 class Observer(Protocol):
     """Hears what the scheduler does, in its thread."""
 
-    def stepped(self, seconds: float, prompt_rows: int, answers: int) -> None: ...
-
-    def ended(self, usage: Usage, reason: str) -> None: ...
+    def step(self, sequences: int, drafts: int = 0) -> None:
+        """Hear of a step with so many sequences, of which `drafts` verified drafted tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +247,6 @@ class Scheduler(Closing):
             self._waiting.remove(one)
         with self._lock:
             self._open -= 1
-        if self._observer is not None:
-            self._observer.ended(one.usage(), one.ended)
         if one.sequence is not None:
             self._keep(one)
 
@@ -460,7 +458,7 @@ class Scheduler(Closing):
         prompt = sum(part.count for part in parts if part.answering.reading or part.wanted == "none")
         self._budget.observe(answers, prompt, seconds)
         if self._observer is not None:
-            self._observer.stepped(seconds, prompt, answers)
+            self._observer.step(len(parts), sum(part.answering.verified > 0 for part in parts))
         if self._drafts is not None:
             self._drafts.observe(sum(part.count for part in parts), prompt, seconds)
         for part, result in zip(parts, results, strict=True):

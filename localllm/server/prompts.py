@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from localllm.answer.asked import thinking_variables
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
+from localllm.answer.thinking import thinking_variables
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.turn import Completion, Turn
