@@ -18,7 +18,7 @@ from localllm.models import ModelError, architecture_of
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Info:
     """A model in a list; see `turn.ModelInfo`."""
 
@@ -34,6 +34,9 @@ class Info:
     vocabulary: int = 0
     width: int = 0
     template: str = ""
+    bos: str = ""
+    eos: str = ""
+    end_tokens: tuple[int, ...] = ()
     digest: str = ""
     capabilities: tuple[str, ...] = ()
     state: State = "unloaded"
@@ -69,11 +72,21 @@ def info_of(name: str, path: Path, model: Model | None = None) -> Info:
                 vocabulary=len(tokens) if isinstance(tokens, Sized) else 0,
                 width=_number(data.get(f"{architecture.name}.embedding_length")),
                 template=template if isinstance(template, str) else "",
+                bos=_token(model, "bos"),
+                eos=_token(model, "eos"),
+                end_tokens=tuple(sorted(model.words.eog)) if model is not None and model.tokenizer else (),
                 digest=identity(file),
                 capabilities=_capabilities(architecture.encoder, template if isinstance(template, str) else ""),
             )
     except (LocalLLMError, ModelError, ValueError, TypeError):
         return Info(name, str(path), known.created, known.file_bytes, state="failed")
+
+
+def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:
+    """Return the text of a token that a loaded model has."""
+    words = model.tokenizer if model is not None else None
+    token = None if words is None else words.bos if name == "bos" else words.eos
+    return "" if words is None or token is None else words.piece(token).decode("utf-8", "replace")
 
 
 def _number(value: object) -> int:
