@@ -84,6 +84,9 @@ class ServeOptions(Options):
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
         help="keep the caches of prompts in this folder, so that they survive a restart",
     )  # fmt: skip
+    embeddings: bool = option(
+        False, "--embeddings", "--embedding", help="give embeddings instead of text (an encoder always does)"
+    )
     pooling: str = option(
         "auto", "--pooling", kind=one_of("auto", "mean", "cls", "last"),
         help="how an embedding is made of its tokens: auto (as the file says), mean, cls or last",
