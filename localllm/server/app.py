@@ -14,21 +14,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from localllm.server import llamacpp, ollama
+from localllm.server import anthropic, llamacpp, ollama, openai
 from localllm.server.admission import Admission, Gate
-from localllm.server.anthropic.routes import routes as anthropic
 from localllm.server.http import refused
 from localllm.server.metrics import Metrics, Watch
 from localllm.server.observed import Observed
-from localllm.server.openai.routes import routes as openai
 from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.security import Guard
 from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Observed, Settings], list[Route]]
-# The first route that fits a path is taken.
-PROTOCOLS: tuple[Routes, ...] = (openai, anthropic, ollama.routes, llamacpp.routes)
+PROTOCOLS: tuple[Routes, ...] = (openai.routes, anthropic.routes, ollama.routes, llamacpp.routes)  # the first that fits
 
 
 def make_app(

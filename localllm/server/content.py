@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
+from localllm.server.turn import Json
 
 # The types of parts that are text, and the field that has it; of OpenAI's chat and responses, and of Anthropic.
 TEXTS = {
@@ -56,3 +57,31 @@ def not_text(part: Fields, kind: str) -> BadRequest:
     if kind in MEDIA:
         return BadRequest(f"{part.where}: {MEDIA[kind]} input is not supported; send text", part.where)
     return part.wrong("type", f"unknown type of content; supported: {', '.join(TEXTS)}")
+
+
+class Draft:
+    """A message while it is read. Its texts are joined at the end: joining one by one would take quadratic time."""
+
+    __slots__ = ("call_id", "calls", "role", "texts", "thoughts")
+
+    def __init__(self, role: str, *texts: str, call_id: str = "") -> None:
+        self.role, self.call_id = role, call_id
+        self.texts = list(texts)
+        self.thoughts: list[str] = []
+        self.calls: list[Json] = []
+
+    def json(self) -> Json:
+        """Return the message in the form of `Turn`."""
+        found: Json = {"role": self.role, "content": JOINT.join(filter(None, self.texts))}
+        if self.thoughts:
+            found["reasoning_content"] = JOINT.join(self.thoughts)
+        if self.calls:
+            found["tool_calls"] = self.calls
+        return found | ({"tool_call_id": self.call_id} if self.role == "tool" else {})
+
+
+def drafted(drafts: list[Draft], role: str) -> Draft:
+    """Return the last draft if it is of this role, or a new one."""
+    if not drafts or drafts[-1].role != role:
+        drafts.append(Draft(role))
+    return drafts[-1]

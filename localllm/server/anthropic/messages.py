@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable
 
 from localllm.server.anthropic.stable import stable_prompt
-from localllm.server.content import JOINT, MEDIA, not_text, part_text
+from localllm.server.content import JOINT, MEDIA, Draft, drafted, not_text, part_text
 from localllm.server.fields import Fields
 from localllm.server.turn import Json
 
@@ -30,6 +30,7 @@ SKIPPED = (  # blocks of tools that Anthropic runs itself, and thoughts that nob
     "browser_state",
     "compaction",
 )
+RESULT = "tool_result"
 ERROR = "Error: "  # before the result of a tool that failed
 
 
@@ -37,13 +38,14 @@ def read_messages(fields: Fields) -> list[Json]:
     """Return the messages of a request with `system` first. Messages of one role that follow each other are joined."""
     if not fields.list("messages"):
         raise fields.wrong("messages", "expected at least one message")
-    system = read_blocks(fields, "system")
-    found: list[Json] = [{"role": "system", "content": system}] if system else []
+    drafts: list[Draft] = []
     for message in fields.each("messages"):
-        _read(found, message)
-    if not any(message["role"] != "system" for message in found):
+        _read(drafts, message)
+    if all(draft.role == "system" for draft in drafts):
         raise fields.wrong("messages", "expected a message with text, tool_use or tool_result")
-    return found
+    system = read_blocks(fields, "system")
+    first = [{"role": "system", "content": system}] if system else []
+    return first + [draft.json() for draft in drafts]
 
 
 def read_blocks(fields: Fields, name: str) -> str:
@@ -62,79 +64,65 @@ def _text(block: Fields) -> str | None:
     return None if kind in SKIPPED else stable_prompt(part_text(block))
 
 
-def _read(found: list[Json], message: Fields) -> None:
+def _read(drafts: list[Draft], message: Fields) -> None:
     role = message.choice("role", ROLES)
     value = message.data.get("content")
     if value is None:
         raise message.wrong("content", "required, but missing")
     if isinstance(value, str):
-        _add_text(found, role, stable_prompt(value))
-        return
-    if not isinstance(value, list):
+        drafted(drafts, role).texts.append(stable_prompt(value))
+    elif not isinstance(value, list):
         raise message.wrong("content", "expected a text or a list of blocks")
-    blocks = list(message.each("content"))
-    if role == "assistant":
-        for block in blocks:
-            _read_own(found, block)
-        return
-    for block in blocks:
-        if block.data.get("type") == "tool_result":
-            found.append(_result(block))
-    texts = [text for block in blocks if block.data.get("type") != "tool_result" and (text := _text(block))]
-    if texts or not any(block.data.get("type") == "tool_result" for block in blocks):
-        _add_text(found, role, JOINT.join(texts))
-
-
-def _add_text(found: list[Json], role: str, text: str) -> None:
-    if found and found[-1]["role"] == role:
-        found[-1]["content"] = JOINT.join(filter(None, (found[-1]["content"], text)))
+    elif role == "assistant":
+        for block in message.each("content"):
+            _read_own(drafts, block)
     else:
-        found.append({"role": role, "content": text})
+        _read_given(drafts, role, list(message.each("content")))
 
 
-def _result(block: Fields) -> Json:
+def _read_given(drafts: list[Draft], role: str, blocks: list[Fields]) -> None:
+    """Read the blocks of a message from the user: the results of tools, then the rest."""
+    results = [_result(block) for block in blocks if block.data.get("type") == RESULT]
+    texts = [text for block in blocks if block.data.get("type") != RESULT and (text := _text(block)) is not None]
+    drafts += results
+    if texts or not results:
+        drafted(drafts, role).texts += texts
+
+
+def _result(block: Fields) -> Draft:
     text = read_blocks(block, "content")
     if block.flag("is_error", False) and not text.startswith(ERROR):
         text = ERROR + text
-    return {"role": "tool", "tool_call_id": block.text("tool_use_id"), "content": text}
+    return Draft("tool", text, call_id=block.text("tool_use_id"))
 
 
 # -- the assistant's blocks ------------------------------------------------------------------------------------------
 
 
-def _read_own(found: list[Json], block: Fields) -> None:
+def _read_own(drafts: list[Draft], block: Fields) -> None:
     kind = block.text("type", "text")
-    if kind in SKIPPED:
-        return
-    if kind not in OWN:
+    if kind in OWN:
+        OWN[kind](drafted(drafts, "assistant"), block)
+    elif kind not in SKIPPED:
         raise not_text(block, kind) if kind in MEDIA else block.wrong("type", "unknown type of block")
-    OWN[kind](_own(found), block)
 
 
-def _own(found: list[Json]) -> Json:
-    if not found or found[-1]["role"] != "assistant":
-        found.append({"role": "assistant", "content": ""})
-    return found[-1]
+def _own_text(draft: Draft, block: Fields) -> None:
+    draft.texts.append(stable_prompt(part_text(block)))
 
 
-def _own_text(message: Json, block: Fields) -> None:
-    text = stable_prompt(part_text(block))
-    message["content"] = JOINT.join(filter(None, (message["content"], text)))
+def _own_thought(draft: Draft, block: Fields) -> None:
+    if thought := block.text("thinking", ""):
+        draft.thoughts.append(thought)
 
 
-def _own_thought(message: Json, block: Fields) -> None:
-    before = message.get("reasoning_content", "")
-    if thought := JOINT.join(filter(None, (before, block.text("thinking", "")))):
-        message["reasoning_content"] = thought
-
-
-def _own_call(message: Json, block: Fields) -> None:
+def _own_call(draft: Draft, block: Fields) -> None:
     arguments = json.dumps(block.object("input", {}), ensure_ascii=False)
     function = {"name": block.text("name"), "arguments": arguments}
-    message.setdefault("tool_calls", []).append({"id": block.text("id"), "type": "function", "function": function})
+    draft.calls.append({"id": block.text("id"), "type": "function", "function": function})
 
 
-OWN: dict[str, Callable[[Json, Fields], None]] = {
+OWN: dict[str, Callable[[Draft, Fields], None]] = {
     "text": _own_text,
     "thinking": _own_thought,
     "tool_use": _own_call,

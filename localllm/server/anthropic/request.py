@@ -35,7 +35,7 @@ class MessageRequest:
     thoughts: bool
 
 
-def read_message(fields: Fields, client: str) -> MessageRequest:
+def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:
     """Read the body of a request. BadRequest with the field at fault."""
     messages = read_messages(fields)
     tools = tuple(_tool(each) for each in fields.each("tools", MAX_TOOLS) if _is_ours(each))
@@ -48,7 +48,7 @@ def read_message(fields: Fields, client: str) -> MessageRequest:
         raise choice.wrong("name", f"the request has no tool {forced!r}")
     turn = Turn(
         messages=messages,
-        generation=_generation(fields, client),
+        generation=_generation(fields, client, most),
         tools=tools,
         tool_choice=wanted,
         forced_tool=forced,
@@ -61,11 +61,11 @@ def read_message(fields: Fields, client: str) -> MessageRequest:
     return MessageRequest(turn, fields.flag("stream", False), shown)
 
 
-def _generation(fields: Fields, client: str) -> Generation:
+def _generation(fields: Fields, client: str, most: int | None) -> Generation:
     sampling = read_sampling(fields)
     return Generation(
         sampling=sampling,
-        max_tokens=read_max_tokens(fields, "max_tokens"),
+        max_tokens=read_max_tokens(fields, ("max_tokens",), most),
         stops=read_stops(fields, "stop_sequences"),
         structure=_structure(fields),
         priority=PRIORITIES.get(fields.text("service_tier", ""), 0),

@@ -14,8 +14,9 @@ from localllm.server.http import client, sse
 from localllm.server.openai.chunks import ChatStream, WholeChat
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import DONE, new_head
-from localllm.server.openai.logprobs import Pieces
+from localllm.server.openai.logprobs import load
 from localllm.server.openai.request import ChatRequest, Show, read_chat
+from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, Service, Turn
 
@@ -29,7 +30,7 @@ class Chat:
     async def complete(self, request: Request, fields: Fields) -> Response | Json:
         """Answer a chat completion."""
         model = self._service.find(fields.text("model", "")).id
-        asked = read_chat(fields, client(request))
+        asked = read_chat(fields, client(request), self._settings.max_tokens)
         turn = await self._turn(model, asked)
         extra = {"__verbose": {"prompt": await self._service.render(model, turn)}} if asked.show.prompt else {}
         if asked.show.stream:
@@ -52,7 +53,7 @@ class Chat:
         writer = ChatStream(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await pieces.load(event)
+                await load(pieces, event)
                 for chunk in writer.chunks(event):
                     yield chunk | extra
                     extra = {}
@@ -65,6 +66,6 @@ class Chat:
         writer = WholeChat(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await pieces.load(event)
+                await load(pieces, event)
                 writer.add(event)
         return writer.body()

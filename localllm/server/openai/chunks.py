@@ -10,8 +10,9 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, Head
-from localllm.server.openai.logprobs import Pieces, chat_entry, chat_logprobs
+from localllm.server.openai.logprobs import chat_entry, chat_logprobs
 from localllm.server.openai.request import Show
+from localllm.server.pieces import Pieces
 from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
 
 CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"

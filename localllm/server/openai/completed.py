@@ -12,8 +12,9 @@ from localllm.answer.parts import Content
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Stopwatch, timings, usage_of
 from localllm.server.openai.head import FINISHED, Head
-from localllm.server.openai.logprobs import Lists, Pieces
+from localllm.server.openai.logprobs import Lists
 from localllm.server.openai.request import Show
+from localllm.server.pieces import Pieces
 from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
 
 KIND = "text_completion"

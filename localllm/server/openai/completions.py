@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from starlette.requests import Request
@@ -11,13 +11,14 @@ from starlette.responses import Response
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
 from localllm.server.http import client, sse
+from localllm.server.merge import merged
 from localllm.server.openai.completed import CompletionWriter, Echo
 from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, settled
 from localllm.server.openai.head import DONE, new_head
 from localllm.server.openai.inputs import Input, as_prompt, read_inputs
-from localllm.server.openai.logprobs import Pieces
-from localllm.server.openai.merge import merged
+from localllm.server.openai.logprobs import load
 from localllm.server.openai.request import Show, read_show
+from localllm.server.pieces import Pieces
 from localllm.server.settings import Settings
 from localllm.server.turn import Completion, Generation, Json, Service, TurnEvent
 
@@ -37,10 +38,10 @@ class CompletionRequest:
     show: Show
 
 
-def read_completion(fields: Fields, client: str) -> CompletionRequest:
+def read_completion(fields: Fields, client: str, most: int | None = None) -> CompletionRequest:
     """Read the body of a completion. BadRequest with the field at fault."""
     prompts = read_inputs(fields, "prompt", MAX_PROMPTS)
-    asked = read_generation(fields, client)
+    asked = read_generation(fields, client, most)
     name = "n_probs" if fields.has("n_probs") else "logprobs"
     logprobs = fields.optional_integer(name, 0, MAX_ALTERNATIVES)
     asked = replace(asked, generation=replace(asked.generation, logprobs=logprobs))
@@ -63,10 +64,11 @@ class Completions:
     async def complete(self, request: Request, fields: Fields) -> Response | Json:
         """Complete one or more prompts."""
         info = self._service.find(fields.text("model", ""))
-        asked = read_completion(fields, client(request))
+        asked = read_completion(fields, client(request), self._settings.max_tokens)
         generation = await settled(asked.asked, self._service, info.id, info.vocabulary)
         prompts = [await self._prepared(info.id, given, asked, generation) for given in asked.prompts]
         pieces = Pieces(self._service, info.id)
+        await pieces.load(echo.first for _, echo in prompts if echo is not None and echo.first is not None)
         writer = CompletionWriter(
             new_head("cmpl-", info.id),
             [echo for _, echo in prompts] if asked.echo else [None] * len(prompts),
@@ -87,28 +89,27 @@ class Completions:
     ) -> tuple[Completion, Echo | None]:
         """Return what the service is asked for one prompt, and what its echo is."""
         prompt = await as_prompt(self._service, model, given)
-        echo: Echo | None = None
         counted = asked.echo and generation.logprobs is not None
-        if counted and isinstance(prompt, str):
-            ids = await self._service.tokenize(model, prompt, True, True)
-            plain = await self._service.tokenize(model, prompt, False, True)
-            added = bool(ids) and ids != plain and ids[len(ids) - len(plain) :] == plain
-            echo, prompt = Echo(prompt, None if added or not ids else ids[0]), ids
-        elif asked.echo and isinstance(prompt, str):
-            echo = Echo(prompt)
-        elif asked.echo:
+        echo: Echo | None = None
+        if asked.echo and isinstance(prompt, str):
+            prompt, echo = await self._echoed(model, prompt) if counted else (prompt, Echo(prompt))
+        elif asked.echo and not isinstance(prompt, str):
             text = b"".join(await self._service.pieces(model, prompt)).decode("utf-8", "replace")
-            echo = Echo(text, int(prompt[0]) if counted else None)
-        made = Completion(prompt, generation, asked.suffix, echo_logprobs=counted)
-        return made, echo
+            echo = Echo(text, prompt[0] if counted else None)
+        return Completion(prompt, generation, asked.suffix, echo_logprobs=counted), echo
+
+    async def _echoed(self, model: str, text: str) -> tuple[list[int], Echo]:
+        """Return the tokens of a text, and its echo without a token that was added before it."""
+        ids = await self._service.tokenize(model, text, True, True)
+        plain = await self._service.tokenize(model, text, False, True)
+        added = ids != plain and ids[len(ids) - len(plain) :] == plain
+        return ids, Echo(text, None if added or not ids else ids[0])
 
     async def _events(self, model: str, completions: list[Completion], pieces: Pieces) -> Events:
-        def source(completion: Completion) -> Callable[[], AsyncIterator[TurnEvent]]:
-            return lambda: self._service.complete(model, completion)
-
-        async with closing(merged([source(completion) for completion in completions])) as events:
+        streams = [self._service.complete(model, completion) for completion in completions]
+        async with closing(merged(streams)) as events:
             async for number, event in events:
-                await pieces.load(event)
+                await load(pieces, event)
                 yield number, event
 
 

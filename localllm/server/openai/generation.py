@@ -7,7 +7,7 @@ compatible server; a known one with a wrong value is refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -73,13 +73,16 @@ class Asked:
     bias_texts: Mapping[str, float] = field(default_factory=dict)
 
 
-def read_generation(fields: Fields, client: str) -> Asked:
-    """Read the common fields, but for `logprobs`, which chat and completions write differently."""
+def read_generation(fields: Fields, client: str, most: int | None = None) -> Asked:
+    """Read the common fields, but for `logprobs`, which chat and completions write differently.
+
+    `most` is the limit of tokens for requests that give none.
+    """
     biases, texts = read_biases(fields)
     sampling = read_sampling(fields) | ({"logit_bias": biases} if biases else {})
     made = Generation(
         sampling=sampling,
-        max_tokens=read_max_tokens(fields, "n_predict", "max_completion_tokens", "max_tokens"),
+        max_tokens=read_max_tokens(fields, ("n_predict", "max_completion_tokens", "max_tokens"), most),
         stops=read_stops(fields, "stop"),
         ignore_eos=fields.flag("ignore_eos", False),
         structure=read_structure(fields),
@@ -134,13 +137,13 @@ def _samplers(fields: Fields) -> tuple[str, ...]:
     return tuple(SPELLED[spelling.lower()] for spelling in spelled)
 
 
-def read_max_tokens(fields: Fields, *names: str) -> int | None:
-    """Return the first of these fields that is given; None for -1, which is no limit."""
+def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:
+    """Return the first of these fields that is given, without a limit for -1; `most` if none is given."""
     for name in names:
         if fields.has(name):
             value = fields.integer(name, None, -1)
             return None if value == -1 else min(value, MAX_INT)
-    return None
+    return most
 
 
 def read_stops(fields: Fields, name: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from localllm.server.content import read_text
+from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
 from localllm.server.turn import Service
 
@@ -55,12 +56,15 @@ def _object(fields: Fields) -> str:
 
 async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
     """Return the token ids of an input; special tokens are added before it only if a text comes first."""
+    vocabulary = service.find(model).vocabulary or MAX_ID
     found: list[int] = []
     for number, item in enumerate(mixed):
-        if isinstance(item, int):
+        if isinstance(item, str):
+            found += await service.tokenize(model, item, number == 0, True)
+        elif item < vocabulary:
             found.append(item)
         else:
-            found += await service.tokenize(model, item, number == 0, True)
+            raise BadRequest(f"the prompt contains invalid tokens: {item} is not below {vocabulary}")
     return found
 
 

@@ -7,37 +7,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from localllm.scheduler.request import Logprob
-from localllm.server.turn import Evaluated, Json, More, Service, TurnEvent
+from localllm.server.pieces import Pieces
+from localllm.server.turn import Evaluated, Json, More, TurnEvent
 
 NEVER = -9999.0  # OpenAI's number for a token that is very unlikely; JSON has no -inf
 
 
-class Pieces:
-    """The bytes of the tokens that a response names, each looked up once."""
-
-    def __init__(self, service: Service, model: str) -> None:
-        self._service, self._model = service, model
-        self._bytes: dict[int, bytes] = {}
-
-    async def load(self, event: TurnEvent) -> None:
-        """Look up the tokens that the log-probabilities of an event name."""
-        if isinstance(event, More) and event.logprob is not None:
-            await self.load_ids(_named((event.logprob,)))
-        elif isinstance(event, Evaluated) and event.logprobs:
-            await self.load_ids(_named(event.logprobs))
-
-    async def load_ids(self, ids: Iterable[int]) -> None:
-        """Look up tokens."""
-        unknown = [token for token in dict.fromkeys(ids) if token not in self._bytes]
-        if unknown:
-            found = await self._service.pieces(self._model, unknown)
-            self._bytes.update(zip(unknown, found, strict=True))
-
-    def __getitem__(self, token: int) -> bytes:
-        return self._bytes[token]
-
-    def text(self, token: int) -> str:
-        return self._bytes[token].decode("utf-8", "replace")
+async def load(pieces: Pieces, event: TurnEvent) -> None:
+    """Look up the tokens that the log-probabilities of an event name."""
+    if isinstance(event, More) and event.logprob is not None:
+        await pieces.load_all(event.logprob)
+    elif isinstance(event, Evaluated) and event.logprobs:
+        await pieces.load(_named(event.logprobs))
 
 
 def _named(logprobs: Sequence[Logprob]) -> Iterable[int]:
@@ -66,7 +47,7 @@ def _entry(token: int, logprob: float, pieces: Pieces) -> Json:
         "id": token,
         "token": pieces.text(token),
         "logprob": finite(logprob),
-        "bytes": list(pieces[token]),
+        "bytes": list(pieces.bytes(token)),
     }
 
 

@@ -37,12 +37,12 @@ class ChatRequest:
     show: Show
 
 
-def read_chat(fields: Fields, client: str) -> ChatRequest:
+def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatRequest:
     """Read the body of a chat completion. BadRequest with the field at fault."""
     messages = read_messages(fields)
     variables = dict(fields.object("chat_template_kwargs", {}))
     tools = read_tools(fields)
-    asked = read_generation(fields, client)
+    asked = read_generation(fields, client, most)
     asked = replace(asked, generation=replace(asked.generation, logprobs=read_chat_logprobs(fields)))
     turn = Turn(
         messages=messages,

@@ -12,7 +12,7 @@ from localllm.server.turn import Structure
 
 CHOICES = 1000
 _META = re.compile(r"[\\.+*?()|\[\]{}^$#&\-~]")
-_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)
 FORMATS = ("text", "json_object", "json_schema")
 
 

@@ -35,7 +35,7 @@ class ResponseRequest:
     empty: bool  # there is nothing to answer: a client tries whether this API is there
 
 
-def read_response(fields: Fields, client: str) -> ResponseRequest:
+def read_response(fields: Fields, client: str, most: int | None = None) -> ResponseRequest:
     """Read the body of a response. BadRequest with the field at fault."""
     for name, instead in STORED.items():
         if fields.has(name):
@@ -44,7 +44,7 @@ def read_response(fields: Fields, client: str) -> ResponseRequest:
         raise fields.wrong("background", "not supported: the answer comes with the response; leave it false")
     messages = read_input(fields)
     tools = read_response_tools(fields)
-    asked = _asked(fields, client)
+    asked = _asked(fields, client, most)
     turn = Turn(
         messages=_instructed(fields, messages),
         generation=asked.generation,
@@ -59,14 +59,14 @@ def read_response(fields: Fields, client: str) -> ResponseRequest:
     return ResponseRequest(turn, asked, read_show(fields), tools.named, _repeated(fields, turn), not messages)
 
 
-def _asked(fields: Fields, client: str) -> Asked:
+def _asked(fields: Fields, client: str, most: int | None) -> Asked:
     asked = read_generation(fields, client)
     wanted = LOGPROBS in fields.texts("include")
     top = fields.integer("top_logprobs", 0, 0, MAX_ALTERNATIVES)
     made = replace(
         asked.generation,
         n=1,
-        max_tokens=read_max_tokens(fields, "max_output_tokens", "max_tokens", "n_predict"),
+        max_tokens=read_max_tokens(fields, ("max_output_tokens", "max_tokens", "n_predict"), most),
         logprobs=top if wanted else None,
         structure=_structure(fields) or asked.generation.structure,
     )

@@ -13,9 +13,10 @@ from localllm.server.fields import Fields
 from localllm.server.http import client, sse
 from localllm.server.openai.generation import settled
 from localllm.server.openai.head import new_head
-from localllm.server.openai.logprobs import Pieces
+from localllm.server.openai.logprobs import load
 from localllm.server.openai.responses.request import ResponseRequest, read_response
 from localllm.server.openai.responses.writer import ResponseWriter
+from localllm.server.pieces import Pieces
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo, Service, Turn
@@ -31,7 +32,7 @@ class Responses:
     async def create(self, request: Request, fields: Fields) -> Response | Json:
         """Answer a request for a response."""
         info = self._service.find(fields.text("model", ""))
-        asked = read_response(fields, client(request))
+        asked = read_response(fields, client(request), self._settings.max_tokens)
         turn = await self._turn(info, asked)
         pieces = Pieces(self._service, info.id)
         writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show, pieces)
@@ -56,7 +57,7 @@ class Responses:
     async def _events(self, model: str, turn: Turn, writer: ResponseWriter, pieces: Pieces) -> AsyncIterator[Json]:
         async with closing(self._service.answer(model, turn)) as events:
             async for event in events:
-                await pieces.load(event)
+                await load(pieces, event)
                 for made in writer.events(event):
                     yield made
 

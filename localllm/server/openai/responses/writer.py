@@ -9,10 +9,11 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 from localllm.server.collected import Collected
 from localllm.server.openai.accounts import Clock, Stopwatch, timings
 from localllm.server.openai.head import Head
-from localllm.server.openai.logprobs import Pieces, chat_entry
+from localllm.server.openai.logprobs import chat_entry
 from localllm.server.openai.request import Show
 from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, Thought
 from localllm.server.openai.responses.tools import Named
+from localllm.server.pieces import Pieces
 from localllm.server.refusal import Refusal
 from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
 

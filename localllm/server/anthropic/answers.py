@@ -1,4 +1,4 @@
-"""The paths of Anthropic's API. Any name of a model is taken: with one model, every name is its name."""
+"""The handlers of Anthropic's API. Any name of a model is taken: with one model, every name is its name."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from localllm.server.anthropic.request import read_message
 from localllm.server.anthropic.writer import MessageWriter
 from localllm.server.collected import closing
 from localllm.server.fields import Fields
-from localllm.server.http import client, post, sse
+from localllm.server.http import client, sse
 from localllm.server.openai.head import new_id
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, Service, Turn
@@ -28,7 +27,7 @@ class Messages:
     async def create(self, request: Request, fields: Fields) -> Response | Json:
         """Answer a request for a message."""
         model = self._service.find(fields.text("model", "")).id
-        asked = read_message(fields, client(request))
+        asked = read_message(fields, client(request), self._settings.max_tokens)
         writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.thoughts)
         events = self._events(model, asked.turn, writer)
         if asked.stream:
@@ -55,12 +54,3 @@ async def _framed(events: AsyncIterator[Json]) -> AsyncIterator[bytes]:
     async with closing(events):
         async for event in events:
             yield frame(event, event["type"])
-
-
-def routes(service: Service, settings: Settings) -> list[Route]:
-    """Return the routes of Anthropic's API."""
-    messages = Messages(service, settings)
-    return [
-        *post(("/v1/messages",), messages.create, settings.limits),
-        *post(("/v1/messages/count_tokens",), messages.count, settings.limits),
-    ]
