@@ -140,10 +140,9 @@ def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
         return False
     text.take(1)
     show('"')
+    plain = show if quote == '"' else lambda part: show(escaped(part))
     while True:
-        part = yield from text.run(_PLAIN[quote], 1 << 16)
-        if part:
-            show(part if quote == '"' else escaped(part))
+        if (yield from text.flow(_PLAIN[quote], 1 << 16, plain)):
             continue
         next_ = yield from text.peek()
         if next_ == quote:
