@@ -7,11 +7,12 @@ ignored here: a tool is better called loosely than not at all.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.grammars import (
+    Calls,
     Format,
     JsonCalls,
     NamedCalls,
@@ -49,8 +50,7 @@ def forced_calls(
     elif isinstance(form, PythonCalls):
         body = _python(rules, form, functions, parallel)
     else:
-        write = {NamedCalls: _named, TaggedCalls: _tagged, NestedCalls: _nested}[type(form)]
-        calls = [rules.add(write(rules, form, function)) for function in functions]
+        calls = [rules.add(_marked(rules, form, function)) for function in functions]
         headed = channels is not None and channels.kind == "recipients"
         if headed:
             calls = [
@@ -88,8 +88,8 @@ class _Function:
     def part(self, key: str) -> dict[str, Any]:
         """The schema of one argument, with the definitions that it may refer to."""
         own = self.properties[key]
-        shared = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
-        return {**shared, **own} if isinstance(own, Mapping) else {}
+        shared: dict[str, Any] = {name: self.schema[name] for name in ("$defs", "definitions") if name in self.schema}
+        return shared | dict(own) if isinstance(own, Mapping) else {}
 
     def types(self, key: str) -> frozenset[str] | None:
         return Property(self.part(key), self.schema).types
@@ -150,7 +150,14 @@ class _Rules:
         return f"({' | '.join(starts)})?" if starts else '""'
 
 
-Write = Callable[[_Rules, Any, _Function], str]
+def _marked(rules: _Rules, form: Calls, function: _Function) -> str:
+    """Return a call between its markers, without those of its section."""
+    if isinstance(form, NamedCalls):
+        return _named(rules, form, function)
+    if isinstance(form, TaggedCalls):
+        return _tagged(rules, form, function)
+    assert isinstance(form, NestedCalls)
+    return _nested(rules, form, function)
 
 
 def _json(rules: _Rules, form: JsonCalls, functions: Sequence[_Function], parallel: bool) -> str:

@@ -262,11 +262,17 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         ("Action:", "```json"),
         JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True),
     ),
-    Row("gigachat-3.1", ("<|function_call|>", "<|role_sep|>"), JsonCalls(("<|function_call|>", ""))),
+    Row(
+        "gigachat-3.1",
+        ("<|function_call|>", "<|role_sep|>"),
+        JsonCalls(("<|function_call|>", "")),
+        dropped=("<|message_sep|>",),
+    ),
     Row(
         "gigachat-3",
         ("<|role_sep|>", "<|message_sep|>"),
         JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", "")),
+        dropped=("<|message_sep|>",),
     ),
     Row("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
     Row(

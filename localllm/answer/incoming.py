@@ -108,17 +108,28 @@ class Incoming:
                 return False
             yield
 
-    def run(self, pattern: re.Pattern[str], most: int) -> Wait[str]:
-        """Take the next characters, `most` of them, as long as each matches a pattern of the form `[...]*`."""
-        taken: list[str] = []
-        while most:
-            found = pattern.match(self._text, self._at, self._at + most)
+    def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
+        """Show the next characters, `most` of them, as long as each matches a pattern of the form `[...]*`.
+
+        Return their number.
+        """
+        left = most
+        while left:
+            found = pattern.match(self._text, self._at, self._at + left)
             assert found is not None, "the pattern matches nothing at all, too"
-            taken.append(self.take(found.end() - found.start()))
-            most -= len(taken[-1])
+            taken = self.take(found.end() - found.start())
+            left -= len(taken)
+            if taken:
+                show(taken)
             if self._at < len(self._text) or self.ended:
                 break
             yield
+        return most - left
+
+    def run(self, pattern: re.Pattern[str], most: int) -> Wait[str]:
+        """Return the characters that `flow` shows."""
+        taken: list[str] = []
+        yield from self.flow(pattern, most, taken.append)
         return "".join(taken)
 
     def spaces(self) -> Wait[str]:

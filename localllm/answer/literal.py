@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass
 
 from localllm.answer.incoming import SPACES, Incoming, Markers, Show, Wait, run_whole
@@ -23,6 +24,7 @@ _LETTERS = re.compile(r"[A-Za-z]*")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _CLOSERS = {"{": "}", "[": "]"}
 _PLAIN = {quote: re.compile(rf"[^{quote}\\\x00-\x1f]*") for quote in "\"'"}
+_DIGITS_OF = {"u": 4, "x": 2, "U": 8}  # hexadecimal digits of an escape
 _HEX = re.compile("[0-9a-fA-F]*")
 
 
@@ -140,10 +142,9 @@ def _string(text: Incoming, style: Style, show: Show) -> Wait[bool]:
         return False
     text.take(1)
     show('"')
+    plain = show if quote == '"' else lambda part: show(escaped(part))
     while True:
-        part = yield from text.run(_PLAIN[quote], 1 << 16)
-        if part:
-            show(part if quote == '"' else escaped(part))
+        if (yield from text.flow(_PLAIN[quote], 1 << 16, plain)):
             continue
         next_ = yield from text.peek()
         if next_ == quote:
@@ -166,10 +167,14 @@ def _escape(text: Incoming, show: Show) -> Wait[bool]:
         return False
     text.take(2)
     letter = pair[1]
-    if letter in "ux":
-        digits = yield from text.run(_HEX, 4 if letter == "u" else 2)
-        whole = len(digits) == (4 if letter == "u" else 2)
-        show(f"\\u{digits:>04}" if whole else "\\\\" + letter + digits)
+    if letter in _DIGITS_OF:
+        digits = yield from text.run(_HEX, _DIGITS_OF[letter])
+        if len(digits) == _DIGITS_OF[letter] and int(digits, 16) <= sys.maxunicode:
+            show(f"\\u{digits}" if letter == "u" else json.dumps(chr(int(digits, 16)))[1:-1])
+        elif (yield from text.peek()):
+            show("\\\\" + letter + digits)
+        else:
+            return False
     elif letter in '"\\/bfnrt':
         show(pair)
     elif letter != "\n":  # Python: a line that goes on

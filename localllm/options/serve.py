@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from localllm.notice import Notice, Setting
+from localllm.notice import Notice, Setting, Written
+from localllm.options.answer import LIMIT
 from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, one_of, several, whole
 
@@ -71,6 +72,10 @@ class ServeOptions(Options):
     )  # fmt: skip
     port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
     parallel: int = option(4, "-np", "--parallel", kind=_upto(MAX_PARALLEL), help="answers to write at the same time")
+    max_tokens: int | None = option(
+        None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
+        shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
+    )  # fmt: skip
     alias: str = option("", "-a", "--alias", metavar="NAME", help="name of the model for clients (default: its file)")
     models: str = option(
         "", "--models", "--models-dir", kind=PATH, metavar="FOLDER", offers="files",

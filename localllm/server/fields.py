@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from localllm.printable import printable
 from localllm.server.errors import BadRequest
@@ -58,7 +58,7 @@ class Fields:
         return self._one(name, default, self._flag)
 
     def choice(self, name: str, choices: Sequence[C], default: C | None = None) -> C:
-        value = self._one(name, default, self._text)
+        value = self.text(name, default)
         found = next((choice for choice in choices if choice == value), default)
         if found is None or found != value:
             raise self.wrong(name, f"expected one of {', '.join(choices)}; got {printable(value)!r}")
@@ -162,7 +162,7 @@ class Fields:
                 raise self.wrong(f"{name}[{number}]", f"expected {noun}, got {_name(item)}")
         return found
 
-    def _refuse(self, name: str, noun: str, value: Any) -> Any:
+    def _refuse(self, name: str, noun: str, value: Any) -> NoReturn:
         raise self.wrong(name, f"expected {noun}, got {_name(value)}")
 
 

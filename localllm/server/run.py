@@ -137,7 +137,7 @@ class _Server(uvicorn.Server):
                 connection.transport.abort()
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:  # type: ignore[override]
+    def capture_signals(self) -> Iterator[None]:
         """As uvicorn does, but the signal is not raised again at the end, because stopping is not a failure."""
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -165,12 +165,12 @@ class _Connection(H11Protocol):
         super().__init__(config, server_state, app_state, _loop)
         self._header_seconds = header_seconds
         self._deadline: asyncio.TimerHandle | None = None
-        inner: ASGIApp = self.app  # type: ignore[assignment]
+        inner: ASGIApp = self.app
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, send)
 
-        self.app = app  # type: ignore[assignment]
+        self.app = app
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -35,7 +35,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     """Serve one model, or all of a folder, until SIGTERM or Ctrl-C."""
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
-    settings = Settings.of(own)
+    settings = Settings.of(own, own.max_tokens)
     places = models_in(Path(own.models)) if own.models else [(own.alias or _title(name), Path(resolve(name)))]
     sockets = listen(settings)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")

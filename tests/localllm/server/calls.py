@@ -39,7 +39,8 @@ def call(
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             verb = method or ("GET" if body is None else "POST")
-            return await client.request(verb, path, content=content, headers=headers)
+            raw = {name: value.encode() for name, value in (headers or {}).items()}
+            return await client.request(verb, path, content=content, headers=raw)
 
     return asyncio.run(one())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,7 +32,6 @@ from localllm.server.shapes import ANTHROPIC, OPENAI, shape_of
         (errors.TooSlow("x"), 408, "timeout"),
         (errors.TooLarge("x"), 413, "too_large"),
         (errors.TooManyRequests("x"), 429, "rate_limit"),
-        (GGUFError("x"), 500, "internal"),
         (errors.NotSupported("x"), 501, "unsupported"),
         (errors.Loading("x"), 503, "unavailable"),
         (errors.Draining("x"), 503, "unavailable"),
@@ -41,6 +41,11 @@ from localllm.server.shapes import ANTHROPIC, OPENAI, shape_of
 def test_the_table(error: Exception, status: int, kind: str) -> None:
     refusal = refusal_of(error)
     assert (refusal.status, refusal.kind, refusal.message) == (status, kind, "x")
+
+
+def test_a_file_that_cannot_be_read_is_not_the_clients_fault() -> None:
+    refusal = refusal_of(GGUFError(Path("m.gguf"), "magic", "is wrong"))
+    assert (refusal.status, refusal.kind) == (500, "internal")
 
 
 def test_every_error_of_the_server_is_in_the_table() -> None:

@@ -105,8 +105,11 @@ def test_a_text_that_was_held_back_belongs_to_it() -> None:
     assert complete(steps, return_tokens=True)["content"] == "abc"
     assert complete(steps, return_tokens=True)["tokens"] == [7, 9]
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
-    assert [each["content"] for each in stream] == ["a", "bc"]
-    assert [each["tokens"] for each in stream] == [[7], [9]]
+    assert [each["content"] for each in stream] == ["a", "bc", ""]
+    assert [each["tokens"] for each in stream] == [[7], [9], []]
+    steps.remove(steps[2])  # now no token is left to go with the text, which goes with the end
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
+    assert [(each["content"], each["tokens"]) for each in stream] == [("a", [7]), ("bc", [])]
 
 
 def test_response_fields() -> None:
