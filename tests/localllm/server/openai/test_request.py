@@ -230,6 +230,7 @@ def test_functions_are_tools_of_which_one_is_called() -> None:
     assert (asked.turn.tool_choice, asked.turn.forced_tool) == ("required", "weather")
     assert asked.turn.parallel_calls is False
     assert asked.show.legacy
+    assert turn(functions=[weather()["function"]], function_call="none").tool_choice == "none"
 
 
 # -- thinking --------------------------------------------------------------------------------------------------------
@@ -247,6 +248,7 @@ def test_functions_are_tools_of_which_one_is_called() -> None:
         ({"thinking": {"type": "disabled"}}, Thinking(False)),
         ({"thinking": {"type": "auto"}, "thinking_budget_tokens": -1}, Thinking()),
         ({"reasoning_format": "deepseek", "reasoning_budget_tokens": 0}, Thinking(None, "", 0)),
+        ({"reasoning_format": "auto"}, Thinking()),
     ],
 )
 def test_thinking(body: dict[str, Any], expected: Thinking) -> None:

@@ -205,6 +205,19 @@ def test_functions_custom_tools_and_namespaces_are_kept_and_others_skipped() -> 
     assert (found.tools["files__read"].namespace, found.tools["files__read"].name) == ("files", "read")
 
 
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    regex = {"type": "grammar", "syntax": "regex", "definition": "a+"}
+    (tool,) = asked(tools=[{"type": "custom", "name": "run", "description": "Run.", "format": regex}]).turn.tools
+    assert tool == {
+        "type": "function",
+        "function": {
+            "name": "run",
+            "description": "Run.\n\nThe input must match this regex grammar:\na+",
+            "parameters": {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]},
+        },
+    }
+
+
 def test_tools_among_the_items() -> None:
     items = [text("user", "x"), {"type": "additional_tools", "role": "developer", "tools": [ADD]}]
     found = asked(input=items, tool_choice={"type": "function", "name": "add"}).turn
