@@ -14,7 +14,7 @@ from localllm.server.ollama.request import check_keep_alive, model_of
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo, Service
 
-MAX_INPUTS = 10_000
+MAX_INPUTS = 2048
 
 
 class Vectors:
