@@ -31,7 +31,7 @@ def call(
     headers: Mapping[str, str] | None = None,
 ) -> httpx.Response:
     """Send one request: POST with a body (a value for JSON, or bytes), else GET."""
-    app = service if not hasattr(service, "find") else make_app(service, settings or Settings())
+    app = service if not hasattr(service, "find") else make_app(service, settings or Settings())  # type: ignore[arg-type]
 
     async def one() -> httpx.Response:
         # errors that the application raises would be uvicorn's to log; here they fail the test
