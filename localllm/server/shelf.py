@@ -37,9 +37,14 @@ class _Place:
 class Shelf:
     """Finds, loads and unloads models. Only the event loop uses it."""
 
-    def __init__(self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0) -> None:
-        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit."""
-        self._places = {name: _Place(path, info_of(name, path)) for name, path in places}
+    def __init__(
+        self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
+    ) -> None:
+        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit.
+
+        `embeds`: `load` opens models for embeddings.
+        """
+        self._places = {name: _Place(path, info_of(name, path, embeds=embeds)) for name, path in places}
         self._load, self._memory = load, memory
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()

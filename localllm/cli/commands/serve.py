@@ -54,7 +54,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             model.close()
             raise
 
-    shelf = Shelf(places, opened, own.memory_limit)
+    shelf = Shelf(places, opened, own.memory_limit, own.embeddings)
     service = ModelService(shelf)
 
     async def ready() -> None:

@@ -200,6 +200,7 @@ def test_embeddings_need_a_model_that_embeds() -> None:
         vectors = Shelf(
             [("demo", DEMO)],
             lambda path: Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits()),
+            embeds=True,
         )
         async with client(vectors) as http:
             answer = (await http.post("/v1/embeddings", json={"input": ["a cat", "a dog"]})).json()
