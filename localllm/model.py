@@ -22,6 +22,7 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
+from localllm.held import end_of, held, held_text, without_thought
 from localllm.models import Config, architecture_of, record_heads
 from localllm.notice import Notice, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
@@ -37,7 +38,9 @@ from localllm.session import Session
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
+    from localllm.answer.constraint import GrammarVocabulary
     from localllm.confined import Confined
+    from localllm.scheduler.request import Constraint
     from localllm.speculation.setup import Reader, Speculation
     from localllm.template import ChatTemplate
 
@@ -82,9 +85,10 @@ class Model(Closing):
         observe: bool = False,
         weights: Mapping[str, Tensor] | None = None,
         embeddings: bool = False,
+        sequences: int = 0,
     ) -> None:
         """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings)
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
@@ -166,7 +170,9 @@ class Model(Closing):
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
         return engine
 
-    def _words(self) -> Tokenizer:
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer; NoTokenizer if the file has none."""
         if self.tokenizer is None:
             raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
         return self.tokenizer
@@ -175,7 +181,7 @@ class Model(Closing):
 
     def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
         """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
-        return self._words().encode(text, add_special, parse_special)
+        return self.words.encode(text, add_special, parse_special)
 
     def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
         """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
@@ -184,14 +190,14 @@ class Model(Closing):
 
     def check_length(self, text: str) -> None:
         """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most = self.context * self._words().longest
+        most = self.context * self.words.longest
         if self.context and len(text) > most:
             counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
             raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self._words().decode(ids)
+        return self.words.decode(ids)
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +217,11 @@ class Model(Closing):
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings instead of tokens."""
+        return self._bound is not None and self._bound.pooler is not None
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -247,7 +258,7 @@ class Model(Closing):
 
     def rank(self, query: str, documents: Sequence[str]) -> NDArray[np.float32]:
         """Return how well each document answers the query, float32 (documents,): the score of a reranker."""
-        embedder, words = self.embedder, self._words()
+        embedder, words = self.embedder, self.words
         way = embedder.pooling("rank")
         if not documents:
             raise LocalLLMError("rank needs at least one document, got none")
@@ -296,7 +307,7 @@ class Model(Closing):
         if answer.system_prompt:
             raise LocalLLMError("generate takes no system_prompt; put the text into the prompt, or use model.chat")
         ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return self._stream(ids, sampler, answer, answer.stops, cancel)
+        return self._stream(ids, sampler, answer, answer.stops, cancel, held_text(self, answer.structure))
 
     @takes(AnswerOptions, SamplingOptions)
     def chat(
@@ -331,21 +342,31 @@ class Model(Closing):
         template, note = self.template
         for message in messages:
             self.check_length(str(message.get("content") or ""))
-        rendered = template.render(messages, tools=tools, extra=answer.chat_template_kwargs)
+        rendered = template.render(messages, tools=tools, extra=answer.template_variables)
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)
-        encoder = ChatEncoder(self._words(), template.source, answer.parse_special_in_content)
-        return self._stream(encoder.encode(rendered.text), sampler, answer, (*answer.stops, *template.stops), cancel)
+        encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
+        ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
+        make = held(self, answer, template, tail)
+        pieces = self._stream(ids, sampler, answer, stops, cancel, make() if make is not None else None)
+        return pieces if answer.structure is None else without_thought(pieces, self, template, tail, stops)
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
         from localllm.template import choose_template, renderer
 
-        words = self._words()
+        words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined)
+
+    @cached_property
+    def grammars(self) -> GrammarVocabulary:
+        """The vocabulary as grammars see it, made when the first answer is held to one."""
+        from localllm.answer.constraint import GrammarVocabulary
+
+        return GrammarVocabulary(self.words, self.vocabulary)
 
     def _sampler(self, sampling: SamplingOptions | None, given: Mapping[str, Any]) -> Sampler:
         if sampling is not None:
@@ -359,10 +380,13 @@ class Model(Closing):
         answer: AnswerOptions,
         stops: tuple[str, ...],
         cancel: threading.Event | None,
+        constraint: Constraint | None,
     ) -> Iterator[Piece]:
         session = self.session()
         try:
-            yield from session.generate(ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos)
+            yield from session.generate(
+                ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos, constraint=constraint
+            )
         finally:
             session.close()
 
@@ -385,6 +409,7 @@ def load(
     progress: Progress | None = None,
     observe: bool = False,
     embeddings: bool = False,
+    sequences: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
     """Open a GGUF file (or "demo", the bundled model) for use.
@@ -395,16 +420,17 @@ def load(
     Keywords change `options`. `progress(what, done, total)` reports kernels compiled and weights read. A file without
     tensors loads for tokenizing only. With `observe` the inputs of every matrix can be read after a step
     (`localllm.calibration`). With `embeddings` the model embeds texts (`Model.embed`) instead of predicting tokens; an
-    encoder always does. A draft model changes the speed, not the distribution of the answers. With a GPU,
-    `Model.placed` says what runs where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or
-    SpeculationError, each with one line that says what is wrong.
+    encoder always does. `sequences` prepares for a server: that many requests share the cache (`localllm.scheduler`).
+    A draft model changes the speed, not the distribution of the answers. With a GPU, `Model.placed` says what runs
+    where. Raises OptionError, GGUFError, TokenizerError, ModelError, BackendError or SpeculationError, each with one
+    line that says what is wrong.
     """
     chosen = LoadOptions.given(options, keywords)
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file, chosen.force)
         if file.tensors:
-            model.bind(chosen, progress, observe, embeddings=embeddings)
+            model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
                 model.speculate(chosen, progress)
     except BaseException:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,9 +11,12 @@ from localllm.backends import open_backend
 from localllm.backends.base import CacheTypes, Card, Executable, Limits, Progress
 from localllm.backends.hybrid.offload import Offload, Planner, arrange
 from localllm.cache import SLACK, BlockPool, CacheChoice, choose_types
+from localllm.cache.types import cache_bytes
 from localllm.engine import Engine
+from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
 from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
+from localllm.notice import Notice, Setting
 from localllm.options import LoadOptions
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
@@ -19,6 +24,8 @@ BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
 DEFAULT_CONTEXT = 4096  # tokens, if the model was trained on at least as many and the user sets no size
 WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far an answer can be rolled back
 LOGIT_BYTES = 64 << 20  # maximum rows of logits per batch
+STATE_COPIES = 6  # blocks of recurrent layers for each further sequence, to reuse its prompt
+MEMORY_SHARE = 0.8  # of the free memory, for weights and cache of a server
 STATE_BYTES = 1 << 30  # of the blocks of recurrent layers, if a step does not need more
 LEAST_ROWS = 128  # per forward pass, however big states are
 
@@ -49,14 +56,16 @@ def bind(
     observe: bool = False,
     weights: Mapping[str, Tensor] | None = None,
     embeddings: bool = False,
+    sequences: int = 0,
 ) -> Bound:
     """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file.
 
-    With `embeddings` the plan ends in embeddings instead of logits, as that of an encoder always does.
+    With `embeddings` the plan ends in embeddings instead of logits, as that of an encoder always does. `sequences`
+    prepares for a server: that many sequences share the cache, and each may fill the context, as far as memory allows.
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
-    context = context_of(options.ctx_size, config)
+    context = context_of(options.ctx_size, config, config.context_length if sequences else DEFAULT_CONTEXT)
     plan = record(config, architecture, weights or file.tensors, context, embeddings)
     pooler = None
     if embeddings or architecture.encoder:
@@ -65,12 +74,17 @@ def bind(
     offload.check(options.backend)
 
     def limits_at(context: int) -> Limits:
-        return limits_of(context, plan)
+        return limits_of(context, plan, max(1, sequences))
 
     limits = limits_at(context)
     held = sum(tensor.nbytes for tensor in file.tensors.values())
     asked = CacheTypes(options.cache_type_k, options.cache_type_v)
     cache = choose_types(asked, plan, limits, held, options.force or options.any_cache)
+    if sequences:
+        limits = within(limits, plan, cache.types, int(MEMORY_SHARE * free_memory()) - held, bool(options.ctx_size))
+        if limits.positions < context:
+            context = limits.positions
+            plan = record(config, architecture, weights or file.tensors, context, embeddings)
 
     def planner(card: Card, name: str) -> Planner:
         return Planner(card, name, plan, limits_at, context, cache.types)
@@ -101,28 +115,61 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, plan: Plan) -> Limits:
+def limits_of(context: int, plan: Plan, sequences: int = 1) -> Limits:
     """Return the limits for binding a model; some layers may see only the last tokens, or keep a state.
 
     The states of recurrent layers are big, so models that have them take fewer rows in a step, and keep only as many
     blocks as STATE_BYTES hold, but no fewer than a step and a rollback of SLACK tokens need.
     """
-    blocks = -(-context // BLOCK) + 1  # one more than the context, so that a full context can be forked
+    blocks = sequences * -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
+    positions = -(-context // BLOCK) * BLOCK + BLOCK
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
     if not plan.causal:  # rows read later ones, so a text is one batch
-        return Limits(
-            context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, blocks * BLOCK
-        )
+        return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:
-        return Limits(BATCH_ROWS, logit_rows, blocks, blocks * BLOCK)
+        return Limits(BATCH_ROWS, logit_rows, blocks, positions)
     size = 4 * sum(BLOCK * own.row + own.state for own in plan.layers if not isinstance(own, CacheLayer))
     rows = BATCH_ROWS
     while rows > LEAST_ROWS and _needed(plan.window, rows) * size > STATE_BYTES:
         rows //= 2
-    own = _needed(plan.window, rows)
-    past = WINDOW_PAST // BLOCK
-    own += min(past, max(0, STATE_BYTES // size - own)) if size else past
-    return Limits(rows, min(rows, logit_rows), blocks, blocks * BLOCK, own if own < blocks else 0)
+    own = _needed(plan.window, rows) + (sequences - 1) * _needed(plan.window, 0)
+    past = sequences * WINDOW_PAST // BLOCK
+    if size:
+        past = min(past, max(STATE_COPIES * (sequences - 1), STATE_BYTES // size - own, 0))
+    own += past
+    return Limits(rows, min(rows, logit_rows), blocks, positions, own if own < blocks else 0)
+
+
+def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bool) -> Limits:
+    """Return `limits` with so few blocks that the cache fits `memory` bytes.
+
+    LocalLLMError if not even one full context fits and the context was asked for (`exact`), or if nothing fits.
+    """
+    blocks, positions = limits.blocks, limits.positions
+    least = min(blocks, 4 if not exact else positions // BLOCK)
+    at_most = bisect_right(
+        range(least, blocks), memory, key=lambda n: cache_bytes(plan, replace(limits, blocks=n), types)
+    )
+    fitting = least + at_most - 1 if cache_bytes(plan, limits, types) > memory else blocks
+    if fitting < least:
+        need = cache_bytes(plan, replace(limits, blocks=least), types)
+        raise LocalLLMError(
+            Notice(
+                f"the cache needs {need >> 20} MiB, and {max(memory, 0) >> 20} MiB are free beside the weights; "
+                "use a smaller context (", Setting("ctx_size"), ") or fewer parallel requests",
+            )
+        )  # fmt: skip
+    return replace(limits, blocks=fitting, positions=min(positions, fitting * BLOCK))
+
+
+def free_memory() -> int:
+    """Return the bytes that programs can still take: as Linux estimates them, elsewhere all memory."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) << 10
+    except (OSError, KeyError, ValueError):
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _needed(window: int, rows: int) -> int:
@@ -130,6 +177,6 @@ def _needed(window: int, rows: int) -> int:
     return -(-(window + SLACK + rows) // BLOCK) + 2
 
 
-def context_of(asked: int, config: Config) -> int:
-    """Return the tokens of context: as requested, or for 0 as trained, but at most DEFAULT_CONTEXT."""
-    return asked or min(config.context_length, DEFAULT_CONTEXT)
+def context_of(asked: int, config: Config, most: int = DEFAULT_CONTEXT) -> int:
+    """Return the tokens of context: as requested, or for 0 as trained, but at most `most`."""
+    return asked or min(config.context_length, most)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import platform
+import sys
 import threading
 from queue import SimpleQueue
 
@@ -18,6 +20,8 @@ from localllm.notice import Notice, Setting
 
 IDLE_SPINS = 200_000  # a few milliseconds: longer than sampling a token, too short to heat an idle machine
 
+FUTEX = {"x86_64": 202, "aarch64": 98, "riscv64": 98}  # number of the Linux system call
+
 
 class Pool:
     """`threads` threads including the caller; `run` replays a plan on all of them."""
@@ -31,9 +35,9 @@ class Pool:
         self._library = library  # keeps the code that the workers run
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
-        sched_yield = ctypes.cast(ctypes.CDLL(None).sched_yield, ctypes.c_void_p).value
-        assert sched_yield is not None
-        self._sync[Sync.sched_yield] = sched_yield
+        self._sync[Sync.sched_yield] = _system("sched_yield")
+        if sys.platform == "linux" and platform.machine() in FUTEX:
+            self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
         self._running = threading.Lock()
         # Queues written in C: unlike with threading's locks, an exception from Ctrl-C cannot leave them in a bad state.
         self._beds: list[SimpleQueue[None]] = [SimpleQueue() for _ in range(threads)]
@@ -89,3 +93,10 @@ class Pool:
         for thread in self._workers:
             if thread is not threading.current_thread():  # a worker may garbage-collect a forgotten backend
                 thread.join(timeout=5)
+
+
+def _system(name: str) -> int:
+    """Return the address of a function of the C library."""
+    found = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    assert found is not None
+    return found

@@ -16,18 +16,19 @@ class StopStrings:
             raise LocalLLMError("a stop string is empty and would stop every answer at once; remove it")
         self._stops = stops
         self._held = ""
-        self._stopped = False
+        self.ended_by = ""  # the stop string that arrived
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return the text that may be shown after `text` arrived (none after a stop string), and whether one
         arrived."""
-        if self._stopped:
+        if self.ended_by:
             return "", True
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, at = min(found)
+            self._held, self.ended_by = "", text[at:end]
+            return text[:at], True
         shown = len(text) - self._unfinished(text)
         self._held = text[shown:]
         return text[:shown], False

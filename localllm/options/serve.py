@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from localllm.notice import Notice, Setting
+from localllm.notice import Notice, Setting, Written
+from localllm.options.answer import LIMIT
 from localllm.options.declare import Options, option
 from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, one_of, several, whole
 
@@ -71,6 +72,10 @@ class ServeOptions(Options):
     )  # fmt: skip
     port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
     parallel: int = option(4, "-np", "--parallel", kind=_upto(MAX_PARALLEL), help="answers to write at the same time")
+    max_tokens: int | None = option(
+        None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
+        shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
+    )  # fmt: skip
     alias: str = option("", "-a", "--alias", metavar="NAME", help="name of the model for clients (default: its file)")
     models: str = option(
         "", "--models", "--models-dir", kind=PATH, metavar="FOLDER", offers="files",
@@ -84,6 +89,9 @@ class ServeOptions(Options):
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
         help="keep the caches of prompts in this folder, so that they survive a restart",
     )  # fmt: skip
+    embeddings: bool = option(
+        False, "--embeddings", "--embedding", help="give embeddings instead of text (an encoder always does)"
+    )
     pooling: str = option(
         "auto", "--pooling", kind=one_of("auto", "mean", "cls", "last"),
         help="how an embedding is made of its tokens: auto (as the file says), mean, cls or last",

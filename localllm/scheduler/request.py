@@ -52,6 +52,7 @@ class Request:
     logprobs: int | None = None  # alternatives with each token's log-probability; None: no log-probabilities
     prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
     constraint: Callable[[], Constraint] | None = None  # makes the state of a grammar; called once per answer
+    visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
     resumed: bool = False  # the answer continues a text, so a first space belongs to it
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
     priority: int = 0  # higher runs first

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from localllm.server import llamacpp, ollama
+from localllm.server import anthropic, llamacpp, ollama, openai
 from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
 from localllm.server.metrics import Metrics, Watch
@@ -25,7 +25,7 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Observed, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (ollama.routes, llamacpp.routes)  # the first route that fits a path is taken
+PROTOCOLS: tuple[Routes, ...] = (openai.routes, anthropic.routes, ollama.routes, llamacpp.routes)  # the first that fits
 
 
 def make_app(

@@ -13,22 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from localllm.answer.parts import Part
+from localllm.answer.structure import Structure as Structure  # protocols name it, too
 from localllm.options import SamplingOptions
 from localllm.scheduler.request import Logprob, Usage
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]
-
-
-@dataclass(frozen=True, slots=True)
-class Structure:
-    """What the answer must match: exactly one of these. `lark`, `gbnf` and `regex` are sources, `schema` is JSON."""
-
-    schema: Mapping[str, Any] | None = None
-    any_object: bool = False  # any JSON object
-    gbnf: str = ""  # llama.cpp's grammar format
-    lark: str = ""
-    regex: str = ""
 
 
 @dataclass(frozen=True, slots=True)

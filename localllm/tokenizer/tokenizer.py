@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 from bisect import insort
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -124,9 +124,16 @@ class Tokenizer:
             text = text.removeprefix(b" ")
         return text.decode("utf-8", "replace")
 
-    def stream(self, special: bool = False, drop_space: bool = True) -> StreamDecoder:
-        """Return a decoder that works like `decode`, token by token, with the same options."""
-        return StreamDecoder(lambda token: self.piece(token, special), drop_space and self._vocab.add_space_prefix)
+    def stream(self, special: bool = False, drop_space: bool = True, visible: Collection[int] = ()) -> StreamDecoder:
+        """Return a decoder that works like `decode`, token by token, with the same options.
+
+        Control tokens in `visible` are decoded even without `special`.
+        """
+
+        def piece(token: int) -> bytes:
+            return self.piece(token, special or token in visible)
+
+        return StreamDecoder(piece, drop_space and self._vocab.add_space_prefix)
 
     def piece(self, token: int, special: bool = True) -> bytes:
         """Return the bytes that a token adds to the text, maybe part of a character. Control tokens only if

@@ -1,7 +1,8 @@
 """The replay loop: a plan is an array of (kernel, arguments, barrier, two clocks); threads run it inside compiled code.
 
-Threads meet at a spin barrier where an entry says so. Between batches a worker spins for a while, then returns to
-Python to sleep.
+Threads meet at a barrier where an entry says so. A thread that waits there spins for a short time, then sleeps in the
+kernel: a thread that lost its processor to another program gets the free one. Between batches a worker spins for a
+while, then returns to Python to sleep.
 """
 
 from __future__ import annotations
@@ -38,9 +39,12 @@ class Sync(Struct):
     asked: Int64  # `command`, or one more while a batch is about to start: then no thread goes to sleep
     quit: Apart
     arrivals: Apart
+    sleepers: Apart  # threads that sleep until `arrivals` changes, or are about to
     plan: Apart  # address of the entries
     count: Int64  # number of entries
     sched_yield: Int64  # address of the system's function of this name
+    syscall: Int64  # likewise; 0 where there is no futex: then threads only yield
+    futex: Int64  # the number of the system call
     threads: Apart  # `Own` of the first thread; a cache line per thread
 
 
@@ -49,18 +53,33 @@ def own_slot(thread: int) -> int:
     return Sync.threads + Apart.aligned * thread
 
 
-SPINS_BEFORE_YIELD = 256  # about 15 microseconds: longer than the wait of a balanced operation, far below a time slice
+SPINS = 1024  # about 50 microseconds: longer than the wait of a balanced operation, far below a time slice
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # within one process
+EVERYBODY = 1 << 30
 
 
-def _spin(f: Function, sync: Sync, blocked: object) -> None:
-    """Wait while blocked(). Yield the processor now and then, in case there are fewer cores than threads."""
-    assert callable(blocked)
+def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
+    """Wait until `arrivals` reaches `target`. `where` is the address of `sync`."""
+    arrivals, sleepers = sync.where(Sync.arrivals), sync.where(Sync.sleepers)
     spins = f.var(f.i64(0))
-    with f.while_(blocked):
+    with f.while_(lambda: f.atomic_load(arrivals) < target):
         f.pause()
         spins.set(spins.get() + 1)
-        with f.when((spins.get() % SPINS_BEFORE_YIELD).equals(0)):
-            f.call(sync.sched_yield)
+        with f.when((spins.get() % SPINS).equals(0)):
+            with f.when(sync.syscall.equals(0)):
+                f.call(sync.sched_yield)
+            with f.when(sync.syscall.differs(0)):
+                f.atomic_add(sleepers, 1)  # before the look at `arrivals`: who changes it later sees a sleeper
+                seen = f.atomic_load(arrivals)
+                with f.when(seen < target):
+                    _futex(f, sync, where, FUTEX_WAIT, seen)
+                f.atomic_add(sleepers, -1)
+
+
+def _futex(f: Function, sync: Sync, where: Value, operation: int, value: Value) -> None:
+    """Sleep while the lower half of `arrivals` is that of `value`, or wake at most `value` threads that do."""
+    none = f.i64(0)
+    f.call(sync.syscall, sync.futex, where + Sync.arrivals * SLOT, f.i64(operation), value, none, none, none)
 
 
 def _own(sync: Sync, thread: Value, slot: int) -> Value:
@@ -68,7 +87,7 @@ def _own(sync: Sync, thread: Value, slot: int) -> Value:
     return sync.pointer + (thread * Apart.aligned + (Sync.threads + slot)) * SLOT
 
 
-def _replay(f: Function, sync: Sync, thread: Value, threads: Value) -> None:
+def _replay(f: Function, sync: Sync, where: Value, thread: Value, threads: Value) -> None:
     """Run every operation of the plan on this thread."""
     plan, count = f.pointer(sync.plan), sync.count
     own, arrivals = _own(sync, thread, Own.rounds), sync.where(Sync.arrivals)
@@ -86,8 +105,11 @@ def _replay(f: Function, sync: Sync, thread: Value, threads: Value) -> None:
             rounds = f.load_int(own) + 1
             f.store(own, rounds, 8)
             target = rounds * threads
-            with f.when((f.atomic_add(arrivals, 1) + 1) < target):
-                _spin(f, sync, lambda: f.atomic_load(arrivals) < target)
+            before_me = f.atomic_add(arrivals, 1)
+            with f.when((before_me + 1) < target):
+                _wait(f, sync, where, target)
+            with f.when((before_me + 1).equals(target)), f.when(f.atomic_add(sync.where(Sync.sleepers), 0).differs(0)):
+                _futex(f, sync, where, FUTEX_WAKE, f.i64(EVERYBODY))
         with f.when(thread.equals(0)):
             now = clock()
             f.store(entry.where(Entry.ticks), entry.ticks + (now - before.get()), 8)
@@ -102,7 +124,7 @@ def step() -> Kernel:
         f = Function("step", 2, isa)
         sync, threads = Sync.at(f.pointer(f.arguments[0])), f.arguments[1]
         f.atomic_store(sync.where(Sync.command), sync.asked)
-        _replay(f, sync, f.i64(0), threads)
+        _replay(f, sync, f.arguments[0], f.i64(0), threads)
         return f.finish()
 
     return Kernel("step", emit)
@@ -121,7 +143,7 @@ def worker() -> Kernel:
         with f.while_(lambda: idle.get() < limit):
             with f.when(f.atomic_load(sync.where(Sync.command)) > f.load_int(seen)):
                 f.store(seen, f.load_int(seen) + 1, 8)
-                _replay(f, sync, thread, threads)
+                _replay(f, sync, f.arguments[0], thread, threads)
                 idle.set(f.i64(0))
             with f.when(f.atomic_load(quit_).differs(0)):
                 idle.set(limit)

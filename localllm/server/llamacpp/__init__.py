@@ -1,6 +1,6 @@
 """llama.cpp's own protocol: /completion, /infill, /tokenize, /props, /slots and the rest of llama-server's paths.
 
-Its OpenAI paths, under /v1, are the room of OpenAI's protocol.
+Its OpenAI paths, under /v1, and /rerank are the room of OpenAI's protocol.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ def routes(service: Observed, settings: Settings) -> list[Route]:
         (("/detokenize",), texts.detokenize),
         (("/apply-template",), texts.apply_template),
         (("/embedding", "/embeddings"), vectors.embed),
-        (("/rerank", "/reranking", "/v1/rerank", "/v1/reranking"), vectors.rerank),
     )
     gets = (
         (("/health", "/v1/health"), state.health),

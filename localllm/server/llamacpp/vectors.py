@@ -1,4 +1,4 @@
-"""POST /embedding and /rerank in llama.cpp's own shapes."""
+"""POST /embedding in llama.cpp's own shape. /rerank is OpenAI's room's, for all its shapes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from localllm.server.errors import BadRequest, NotSupported
 from localllm.server.fields import Fields
 from localllm.server.llamacpp.prompts import split, tokens
 from localllm.server.settings import Settings
-from localllm.server.turn import Json, Service
+from localllm.server.turn import Service
 
-MAX_DOCUMENTS = 10_000
+MAX_PARTS = 10_000
 
 
 class Vectors:
-    """The handlers of embeddings and scores."""
+    """The handlers of embeddings."""
 
     def __init__(self, service: Service, settings: Settings) -> None:
         self.service = service
@@ -41,31 +41,11 @@ class Vectors:
             {"index": index, "embedding": [_normalized(vector, norm)]} for index, vector in enumerate(found.vectors)
         ]
 
-    async def rerank(self, request: Request, fields: Fields) -> Json | list[Any]:
-        """Jina's format, or with `texts` instead of `documents` that of Text Embeddings Inference (TEI)."""
-        model = self.service.find(fields.text("model", ""))
-        if "rerank" not in model.capabilities:
-            raise NotSupported("this model does not rank; it is not a reranker")
-        query = fields.text("query")
-        tei = "texts" in fields.data
-        documents = _documents(fields, "texts" if tei and not fields.has("documents") else "documents")
-        top = fields.integer("top_n", len(documents), 0)
-        found = await self.service.rank(model.id, query, documents)
-        label = "score" if tei else "relevance_score"
-        results: list[Json] = [{"index": index, label: score[0]} for index, score in enumerate(found.vectors)]
-        if tei and fields.flag("return_text", False):
-            results = [each | {"text": documents[each["index"]]} for each in results]
-        best = sorted(results, key=lambda each: each[label], reverse=True)[:top]
-        if tei:
-            return best
-        usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
-        return {"model": fields.text("model", model.id), "object": "list", "usage": usage, "results": best}
-
 
 async def inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
     """Return the tokens of one text to embed; it may also be an object with OpenAI's parts of type text."""
     if isinstance(value, dict) and "content" in value:
-        parts = Fields(value, name).each("content", MAX_DOCUMENTS)
+        parts = Fields(value, name).each("content", MAX_PARTS)
         value = "".join(_text(part) for part in parts)
     found = await tokens(service, model, value, name)
     if not found:
@@ -77,12 +57,6 @@ def _text(part: Fields) -> str:
     if part.text("type") != "text":
         raise NotSupported(f"{part.where}: only parts of type text are supported")
     return part.text("text")
-
-
-def _documents(fields: Fields, name: str) -> tuple[str, ...]:
-    if not isinstance(fields.data.get(name), list) or not fields.data[name]:
-        raise BadRequest('"documents" must be a non-empty string array', name)
-    return fields.texts(name, MAX_DOCUMENTS)
 
 
 def _normalized(vector: Sequence[float], norm: int) -> list[float]:

@@ -1,0 +1,65 @@
+"""What an answer is held to, from what is asked of it: a structure, a forced call, a budget for its thought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from localllm.answer.constraint import GrammarVocabulary
+from localllm.answer.forced import forced_calls
+from localllm.answer.grammars import Format
+from localllm.answer.incoming import SPACES
+from localllm.answer.structure import Grammar, Structure, StructureError, compile_structure
+from localllm.answer.thought import after_thought, budgeted, thought_of
+
+if TYPE_CHECKING:
+    from localllm.scheduler.request import Constraint
+
+
+def constrained(
+    vocabulary: GrammarVocabulary,
+    format_: Format,
+    prompt_tail: str,
+    *,
+    structure: Structure | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
+    parallel: bool = True,
+    budget: int | None = None,
+) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of an answer to messages, or None if it is free.
+
+    The answer begins after a prompt that ends with `prompt_tail`, and has a `structure`, or calls one of `tools`
+    (several with `parallel`); before that it may think, for `budget` tokens. StructureError, in a line, for what cannot
+    be compiled.
+    """
+    if structure is not None and tools:
+        raise StructureError("an answer cannot have a structure and be a call of a tool; ask for one of them")
+    thought = thought_of(format_, prompt_tail)
+    grammar: Grammar | None = None
+    if structure is not None:
+        grammar = _as_content(compile_structure(structure), format_, prompt_tail, vocabulary)
+    elif tools:
+        grammar = forced_calls(format_, tools, vocabulary, parallel)
+    make: Callable[[], Constraint] | None = None
+    if grammar is not None:
+        make = vocabulary.begin(after_thought(grammar, format_, thought, vocabulary))
+    return budgeted(format_, thought, budget, vocabulary, make)
+
+
+def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[[], Constraint]:
+    """Return what makes the constraint of a plain text with a structure."""
+    return vocabulary.begin(compile_structure(structure))
+
+
+def _as_content(grammar: Grammar, format_: Format, prompt_tail: str, vocabulary: GrammarVocabulary) -> Grammar:
+    """Return the grammar between the markers that stand around content in this format."""
+    before, after = format_.around
+    tail = prompt_tail.rstrip(SPACES)
+    begun = format_.channels is not None and not tail.endswith(format_.channels.start)
+    if not before or begun or tail.endswith(before.rstrip()):
+        before = ""
+    parts = [vocabulary.spelled(before) if before else "", grammar.start]
+    if after:
+        parts.append(f"({vocabulary.spelled(after)})?")
+    return replace(grammar, start=" ".join(filter(None, parts)))

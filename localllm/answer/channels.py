@@ -1,0 +1,56 @@
+"""Headers of messages within an answer, for the formats that write one: what the message is, and to whom it goes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from localllm.answer.grammars import Channels
+from localllm.answer.incoming import Incoming, Wait
+
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_OWN = {"assistant", "user", "all"}  # recipients that are no tools
+_STARTS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
+_OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>).)*<\|message\|>\s*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a message is. "goes on": the one before is not over."""
+
+    kind: Literal["content", "reasoning", "call", "goes on"]
+    name: str = ""  # of the tool
+
+    @classmethod
+    def read(cls, channels: Channels, header: str) -> Header:
+        """Return what a header says, given without the marker that ends it."""
+        if channels.kind == "arrows":
+            name = header.removeprefix(channels.start).strip()
+            return cls("content") if name in _OWN else cls("call", name)
+        recipients = [name for name in _RECIPIENT.findall(header) if name not in _OWN]
+        if recipients[-1:] == ["self"]:
+            return cls("reasoning")
+        if recipients:
+            return cls("call", recipients[-1].removeprefix("functions."))
+        named = _CHANNEL.findall(header)
+        return cls("reasoning") if named[-1:] == ["analysis"] else cls("content")
+
+
+def open_header(channels: Channels, prompt_tail: str) -> Header | None:
+    """Return the header of the message that the prompt has begun; None if its header is still to come."""
+    if channels.kind == "arrows":
+        return None if prompt_tail.endswith(channels.start) else Header("content")
+    found = _OPEN.search(prompt_tail)
+    return Header.read(channels, found[0]) if found is not None else None
+
+
+def is_header(channels: Channels, text: Incoming) -> Wait[bool]:
+    """Return whether an answer begins with a header."""
+    return (yield from text.follows(_STARTS))
+
+
+def is_unfinished(text: str) -> bool:
+    """Return whether `text` is the start of a header, at which the answer broke off."""
+    return text.lstrip().startswith(_STARTS)

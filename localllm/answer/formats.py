@@ -1,0 +1,320 @@
+"""The table of formats: for a chat template, how its model writes thoughts and calls of tools.
+
+A row is chosen by texts that the template contains. Thoughts and calls are chosen apart from each other, because
+families mix them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from localllm.answer.grammars import (
+    Calls,
+    Channels,
+    Format,
+    JsonCalls,
+    NamedCalls,
+    NestedCalls,
+    Pattern,
+    PythonCalls,
+    TaggedCalls,
+    Thinking,
+)
+from localllm.answer.literal import GEMMA
+
+THINK = Thinking("<think>", "</think>")
+HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A way to write calls, and the templates that have it: those that contain each of `texts`."""
+
+    name: str
+    texts: tuple[str, ...]
+    calls: Calls
+    thinking: Thinking | None = None  # if it is not found apart
+    channels: Channels | None = None
+    dropped: tuple[str, ...] = ()
+    around: tuple[str, str] = ("", "")  # what stands before and after content
+
+
+THOUGHTS: tuple[tuple[str, Thinking], ...] = (  # a text of the template; the first match is taken
+    ("<seed:think>", Thinking("<seed:think>", "</seed:think>")),
+    ("<mm:think>", Thinking("<mm:think>", "</mm:think>")),
+    ("':opensource'", Thinking("<think:opensource>", "</think:opensource>")),
+    ("[THINK]", Thinking("[THINK]", "[/THINK]", anywhere=True)),
+    ("<|START_THINKING|>", Thinking("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True)),
+    ("<|channel>", Thinking("<|channel>thought", "<channel|>", anywhere=True)),
+    ("<|inner_prefix|>", Thinking("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
+    ("[BEGIN FINAL RESPONSE]", Thinking("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+    ("<atem:", Thinking(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
+    (">>>${recipient}", Thinking("", "")),
+    ("<|channel|>", Thinking("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
+    ("<think", THINK),
+    ("</think>", THINK),
+)
+
+_MISTRAL = ("[TOOL_CALLS]", "[ARGS]")
+
+
+def _arg_tags(name: str, suffix: str = "", section: tuple[str, str] = ("", "")) -> TaggedCalls:
+    """GLM's calls: keys and values in turn."""
+    return TaggedCalls(
+        section,
+        begin=Pattern(name),
+        key=Pattern(f"<arg_key{suffix}>{{key}}</arg_key{suffix}>"),
+        value=f"<arg_value{suffix}>",
+        close=f"</arg_value{suffix}>",
+        end=f"</tool_call{suffix}>",
+    )
+
+
+def _parameters(section: tuple[str, str], lines: bool) -> TaggedCalls:
+    """Qwen3-Coder's calls."""
+    return TaggedCalls(
+        section,
+        begin=Pattern("<function={name}>"),
+        key=Pattern("<parameter={key}>"),
+        close="</parameter>",
+        end="</function>",
+        lines=lines,
+    )
+
+
+def _invoke(section: tuple[str, str], mark: str = "", more: str = "") -> TaggedCalls:
+    """Calls of the form <invoke name="..."> <parameter name="...">."""
+    return TaggedCalls(
+        section,
+        begin=Pattern(f'<{mark}invoke name="{{name}}">'),
+        key=Pattern(f'<{mark}parameter name="{{key}}"{more}>'),
+        close=f"</{mark}parameter>",
+        end=f"</{mark}invoke>",
+    )
+
+
+def _dsml(section: str) -> TaggedCalls:
+    mark = "｜DSML｜"
+    return _invoke((f"<{mark}{section}>", f"</{mark}{section}>"), mark, ' string="{string}"')
+
+
+def _deepseek(begin: str, *end: str) -> NamedCalls:
+    section = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+    return NamedCalls(section, (Pattern(f"<｜tool▁call▁begin｜>{begin}"),), (*end, "<｜tool▁call▁end｜>"))
+
+
+def _kimi3() -> TaggedCalls:
+    return TaggedCalls(
+        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        begin=Pattern('<|open|>call tool="{name}" index="{n}"<|sep|>'),
+        key=Pattern('<|open|>argument key="{key}" type="{type}"<|sep|>'),
+        close="<|close|>argument<|sep|>",
+        end="<|close|>call<|sep|>",
+        gap="",
+    )
+
+
+ROWS: tuple[Row, ...] = (  # the first match is taken: special families before those whose markers they share
+    Row(
+        "harmony",
+        ("<|channel|>", "<|message|>"),
+        NamedCalls(
+            begin=(Pattern(" to={name}<|channel|>commentary <|constrain|>json<|message|>"),),
+            end=("<|call|>",),
+            prefix="functions.",
+        ),
+        channels=Channels(
+            "harmony", "<|start|>assistant", "<|message|>", ("<|end|>", "<|call|>", "<|return|>", "<|channel|>")
+        ),
+        around=("<|channel|>final<|message|>", ""),
+    ),
+    Row(
+        "muse",
+        ("<atem:function_calls>", "<|message|>"),
+        _invoke(("<atem:function_calls>", "</atem:function_calls>"), "atem:"),
+        channels=Channels("recipients", "<|start|>assistant", "<|message|>", ("<|eom|>", "<|eot|>")),
+        around=(" to=user<|message|>", ""),
+    ),
+    Row(
+        "functionary-v3.2",
+        (">>>${recipient}",),
+        NamedCalls(begin=(Pattern(">>>{name}\n"),)),
+        channels=Channels("arrows", ">>>", "\n", ()),
+        around=("all\n", ""),
+    ),
+    Row(
+        "kimi-k3",
+        ("<|open|>", "<|close|>", "<|end_of_msg|>"),
+        _kimi3(),
+        Thinking(
+            "<|open|>think<|sep|>",
+            "<|close|>think<|sep|>",
+            ended_by=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
+            anywhere=True,
+        ),
+        dropped=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        around=("<|open|>response<|sep|>", "<|close|>response<|sep|><|close|>message<|sep|>"),
+    ),
+    Row(
+        "solar",
+        ("<|tool_call:begin|>", "<|tool_call:args|>"),
+        NamedCalls(
+            ("<|tool_calls|>", "<|calls|>"),
+            (Pattern("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>"),),
+            ("<|tool_call:end|>",),
+        ),
+        Thinking("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
+        dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
+        around=("<|content|>", ""),
+    ),
+    Row(
+        "kimi-k2",
+        ("<|tool_calls_section_begin|>",),
+        NamedCalls(
+            ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            (
+                Pattern("<|tool_call_begin|>{name}:{n}<|tool_call_argument_begin|>"),
+                Pattern("<|tool_call_begin|>{name}<|tool_call_argument_begin|>"),
+            ),
+            ("<|tool_call_end|>",),
+            prefix="functions.",
+            whole_id=True,
+        ),
+    ),
+    Row(
+        "hunyuan-3",
+        ("hy_Assistant", "<arg_key"),
+        _arg_tags(
+            "<tool_call:opensource>{name}<tool_sep:opensource>",
+            ":opensource",
+            ("<tool_calls:opensource>", "</tool_calls:opensource>"),
+        ),
+    ),
+    Row(
+        "minimax-m3",
+        ("]<]minimax[>[", "<tool_call>"),
+        NestedCalls(
+            ("]<]minimax[>[<tool_call>", "]<]minimax[>[</tool_call>"),
+            "]<]minimax[>[",
+            Pattern(']<]minimax[>[<invoke name="{name}">'),
+            "]<]minimax[>[</invoke>",
+        ),
+    ),
+    Row("minimax-m2", ("<minimax:tool_call>",), _invoke(("<minimax:tool_call>", "</minimax:tool_call>"))),
+    Row("deepseek-v3.2", ("DSML", "function_calls"), _dsml("function_calls")),
+    Row("deepseek-v4", ("DSML", "tool_calls"), _dsml("tool_calls")),
+    Row(
+        "deepseek-r1",
+        ("<｜tool▁call▁begin｜>", "```json"),
+        _deepseek("function<｜tool▁sep｜>{name}\n```json\n", "\n```"),
+    ),
+    Row("deepseek-v3.1", ("<｜tool▁call▁begin｜>",), _deepseek("{name}<｜tool▁sep｜>")),
+    Row(
+        "gemma-4",
+        ("<|tool_call>",),
+        NamedCalls(begin=(Pattern("<|tool_call>call:{name}"),), end=("<tool_call|>",), style=GEMMA),
+    ),
+    Row("seed", ("<seed:tool_call>",), _parameters(("<seed:tool_call>", "</seed:tool_call>"), lines=False)),
+    Row("glm", ("<arg_key>", "<arg_value>"), _arg_tags("<tool_call>{name}")),
+    Row("qwen3-coder", ("<function=", "<parameter="), _parameters(("<tool_call>", "</tool_call>"), lines=True)),
+    Row(
+        "minicpm5",
+        ('<function name="', '<param name="'),
+        TaggedCalls(
+            begin=Pattern('<function name="{name}">'),
+            key=Pattern('<param name="{key}">'),
+            close="</param>",
+            end="</function>",
+            gap="",
+            cdata=True,
+        ),
+    ),
+    Row("apertus", ("<|tools_prefix|>",), JsonCalls(("<|tools_prefix|>", "<|tools_suffix|>"), listed=True, keyed=True)),
+    Row("nemotron-v2", ("<TOOLCALL>",), JsonCalls(("<TOOLCALL>", "</TOOLCALL>"), listed=True)),
+    Row(
+        "mistral-call-id",
+        (*_MISTRAL, "[CALL_ID]"),
+        NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"), Pattern("[TOOL_CALLS]{name}[ARGS]"))),
+    ),
+    Row(
+        "mistral",
+        _MISTRAL,
+        NamedCalls(begin=(Pattern("[TOOL_CALLS]{name}[ARGS]"), Pattern("[TOOL_CALLS]{name}[CALL_ID]{id}[ARGS]"))),
+    ),
+    Row("mistral-nemo", ("[TOOL_CALLS]",), JsonCalls(("[TOOL_CALLS]", ""), listed=True)),
+    Row(
+        "cohere-2-moe",
+        ("<|START_ACTION|>", "<|START_TEXT|>"),
+        JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
+        dropped=("<|START_TEXT|>", "<|END_TEXT|>"),
+        around=("<|START_TEXT|>", "<|END_TEXT|>"),
+    ),
+    Row(
+        "command-r7b",
+        ("<|START_ACTION|>",),
+        JsonCalls(("<|START_ACTION|>", "<|END_ACTION|>"), "tool_name", "parameters", True, id_key="tool_call_id"),
+        dropped=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+        around=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    Row(
+        "command-r-plus",
+        ("Action:", "```json"),
+        JsonCalls(("Action:\n```json", "```"), "tool_name", "parameters", True),
+    ),
+    Row(
+        "gigachat-3.1",
+        ("<|function_call|>", "<|role_sep|>"),
+        JsonCalls(("<|function_call|>", "")),
+        dropped=("<|message_sep|>",),
+    ),
+    Row(
+        "gigachat-3",
+        ("<|role_sep|>", "<|message_sep|>"),
+        JsonCalls(("<|message_sep|>\n\nfunction call<|role_sep|>\n", "")),
+        dropped=("<|message_sep|>",),
+    ),
+    Row("firefunction", ("functools",), JsonCalls(("functools", ""), listed=True)),
+    Row(
+        "functionary-v3.1",
+        ("function_name", "<|python_tag|>"),
+        NamedCalls(begin=(Pattern("<function={name}>"),), end=("</function>",)),
+    ),
+    Row("lfm2", ("List of tools: ",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
+    Row("lfm2", ("<|tool_call_start|>",), PythonCalls(("<|tool_call_start|>", "<|tool_call_end|>"))),
+    Row("phi-4-mini", ("<|/tool_call|>",), JsonCalls(("<|tool_call|>", "<|/tool_call|>"), listed=True)),
+    Row("granite-3", ("<|tool_call|>",), JsonCalls(("<|tool_call|>", ""), listed=True)),
+    Row("minimax-m1", ("<tool_calls>", "<end_of_sentence>"), JsonCalls(("<tool_calls>", "</tool_calls>"))),
+    Row("list", ("<tool_calls>",), JsonCalls(("<tool_calls>", "</tool_calls>"), listed=True)),
+    Row(
+        "llama-3",
+        ('"parameters": dictionary',),
+        JsonCalls(arguments="parameters", bare=True),
+        dropped=("<|python_tag|>",),
+    ),
+    Row("hermes", ("<tool_call>",), HERMES),
+)
+
+_TOOLS = re.compile(r"\b(?:tools|functions)\b")
+
+
+def find_format(template: str) -> Format:
+    """Return the format of the model that has this chat template.
+
+    A template without calls of its own has the "hermes" format, and is not `native`.
+    """
+    row = next((row for row in ROWS if all(text in template for text in row.texts)), None)
+    found = next((thinking for text, thinking in THOUGHTS if text in template), None)
+    if row is None:
+        return Format("hermes", found or THINK, HERMES, thinks=found is not None, native=False)
+    thinking = row.thinking or found
+    return Format(
+        row.name,
+        thinking or THINK,
+        row.calls,
+        row.channels,
+        row.dropped,
+        row.around,
+        thinking is not None and bool(thinking.start),
+        native=_TOOLS.search(template) is not None,
+    )

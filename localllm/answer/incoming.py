@@ -1,0 +1,183 @@
+"""`Incoming`: the text of an answer as it arrives, and what a parser asks of it.
+
+A parser is a generator: it yields when it needs text that has not arrived yet, so it reads as if the text were whole.
+Consumed text is dropped, and nothing is searched twice: the time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+Wait = Generator[None, None, _T]  # yields to wait for more text
+Show = Callable[[str], object]  # takes text that is certain
+
+SPACES = " \t\r\n"
+MOST_SPACES = 256  # in a row, to be seen as a gap between two things
+MOST_BACK = 4096  # characters to read again, at most, for something else
+_NOWHERE = sys.maxsize
+
+
+class Markers:
+    """Texts to search for. Of several at one place the longest is found."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = tuple(sorted({text for text in texts if text}, key=lambda text: (-len(text), text)))
+        self._any = re.compile("|".join(map(re.escape, self.texts)) or r"(?!)")
+        self._starts = {text[:length] for text in self.texts for length in range(1, len(text))}
+        self._longest = max(map(len, self.texts), default=1) - 1
+
+    def find(self, text: str, start: int) -> re.Match[str] | None:
+        return self._any.search(text, start)
+
+    def unfinished(self, text: str, start: int) -> int:
+        """Return where the longest end of `text` begins that may become one of the texts; its length if none may."""
+        first = max(start, len(text) - self._longest)
+        return next((place for place in range(first, len(text)) if text[place:] in self._starts), len(text))
+
+
+class Incoming:
+    """Text that arrives with `push` and ends with `close`. Methods that return a `Wait` may wait for more."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._at = 0
+        self._taken: list[str] | None = None
+        self._mark = _NOWHERE  # where recording began
+        self.ended = False
+
+    def push(self, text: str) -> None:
+        if self._mark != _NOWHERE and self._at - self._mark > MOST_BACK:
+            self._mark = _NOWHERE
+        keep = min(self._at, self._mark) if self._mark != _NOWHERE else self._at
+        self._text = self._text[keep:] + text
+        self._at -= keep
+        self._mark -= keep if self._mark != _NOWHERE else 0
+
+    def close(self) -> None:
+        self.ended = True
+
+    # -- recording -------------------------------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Remember everything that is taken from here on."""
+        self._taken, self._mark = [], self._at
+
+    def back(self) -> str:
+        """Stop remembering, and go back to where that began; return what could not be brought back."""
+        taken, mark = self._taken, self._mark
+        self.forget()
+        if taken is None or mark == _NOWHERE or self._at - mark > MOST_BACK:
+            return "".join(taken or ())
+        self._at = mark
+        return ""
+
+    def forget(self) -> None:
+        """Stop remembering."""
+        self._taken, self._mark = None, _NOWHERE
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def take(self, count: int) -> str:
+        """Return the next `count` characters, which have arrived, and go past them."""
+        taken = self._text[self._at : self._at + count]
+        self._at += len(taken)
+        if self._taken is not None and taken:
+            self._taken.append(taken)
+        return taken
+
+    def peek(self, count: int = 1) -> Wait[str]:
+        """Return the next `count` characters, fewer only at the end."""
+        while len(self._text) - self._at < count and not self.ended:
+            yield
+        return self._text[self._at : self._at + count]
+
+    def accept(self, text: str) -> Wait[bool]:
+        """Go past `text` if it comes next; return whether it does."""
+        if not text:
+            return False
+        while True:
+            if self._text.startswith(text, self._at):
+                self.take(len(text))
+                return True
+            left = len(self._text) - self._at
+            if self.ended or left >= len(text) or not text.startswith(self._text[self._at :]):
+                return False
+            yield
+
+    def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
+        """Show the next characters, `most` of them, as long as each matches a pattern of the form `[...]*`.
+
+        Return their number.
+        """
+        left = most
+        while left:
+            found = pattern.match(self._text, self._at, self._at + left)
+            assert found is not None, "the pattern matches nothing at all, too"
+            taken = self.take(found.end() - found.start())
+            left -= len(taken)
+            if taken:
+                show(taken)
+            if self._at < len(self._text) or self.ended:
+                break
+            yield
+        return most - left
+
+    def run(self, pattern: re.Pattern[str], most: int) -> Wait[str]:
+        """Return the characters that `flow` shows."""
+        taken: list[str] = []
+        yield from self.flow(pattern, most, taken.append)
+        return "".join(taken)
+
+    def spaces(self) -> Wait[str]:
+        """Take white space, MOST_SPACES characters at most."""
+        return (yield from self.run(_SPACES, MOST_SPACES))
+
+    def until(self, markers: Markers, show: Show, most: int = sys.maxsize) -> Wait[str]:
+        """Show the text before the first marker, go past that, and return it.
+
+        Return "" at the end of the text, or if `most` characters come before a marker; these are shown.
+        """
+        while True:
+            found = markers.find(self._text, self._at)
+            certain = len(self._text) if self.ended else markers.unfinished(self._text, self._at)
+            sure = found is not None and (self.ended or found.start() < certain)
+            stop = min(found.start() if found is not None and sure else certain, self._at + most)
+            if stop > self._at:
+                most -= stop - self._at
+                show(self.take(stop - self._at))
+            if found is not None and sure and found.start() == self._at:
+                return self.take(len(found[0]))
+            if self.ended or not most:
+                return ""
+            yield
+
+    def follows(self, texts: tuple[str, ...]) -> Wait[bool]:
+        """Return whether one of `texts`, or the end, comes next after white space. Take nothing."""
+        while True:
+            rest = self._text[self._at : self._at + MOST_SPACES + max(map(len, texts))].lstrip(SPACES)
+            if rest.startswith(texts):
+                return True
+            open_ = len(self._text) - self._at < MOST_SPACES and any(text.startswith(rest) for text in texts)
+            if self.ended or not open_:
+                return self.ended and not rest
+            yield
+
+
+_SPACES = re.compile(f"[{SPACES}]*")
+
+
+def run_whole(parser: Callable[[Incoming], Wait[_T]], text: str) -> tuple[_T, bool]:
+    """Run a parser over a text that is complete. Return its result, and whether it consumed everything."""
+    incoming = Incoming()
+    incoming.push(text)
+    incoming.close()
+    waiting = parser(incoming)
+    try:
+        next(waiting)
+    except StopIteration as stop:
+        return stop.value, not incoming._text[incoming._at :]
+    raise AssertionError("a parser waits although the text has ended")

@@ -1,0 +1,233 @@
+"""`AnswerReader`: cuts the streamed text of an answer into reasoning, content and calls of tools.
+
+    reader = AnswerReader(find_format(template.source), tools, prompt_tail=prompt[-200:])
+    for text in answer:
+        parts = reader.push(text)
+    parts = reader.finish()
+
+The text has to contain the tokens of `Format.visible`, though they are control tokens; all others stay hidden. The
+parts, joined, do not depend on how the text is cut. Nothing raises: a call that is none is content as it was written.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from localllm.answer.calls import Context, json_calls, named_call, nested_call, python_calls, tagged_call
+from localllm.answer.channels import Header, is_header, is_unfinished, open_header
+from localllm.answer.grammars import (
+    Format,
+    JsonCalls,
+    NamedCalls,
+    NestedCalls,
+    PythonCalls,
+    TaggedCalls,
+    Thinking,
+)
+from localllm.answer.incoming import Incoming, Markers, Wait
+from localllm.answer.literal import LOOSE, literal
+from localllm.answer.output import Output
+from localllm.answer.parts import Part
+from localllm.answer.thought import thought_of
+from localllm.answer.values import Schemas
+
+_LETTERS = string.ascii_letters + string.digits
+_MOST_HEADER = 1024
+
+
+def make_id() -> str:
+    """Return an id for a call: nine letters and digits, which is what Mistral's templates insist on."""
+    return "".join(secrets.choice(_LETTERS) for _ in range(9))
+
+
+class AnswerReader:
+    """Reads one answer.
+
+    Calls are read if there are `tools` (OpenAI's form). `thinking`: whether the prompt has begun a thought; None: as
+    the end of the prompt, `prompt_tail`, says.
+    """
+
+    def __init__(
+        self,
+        format_: Format,
+        tools: Sequence[Mapping[str, Any]] = (),
+        prompt_tail: str = "",
+        thinking: bool | None = None,
+        make_id: Callable[[], str] = make_id,
+    ) -> None:
+        self._format = format_
+        self._text = Incoming()
+        self._out = Output(make_id)
+        self._context = Context(self._text, self._out, Schemas(tools))
+        channels, calls = format_.channels, format_.calls
+        thought = format_.thinking if channels is None else Thinking("", "")  # headers say what is a thought
+        self._ends = () if channels is None else (*channels.ends, channels.start)
+        self._end_markers = Markers(self._ends)
+        self._header_ends = Markers(() if channels is None else (channels.header_end,))
+        headed = channels is not None and isinstance(calls, NamedCalls)  # a message's header begins the call
+        opens = (calls.section[0], *calls.opens()) if self._context.tools and not headed else ()
+        closes = calls.section[1] if opens else ""
+        self._content_markers = Markers((thought.start, thought.end, *format_.dropped, *opens, closes, *self._ends))
+        self._thought_markers = Markers((thought.end, *thought.ended_by, *opens))
+        self._run = self._channels(prompt_tail) if format_.channels is not None else self._plain(prompt_tail, thinking)
+        self._finished = False
+        next(self._run, None)
+
+    def push(self, text: str) -> tuple[Part, ...]:
+        """Return the parts that more text completed."""
+        assert not self._finished, "the answer has ended"
+        self._text.push(text)
+        next(self._run, None)
+        return self._out.drain()
+
+    def finish(self) -> tuple[Part, ...]:
+        """Return the parts of text that was held back; the answer has ended."""
+        self._finished = True
+        self._text.close()
+        next(self._run, None)
+        self._out.finish()
+        return self._out.drain()
+
+    # -- text with markers -----------------------------------------------------------------------------------------
+
+    def _plain(self, prompt_tail: str, thinking: bool | None) -> Wait[None]:
+        if thought_of(self._format, prompt_tail) == "open" if thinking is None else thinking:
+            self._out.enter("reasoning")
+            yield from self._thought()
+        yield from self._content()
+
+    def _content(self) -> Wait[str]:
+        """Read content, and the thoughts and calls in it; return the marker that ends it, or ""."""
+        while True:
+            yield from self._bare_call()
+            marker = yield from self._text.until(self._content_markers, self._out.text)
+            if not marker or marker in self._ends:
+                return marker
+            yield from self._marker(marker)
+
+    def _marker(self, marker: str) -> Wait[None]:
+        """Read what a marker in content begins."""
+        out, thinking, calls = self._out, self._format.thinking, self._format.calls
+        if marker == thinking.start and (out.blank or thinking.anywhere):
+            out.enter("reasoning")
+            yield from self._thought()
+        elif marker == thinking.end and (out.blank or thinking.anywhere):
+            out.skip()  # the prompt has ended the thought, or there was none
+        elif marker in self._format.dropped or (marker == calls.section[1] and out.called):
+            out.skip()
+        elif marker == calls.section[0] or marker in calls.opens():
+            yield from self._call(marker)
+        else:
+            out.text(marker)
+
+    def _thought(self) -> Wait[None]:
+        """Read a thought; a call ends it, too."""
+        thinking = self._format.thinking
+        while True:
+            marker = yield from self._text.until(self._thought_markers, self._out.text)
+            if not marker:
+                return
+            if marker == thinking.end or marker in thinking.ended_by:
+                self._out.enter("content")
+                if marker != thinking.end:
+                    yield from self._marker(marker)
+                return
+            if (yield from self._call(marker, strict=True)):
+                return
+
+    # -- calls -----------------------------------------------------------------------------------------------------
+
+    def _call(self, marker: str, strict: bool = False) -> Wait[bool]:
+        """Read the calls behind a marker; show it as text if there are none. `strict`: only those of known tools."""
+        self._text.record()
+        called = yield from self._calls(marker, strict)
+        if not called:
+            self._out.text(marker)
+            self._out.text(self._text.back())
+        return called
+
+    def _calls(self, marker: str, strict: bool) -> Wait[bool]:
+        form, context = self._format.calls, replace(self._context, strict=strict)
+        if isinstance(form, JsonCalls):
+            return (yield from json_calls(context, form))
+        if isinstance(form, PythonCalls):
+            return (yield from python_calls(context, form))
+        if marker not in form.opens():
+            yield from self._text.spaces()
+            if not (yield from self._text.accept(form.opens()[0])):
+                return False
+        if isinstance(form, NamedCalls):
+            return (yield from named_call(context, form))
+        if isinstance(form, TaggedCalls):
+            return (yield from tagged_call(context, form))
+        assert isinstance(form, NestedCalls)
+        return (yield from nested_call(context, form))
+
+    def _bare_call(self) -> Wait[None]:
+        """Read a call without markers, if the format has such and only white space came before."""
+        form = self._format.calls
+        if not (isinstance(form, JsonCalls) and form.bare and self._context.tools and self._out.blank):
+            return
+        gap = yield from self._text.spaces()
+        if (yield from self._text.peek()) != "{":
+            self._out.text(gap)
+            return
+        self._text.record()
+        if not (yield from json_calls(self._context, form)):
+            self._out.text(gap + (self._text.back() or self._text.take(1)))
+
+    # -- messages with headers -------------------------------------------------------------------------------------
+
+    def _channels(self, prompt_tail: str) -> Wait[None]:
+        channels = self._format.channels
+        assert channels is not None
+        header = open_header(channels, prompt_tail)
+        if header is None:
+            header = yield from self._header("", False)
+        while True:
+            marker = yield from self._message(header)
+            if not marker:
+                return
+            header = yield from self._header(marker, channels.kind == "arrows")
+
+    def _header(self, before: str, named: bool) -> Wait[Header]:
+        """Read the header of a message, behind the marker `before`. Text that is none is content.
+
+        `named`: it counts only if it names a tool, or everyone.
+        """
+        channels = self._format.channels
+        assert channels is not None
+        if not before and channels.kind != "arrows" and not (yield from is_header(channels, self._text)):
+            return Header("content")
+        parts: list[str] = []
+        found = yield from self._text.until(self._header_ends, parts.append, _MOST_HEADER)
+        text = "".join(parts)
+        header = Header.read(channels, text)
+        unknown = named and header.kind == "call" and header.name not in self._context.tools
+        if found and not unknown:
+            return header
+        if named:
+            self._out.text(before + text + found)
+        elif not is_unfinished(text):
+            self._out.text(text)
+        return Header("goes on")
+
+    def _message(self, header: Header) -> Wait[str]:
+        """Read a message; return the marker that ends it, or ""."""
+        if header.kind == "reasoning":
+            self._out.enter("reasoning")
+            return (yield from self._text.until(self._end_markers, self._out.text))
+        if header.kind != "goes on":
+            self._out.enter("content")
+        if header.kind == "call" and isinstance(self._format.calls, NamedCalls) and self._context.tools:
+            gap = yield from self._text.spaces()
+            if (yield from self._text.peek()) == "{":
+                self._context.start(header.name)
+                yield from literal(self._text, LOOSE, self._out.arguments)
+            else:
+                self._out.text(gap)
+        return (yield from self._content())

@@ -1,0 +1,142 @@
+"""What an answer must match, and its grammar: `compile_structure` makes one of a schema, a grammar or a regex.
+
+Schemas and grammars come from outside, so they have limits, and what is wrong with one is said in a line.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.errors import LocalLLMError
+
+MOST_CHARACTERS = 1 << 18  # of a schema or a grammar
+MOST_DEPTH = 64
+_MOST_RULES = 2000
+_WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded: small models write white space without end where they may
+_RULE = re.compile(r"(?m)^\s*[\w.\-?!]+\s*(?:::=|:)")
+
+
+class StructureError(LocalLLMError):
+    """The schema or grammar is broken, too large, or needs what is not supported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What the answer must match: exactly one of these. `lark`, `gbnf` and `regex` are sources, `schema` is JSON."""
+
+    schema: Mapping[str, Any] | None = None
+    any_object: bool = False  # any JSON object
+    gbnf: str = ""  # llama.cpp's grammar format
+    lark: str = ""
+    regex: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Rules in Lark's syntax as llguidance reads it, of which `answer` is the whole text; and grammars they refer to.
+
+    A part (name, {"json_schema": ...} or {"lark_grammar": ...}) is referred to as `@name`.
+    """
+
+    rules: str
+    parts: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    start: str = "answer"
+
+    @property
+    def source(self) -> str:
+        """The grammar in llguidance's form."""
+        parts = [{"name": name, **part} for name, part in self.parts]
+        return json.dumps({"grammars": [{"lark_grammar": f"start: {self.start}\n{self.rules}"}, *parts]})
+
+
+def compile_structure(structure: Structure) -> Grammar:
+    """Return the grammar of a structure. StructureError if it is too large or cannot be read.
+
+    Whether it can be used at all shows when a vocabulary begins it (`GrammarVocabulary.begin`).
+    """
+    given = [structure.schema is not None, structure.any_object, *map(bool, (structure.gbnf, structure.lark))]
+    if sum(given) + bool(structure.regex) != 1:
+        raise StructureError("give exactly one of: a JSON schema, any JSON object, a grammar, a regular expression")
+    if structure.any_object:
+        return _part({"json_schema": described({"type": "object"})})
+    if structure.schema is not None:
+        check_schema(structure.schema, "the JSON schema")
+        return _part({"json_schema": described(structure.schema)})
+    if structure.regex:
+        check_source(structure.regex, "the regular expression")
+        return _part({"lark_grammar": f"start: /{_slashed(structure.regex)}/"})
+    if structure.gbnf:
+        check_source(structure.gbnf, "the grammar")
+        return _part({"lark_grammar": _from_gbnf(structure.gbnf)})
+    check_source(structure.lark, "the grammar")
+    return _part({"lark_grammar": structure.lark})
+
+
+def described(schema: Mapping[str, Any], lenient: bool = False) -> dict[str, Any]:
+    """Return a schema with our options for llguidance. `lenient`: ignore keywords that it does not know."""
+    return {**schema, "x-guidance": {"whitespace_pattern": _WHITE_SPACE, "lenient": lenient}}
+
+
+def check_schema(schema: Mapping[str, Any], what: str) -> None:
+    """Raise StructureError for a schema that is too large, too deep, or not JSON."""
+    waiting: list[tuple[Any, int]] = [(schema, 0)]
+    count = 0
+    while waiting:
+        value, depth = waiting.pop()
+        count += 1
+        if depth > MOST_DEPTH:
+            raise StructureError(f"{what} is nested deeper than {MOST_DEPTH} levels; flatten it with $defs")
+        if count > MOST_CHARACTERS:
+            raise StructureError(f"{what} has more than {MOST_CHARACTERS} values; shorten it")
+        if isinstance(value, Mapping):
+            waiting += [(below, depth + 1) for below in value.values()]
+        elif isinstance(value, list | tuple):
+            waiting += [(below, depth + 1) for below in value]
+    try:
+        length = len(json.dumps(schema))
+    except (TypeError, ValueError) as error:
+        raise StructureError(f"{what} is not JSON: {error}") from None
+    if length > MOST_CHARACTERS:
+        raise StructureError(f"{what} has {length} characters; supported: up to {MOST_CHARACTERS}")
+
+
+def check_source(source: str, what: str) -> None:
+    """Raise StructureError for a grammar or regular expression that is too large or too deep."""
+    if len(source) > MOST_CHARACTERS:
+        raise StructureError(f"{what} has {len(source)} characters; supported: up to {MOST_CHARACTERS}")
+    if "\0" in source:
+        raise StructureError(f"{what} contains a NUL character")
+    depth = deepest = 0
+    for bracket in re.findall(r"[(\[{)\]}]", source):
+        depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)
+        deepest = max(deepest, depth)
+    if deepest > MOST_DEPTH:
+        raise StructureError(f"{what} has brackets nested deeper than {MOST_DEPTH} levels")
+    rules = sum(1 for _ in _RULE.finditer(source))
+    if rules > _MOST_RULES:
+        raise StructureError(f"{what} has {rules} rules; supported: up to {_MOST_RULES}")
+
+
+def _part(part: Mapping[str, Any]) -> Grammar:
+    return Grammar("answer: @structure", (("structure", part),))
+
+
+def _slashed(regex: str) -> str:
+    """Return a regular expression as it stands between slashes."""
+    from llguidance import regex_to_lark
+
+    return str(regex_to_lark(regex, ""))
+
+
+def _from_gbnf(source: str) -> str:
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    try:
+        return str(gbnf_to_lark(source))
+    except Exception as error:  # the converter raises what its slips raise, IndexError among them
+        told = str(error).splitlines()
+        raise StructureError(f"the GBNF grammar cannot be read: {told[0] if told else type(error).__name__}") from None

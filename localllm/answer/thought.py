@@ -1,0 +1,180 @@
+"""Thoughts before an answer: whether the prompt has begun one, grammars that wait for its end, and a budget for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.answer.constraint import GrammarVocabulary
+from localllm.answer.grammars import Format
+from localllm.answer.incoming import SPACES
+from localllm.answer.structure import Grammar
+
+if TYPE_CHECKING:
+    from localllm.scheduler.request import Constraint
+
+Mask = NDArray[np.bool_]
+Thought = Literal["open", "possible", "over"]  # the prompt ends within one; the answer may begin with one; it does not
+
+_MOST_BEFORE = 64  # characters before a thought that begins in the answer
+
+
+def thought_of(format_: Format, prompt_tail: str) -> Thought:
+    """Return whether an answer begins within a thought, given the end of its prompt."""
+    thinking, tail = format_.thinking, prompt_tail.rstrip(SPACES)
+    if not thinking.start or tail.endswith(thinking.end):
+        return "over"
+    if tail.endswith(thinking.start.rstrip()):
+        return "open"
+    if format_.channels is not None and not tail.endswith(format_.channels.start):
+        return "over"  # the prompt has begun a message that is none
+    return "possible" if format_.thinks else "over"
+
+
+# -- grammars --------------------------------------------------------------------------------------------------------
+
+
+def after_thought(grammar: Grammar, format_: Format, thought: Thought, vocabulary: GrammarVocabulary) -> Grammar:
+    """Return the grammar of a thought, if there can be one, and then of an answer of `grammar`."""
+    if thought == "over":
+        return grammar
+    rules = [*ended_text("thought", format_.thinking.end, vocabulary), r"gap: /[ \t\r\n]{0,8}/"]
+    after = f"{vocabulary.spelled(format_.thinking.resume)} gap" if format_.thinking.resume else "gap"
+    if thought == "open":
+        start = f"thought {after} {grammar.start}"
+    else:
+        rules.append(f"begun: gap {vocabulary.spelled(format_.thinking.start)} thought {after}")
+        start = f"begun? {grammar.start}"
+    return Grammar("\n".join([grammar.rules, *rules]), grammar.parts, start)
+
+
+def ended_text(name: str, end: str, vocabulary: GrammarVocabulary) -> list[str]:
+    """Return rules for `name`: any text, and then the marker that ends it."""
+    plain = _plain_start(end, vocabulary)
+    if not plain:
+        return [f"{name}: TEXT_{name.upper()} {vocabulary.spelled(end)}", f"TEXT_{name.upper()}: /(?s:.*)/"]
+    rest = end.removeprefix(plain)
+    lazy = f"{name}_text[lazy]: /(?s:.*){regex_escaped(plain)}/"
+    return [f"{name}: {name}_text {vocabulary.spelled(rest) if rest else ''}".rstrip(), lazy]
+
+
+def _plain_start(text: str, vocabulary: GrammarVocabulary) -> str:
+    """Return what stands before the first control token in `text`."""
+    plain = ""
+    for part in vocabulary.parts(text):
+        if isinstance(part, int):
+            break
+        plain += part
+    return plain
+
+
+def regex_escaped(text: str) -> str:
+    """Return `text` as it stands in a regular expression between slashes."""
+    return "".join(f"\\{letter}" if letter in _SIGNS else _ESCAPES.get(letter, letter) for letter in text)
+
+
+_SIGNS = r"\.+*?()|[]{}^$#&-~/"
+_ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r"}
+
+
+# -- budget ----------------------------------------------------------------------------------------------------------
+
+
+class ThoughtBudget:
+    """Ends a thought after `budget` tokens: then only the tokens of its end may come.
+
+    It holds an `inner` constraint, if there is one, which sees all tokens and has to allow such an end.
+    """
+
+    def __init__(
+        self,
+        format_: Format,
+        thought: Thought,
+        budget: int,
+        vocabulary: GrammarVocabulary,
+        inner: Constraint | None = None,
+    ) -> None:
+        thinking = format_.thinking
+        self._start, self._end = thinking.start.encode(), thinking.end.encode()
+        self._anywhere = thinking.anywhere or format_.channels is not None
+        self._vocabulary, self._inner, self._budget = vocabulary, inner, budget
+        self._forced = vocabulary.tokenizer.encode(thinking.end, add_special=False, parse_special=True)
+        self._state = _State(thought)
+
+    def allowed(self) -> Mask | None:
+        """Return which tokens (V,) may come next; None if any may."""
+        token = self._next(self._state)
+        if token is None:
+            return self._inner.allowed() if self._inner is not None else None
+        mask = np.zeros(self._vocabulary.width, np.bool_)
+        mask[token] = True
+        return mask
+
+    def accept(self, token: int) -> None:
+        self._state = self._after(self._state, token)
+        if self._inner is not None:
+            self._inner.accept(token)
+
+    def validate(self, tokens: Sequence[int]) -> int:
+        """Return how many of these tokens, from the first, may follow."""
+        most = len(tokens) if self._inner is None else self._inner.validate(tokens)
+        state = self._state
+        for count, token in enumerate(tokens[:most]):
+            forced = self._next(state)
+            if forced is not None and forced != token:
+                return count
+            state = self._after(state, token)
+        return most
+
+    @property
+    def finished(self) -> bool:
+        return self._inner is not None and self._inner.finished
+
+    def _next(self, state: _State) -> int | None:
+        """Return the token that has to come next, if one has."""
+        if state.thought != "open" or state.count < self._budget:
+            return None
+        return self._forced[state.count - self._budget] if state.count - self._budget < len(self._forced) else None
+
+    def _after(self, state: _State, token: int) -> _State:
+        """Return the state after a token."""
+        piece = self._vocabulary.tokenizer.piece(token) if token < self._vocabulary.tokenizer.vocab_size else b""
+        tail = (state.tail + piece)[-len(piece) - max(len(self._start), len(self._end)) :]
+        if state.thought == "open":
+            if self._end in tail:
+                return _State("possible" if self._anywhere else "over", state.count)
+            return _State("open", state.count + 1, tail)
+        if state.thought == "over":
+            return state
+        seen = state.seen + len(piece)
+        if self._start and self._start in tail:
+            return _State("open", min(state.count, self._budget))
+        return _State("possible" if self._anywhere or seen < _MOST_BEFORE else "over", state.count, tail, seen)
+
+
+class _State:
+    """Where an answer stands: immutable, so that drafts can be tried."""
+
+    __slots__ = ("count", "seen", "tail", "thought")
+
+    def __init__(self, thought: Thought, count: int = 0, tail: bytes = b"", seen: int = 0) -> None:
+        self.thought: Thought = thought
+        self.count = count  # tokens of the thought
+        self.tail = tail
+        self.seen = seen  # bytes of the answer before a thought
+
+
+def budgeted(
+    format_: Format,
+    thought: Thought,
+    budget: int | None,
+    vocabulary: GrammarVocabulary,
+    inner: Callable[[], Constraint] | None = None,
+) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of an answer with a budget for its thought; None if nothing is constrained."""
+    if budget is None or not format_.thinking.end or (thought == "over"):
+        return inner
+    return lambda: ThoughtBudget(format_, thought, budget, vocabulary, inner() if inner is not None else None)

@@ -1,0 +1,221 @@
+"""One request while it runs: its tokens, its part of the cache, and what has been written.
+
+`tokens` are the prompt and the answer so far. Those that are not in the sequence are pending: a prompt at first, later
+the newest token, and everything again after a preemption. When all pending tokens are evaluated, the logits of the
+last one give the next token.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import Largest
+from localllm.cache import Sequence as Cached
+from localllm.errors import LocalLLMError
+from localllm.generation.text import AnswerText
+from localllm.sampling.sampler import Sampler
+from localllm.scheduler.logprobs import logprob_of
+from localllm.scheduler.request import (  # fmt: skip
+    Constraint,
+    Event,
+    Failed,
+    Finished,
+    Logprob,
+    Prompted,
+    Reason,
+    Started,
+    Ticket,
+    Usage,
+    Written,
+)
+from localllm.speculation.ngram import NgramDrafter
+from localllm.speculation.rule import Guess
+from localllm.tokenizer import Tokenizer
+
+F32 = NDArray[np.float32]
+
+
+class Answering:
+    """The state of one ticket. Only the scheduler's thread uses it."""
+
+    def __init__(self, ticket: Ticket, number: int, sampler: Sampler, tokenizer: Tokenizer | None) -> None:
+        request = ticket.request
+        self.ticket, self.request, self.number = ticket, request, number
+        self.tokens: list[int] = list(request.prompt)
+        self.prompt_tokens = len(self.tokens)
+        self.sequence: Cached | None = None  # None while it waits
+        self.checkpoints: list[int] = []  # lengths at which a copy is kept for later prompts, ascending
+        self.guesses: list[Guess] = []  # drafted tokens for the next step
+        self.verified = 0  # how many of them the step verifies
+        self.outcome: list[tuple[int, bool]] = []  # class of a guess, and whether it was right
+        self.drafter: NgramDrafter | None = None
+        self.ended = ""  # why, once it has
+        self.sampler = sampler
+        self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
+        self._ends = frozenset[int]() if request.ignore_eos or tokenizer is None else tokenizer.eog
+        self._eog = frozenset[int]() if tokenizer is None else tokenizer.eog
+        self._constraint: Constraint | None = None
+        self._submitted = perf_counter()
+        self._admitted = self._prompted = self._first = self._last = 0.0
+        self._reused = -1
+        self._told = 0  # tokens of the prompt that `Prompted` has reported
+        self._drafted = self._accepted = 0
+
+    # -- what to evaluate ------------------------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        """Number of tokens to evaluate before the next one can be chosen."""
+        return len(self.tokens) - (self.sequence.length if self.sequence is not None else 0)
+
+    @property
+    def reading(self) -> bool:
+        """Whether more than the newest token is pending: a prompt, or an answer that was preempted."""
+        return self.pending > 1 or not self._prompted
+
+    @property
+    def answered(self) -> int:
+        return len(self.tokens) - self.prompt_tokens
+
+    @property
+    def left(self) -> int:
+        """Number of tokens that may still be written."""
+        most = self.request.max_tokens
+        return (1 << 40) if most is None else most - self.answered
+
+    @property
+    def looks_at(self) -> int:
+        """Number of largest logits that decide the next token; 0 if all are needed."""
+        if self.request.constraint is not None or self.request.logprobs is not None:
+            return 0
+        return self.sampler.looks_at
+
+    # -- events ----------------------------------------------------------------------------------------------------
+
+    def tell(self, event: Event) -> None:
+        """Hand an event to the listener. A listener that fails ends its own request only."""
+        try:
+            self.ticket.listener(event)
+        except Exception:  # the listener is not ours
+            self.ticket.cancel()
+
+    def admitted(self, sequence: Cached, reused: int) -> None:
+        """Begin with `reused` tokens in the cache, for the first time or after a preemption."""
+        self.sequence = sequence
+        if self._reused < 0:
+            self._admitted, self._reused = perf_counter(), reused
+            self._told = reused
+            for token in self.tokens:
+                self.sampler.accept(token)
+            if self.request.constraint is not None:
+                self._constraint = self.request.constraint()
+            self.tell(Started(self.prompt_tokens, reused))
+
+    def evaluated(self, logits: F32 | None) -> None:
+        """Report more of the prompt; `logits` are those of its newly evaluated tokens, if wanted."""
+        assert self.sequence is not None
+        length = min(self.sequence.length, self.prompt_tokens)
+        if length <= self._told:
+            return
+        found: tuple[Logprob, ...] = ()
+        if logits is not None and self.request.prompt_logprobs:
+            following = self.tokens[self._told + 1 : length + 1]
+            top = self.request.logprobs or 0
+            found = tuple(logprob_of(row, token, top) for row, token in zip(logits, following, strict=False))
+        self._told = length
+        self.tell(Prompted(length, found))
+
+    # -- choosing tokens -------------------------------------------------------------------------------------------
+
+    def take(self, logits: F32) -> None:
+        """Choose tokens from the logits (1 + verified, V) after the pending token and after each drafted one.
+
+        A drafted token is accepted if it is the one that is chosen anyway, so the answer is that of plain decoding.
+        """
+        for at in range(len(logits)):
+            chosen = self._choose(logits[at])
+            logprob = None
+            if self.request.logprobs is not None and chosen not in self._ends:
+                logprob = logprob_of(logits[at], chosen, self.request.logprobs)
+            guess = self.guesses[at] if at < len(self.guesses) else None
+            if guess is not None:
+                self.outcome.append((guess.trust, guess.token == chosen))
+                self._drafted += at < self.verified
+                self._accepted += at < self.verified and guess.token == chosen
+            if not self._append(chosen, logprob) or guess is None or guess.token != chosen:
+                return
+
+    def take_largest(self, found: Largest) -> None:
+        """Choose the next token from the `looks_at` largest logits (1, n)."""
+        self._append(self.sampler.sample_largest(found.ids[-1], found.logits[-1]), None)
+
+    def _choose(self, logits: F32) -> int:
+        allowed = self._constraint.allowed() if self._constraint is not None else None
+        if allowed is None:
+            return self.sampler.sample(logits)
+        masked = np.full_like(logits, -np.inf)
+        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed[: len(logits)])
+        if not np.isfinite(masked.max()):
+            raise LocalLLMError("the grammar allows no token that this model can write here; check the grammar")
+        return self.sampler.sample(masked)
+
+    def _append(self, token: int, logprob: Logprob | None) -> bool:
+        """Take the next token; return whether the answer goes on."""
+        now = perf_counter()
+        self._prompted = self._prompted or now
+        self._first = self._first or now
+        self._last = now
+        if token in self._ends or (token in self._eog and self._constraint is not None):
+            self.finish("end")
+            return False
+        self.sampler.accept(token)
+        self.tokens.append(token)
+        if self.drafter is not None:
+            self.drafter.accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+        text = self._text.push(token)
+        if self._text.stopped:
+            self.finish("stop", text)
+            return False
+        self.tell(Written(token, text, logprob))
+        if self.left <= 0:
+            self.finish("length")
+        return not self.done
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, reason: Reason, text: str = "") -> None:
+        """End the answer; `text` precedes what was held back."""
+        if not self.ended:
+            self.ended = reason
+            self.tell(Finished(reason, text + self._text.finish(), self.usage(), self._text.ended_by))
+
+    def fail(self, error: LocalLLMError) -> None:
+        """End the request with an error."""
+        if not self.ended:
+            self.ended = "failed"
+            self.tell(Failed(error))
+
+    @property
+    def done(self) -> bool:
+        return bool(self.ended)
+
+    def usage(self) -> Usage:
+        def since(start: float, end: float) -> float:
+            return max(0.0, end - start) if start and end else 0.0
+
+        return Usage(
+            prompt_tokens=self.prompt_tokens,
+            reused=max(self._reused, 0),
+            answer_tokens=self.answered,
+            queued_seconds=since(self._submitted, self._admitted),
+            first_token_seconds=since(self._submitted, self._first),
+            prompt_seconds=since(self._admitted, self._prompted),
+            decode_seconds=since(self._first, self._last),
+            drafted=self._drafted,
+            accepted=self._accepted,
+        )

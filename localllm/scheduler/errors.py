@@ -1,0 +1,13 @@
+"""Errors of the scheduler."""
+
+from __future__ import annotations
+
+from localllm.errors import LocalLLMError
+
+
+class QueueFull(LocalLLMError):
+    """Too many requests wait; try again later."""
+
+
+class Stopped(LocalLLMError):
+    """The scheduler has been closed, or ended by an error."""

@@ -1,0 +1,17 @@
+"""Log-probabilities under the model, before any sampling option."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.sampling.select import largest
+from localllm.scheduler.request import Logprob
+
+
+def logprob_of(logits: NDArray[np.float32], token: int, top: int) -> Logprob:
+    """Return the log-probability of a token given its logits (V,), and of the `top` most likely tokens."""
+    numbers = logits.astype(np.float64)
+    total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
+    best = largest(logits, min(top, len(logits))).tolist() if top else []
+    return Logprob(token, float(numbers[token]) - total, tuple((one, float(numbers[one]) - total) for one in best))

@@ -1,0 +1,110 @@
+"""What the server says about a model, read from its file without loading it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sized
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+from localllm.errors import LocalLLMError
+from localllm.gguf import open_gguf
+from localllm.gguf.identity import identity
+from localllm.model import Model
+from localllm.models import ModelError, architecture_of
+from localllm.server.prompts import Prompts
+
+State = Literal["unloaded", "loading", "loaded", "failed"]
+
+
+@dataclass(slots=True)
+class Info:
+    """A model in a list; see `turn.ModelInfo`."""
+
+    id: str
+    path: str
+    created: int
+    file_bytes: int
+    architecture: str = ""
+    quantization: str = ""
+    parameters: int = 0
+    context: int = 0
+    trained_context: int = 0
+    vocabulary: int = 0
+    width: int = 0
+    template: str = ""
+    bos: str = ""
+    eos: str = ""
+    end_tokens: tuple[int, ...] = ()
+    digest: str = ""
+    capabilities: tuple[str, ...] = ()
+    state: State = "unloaded"
+
+
+def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
+    """Describe a file, and the context if it is loaded. A damaged file has the state "failed".
+
+    `embeds`: the server loads models for embeddings.
+    """
+    try:
+        status = path.stat()
+    except OSError:
+        return Info(name, str(path), 0, 0, state="failed")
+    known = Info(name, str(path), int(status.st_mtime), status.st_size)
+    try:
+        with open_gguf(path) as file:
+            data = file.metadata
+            architecture = architecture_of(data)
+            sizes: Counter[str] = Counter()
+            for tensor in file.tensors.values():
+                sizes[tensor.format] += tensor.nbytes
+            tokens = data.get("tokenizer.ggml.tokens")
+            trained = _number(data.get(f"{architecture.name}.context_length"))
+            template = data.get("tokenizer.chat_template", "")
+            return Info(
+                id=name,
+                path=str(path),
+                created=known.created,
+                file_bytes=sum(sizes.values()) or known.file_bytes,
+                architecture=architecture.name,
+                quantization=sizes.most_common(1)[0][0] if sizes else "",
+                parameters=sum(prod(tensor.shape) for tensor in file.tensors.values()),
+                context=model.context if model is not None else trained,
+                trained_context=trained,
+                vocabulary=len(tokens) if isinstance(tokens, Sized) else 0,
+                width=_number(data.get(f"{architecture.name}.embedding_length")),
+                template=template if isinstance(template, str) else "",
+                bos=_token(model, "bos"),
+                eos=_token(model, "eos"),
+                end_tokens=tuple(sorted(model.words.eog)) if model is not None and model.tokenizer else (),
+                digest=identity(file),
+                capabilities=_capabilities(
+                    model, embeds or architecture.encoder, template if isinstance(template, str) else ""
+                ),
+            )
+    except (LocalLLMError, ModelError, ValueError, TypeError):
+        return Info(name, str(path), known.created, known.file_bytes, state="failed")
+
+
+def _token(model: Model | None, name: Literal["bos", "eos"]) -> str:
+    """Return the text of a token that a loaded model has."""
+    words = model.tokenizer if model is not None else None
+    token = None if words is None else words.bos if name == "bos" else words.eos
+    return "" if words is None or token is None else words.piece(token).decode("utf-8", "replace")
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _capabilities(model: Model | None, embeds: bool, template: str) -> tuple[str, ...]:
+    if embeds or (model is not None and model.embeds):
+        ranks = model is not None and model.embeds and model.embedder.pooling("auto") == "rank"
+        return ("embedding", "rerank") if ranks else ("embedding",)
+    found = ["completion", "chat"]
+    found += ["tools"] if "tools" in template else []
+    found += ["insert"] if model is not None and model.tokenizer is not None and Prompts(model).fills else []
+    found += ["thinking"] if any(mark in template for mark in ("think", "reasoning")) else []
+    return tuple(found)

@@ -1,0 +1,264 @@
+"""One loaded model as the server uses it: prompts, the scheduler, and answers as turn events.
+
+Rendering and tokenizing block, so they run in a worker thread, one at a time: templates of strangers may be slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from localllm.answer.asked import constrained, structured
+from localllm.answer.parts import CallStart, Content, Part
+from localllm.answer.reader import AnswerReader
+from localllm.closing import Closing
+from localllm.embedding import normalized
+from localllm.model import Model
+from localllm.scheduler.drafts import Drafts
+from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
+from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
+from localllm.server.bridge import events
+from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
+from localllm.server.prompts import Prompt, Prompts
+from localllm.server.turn import (  # fmt: skip
+    Begun,
+    Completion,
+    Done,
+    EmbedResult,
+    Evaluated,
+    Generation,
+    More,
+    StopReason,
+    Turn,
+    TurnEvent,
+)
+
+T = TypeVar("T")
+TAIL = 1000  # characters of a prompt in which a thought may have begun
+_REASONS: dict[str, StopReason] = {
+    "end": "end", "stop": "stop", "length": "length", "context": "length", "cancelled": "cancelled",
+}  # fmt: skip
+
+
+class Served(Closing):
+    """A model that answers. `close` ends its scheduler and frees it."""
+
+    def __init__(
+        self,
+        model: Model,
+        limits: SchedulerLimits,
+        observer: Observer | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
+        self.model, self._sampling = model, sampling or {}
+        self.embeds = model.embeds
+        self.prompts = Prompts(model)
+        self._worker = ThreadPoolExecutor(1, "prompts")
+        self._scheduler: Scheduler | None = None
+        if not self.embeds:
+            self._scheduler = Scheduler(
+                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer, store
+            )
+
+    @property
+    def scheduler(self) -> Scheduler:
+        if self._scheduler is None:
+            raise NotSupported("this model gives embeddings, not text; ask another model")
+        return self._scheduler
+
+    async def work(self, job: Callable[[], T]) -> T:
+        """Run what blocks in the model's worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._worker, job)
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    async def answer(self, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
+        """Stream the answer to a conversation."""
+        scheduler = self.scheduler
+        request, readers = await self.work(lambda: self._asked(turn))
+        async with aclosing(self._stream(scheduler, request, turn.generation, readers)) as stream:
+            async for event in stream:
+                yield event
+
+    async def complete(self, completion: Completion) -> AsyncGenerator[TurnEvent, None]:
+        """Stream the continuation of a text."""
+        scheduler = self.scheduler
+
+        def asked() -> Request:
+            prompt = self.prompts.of_text(completion)
+            structure = completion.generation.structure
+            constraint = None if structure is None else structured(self.prompts.grammars, structure)
+            request = self._request(prompt, completion.generation)
+            return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
+
+        request = await self.work(asked)
+        async with aclosing(self._stream(scheduler, request, completion.generation, None)) as stream:
+            async for event in stream:
+                yield event
+
+    async def prompt(self, turn: Turn) -> Prompt:
+        """Return the prompt of a turn."""
+        return await self.work(lambda: self.prompts.of_turn(turn, tools_of(turn)))
+
+    async def _stream(
+        self,
+        scheduler: Scheduler,
+        request: Request,
+        generation: Generation,
+        readers: Callable[[], AnswerReader] | None,
+    ) -> AsyncGenerator[TurnEvent, None]:
+        """Submit a request, `generation.n` times with different seeds, and yield its events with parsed text."""
+        requests = _several(request, generation.n)
+        texts = [_Text(readers() if readers is not None else None) for _ in requests]
+        async with aclosing(events(scheduler.submit, requests)) as source:
+            async for number, event in source:
+                for told in texts[number].told(event, number):
+                    yield told
+
+    def _asked(self, turn: Turn) -> tuple[Request, Callable[[], AnswerReader]]:
+        """Return the request for a turn, and what makes a reader of its answer."""
+        tools = tools_of(turn)
+        prompt = self.prompts.of_turn(turn, tools)
+        format_, tail = self.prompts.format, prompt.text[-TAIL:]
+        forced = turn.tool_choice == "required" or turn.forced_tool
+        constraint = None
+        if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
+            constraint = constrained(
+                self.prompts.grammars,
+                format_,
+                tail,
+                structure=turn.generation.structure,
+                tools=tools if forced else (),
+                parallel=turn.parallel_calls,
+                budget=turn.thinking.budget,
+            )
+        visible = format_.visible(self.model.words.special)
+        request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
+        return request, lambda: AnswerReader(format_, tools, tail)
+
+    def _request(self, prompt: Prompt, generation: Generation) -> Request:
+        context = self.model.context
+        if len(prompt.ids) > context:
+            count = len(prompt.ids)
+            message = f"the prompt has {count} tokens, the context holds {context}; shorten it"
+            raise PromptTooLong(message, count, context)
+        return Request(
+            prompt=prompt.ids,
+            sampling=self.model.sampling_defaults.options({**self._sampling, **generation.sampling}),
+            max_tokens=generation.max_tokens,
+            stops=(*generation.stops, *prompt.stops),
+            ignore_eos=generation.ignore_eos,
+            logprobs=generation.logprobs,
+            resumed=prompt.resumed,
+            reuse=generation.reuse,
+            priority=generation.priority,
+            client=generation.client,
+        )
+
+    # -- vectors ---------------------------------------------------------------------------------------------------
+
+    async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str) -> EmbedResult:
+        """Return the vectors of texts."""
+
+        def run() -> EmbedResult:
+            model = self._embedding()
+            ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in texts]
+            way = model.embedder.pooling(pooling)
+            vectors = list(model.embedder.vectors(ids, way))
+            found = vectors if way == "rank" else list(normalized(vectors))
+            return EmbedResult([one.tolist() for one in found], sum(map(len, ids)))
+
+        return await self.work(run)
+
+    async def rank(self, query: str, documents: Sequence[str]) -> EmbedResult:
+        """Return one score for each document."""
+
+        def run() -> EmbedResult:
+            model = self._embedding()
+            scores = model.rank(query, documents)
+            tokens = sum(len(model.prompt_ids(text)) for text in (query, *documents))
+            return EmbedResult([[float(score)] for score in scores], tokens)
+
+        return await self.work(run)
+
+    def _embedding(self) -> Model:
+        if not self.embeds:
+            raise NotSupported("this model was started to write text; start the server with --embeddings for vectors")
+        return self.model
+
+    def close(self) -> None:
+        """End the scheduler, and free the model."""
+        if self._scheduler is not None:
+            self._scheduler.close()
+        self._worker.shutdown(cancel_futures=True)
+        self.model.close()
+
+
+def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
+    """Return the tools that the model is told of."""
+    tools = [] if turn.tool_choice == "none" else list(turn.tools)
+    if turn.forced_tool:
+        tools = [tool for tool in tools if tool["function"]["name"] == turn.forced_tool]
+        if not tools:
+            raise BadRequest(f"tool_choice names {turn.forced_tool!r}, which is not among the tools", "tool_choice")
+    return tools
+
+
+def drafts_of(model: Model) -> Drafts | None:
+    """Return what drafts repetitions for a batch, if the options ask for it. A draft model is not used here."""
+    speculation = model.speculation
+    if speculation is None or speculation.options.kind == "draft":
+        return None
+    return Drafts(speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1))
+
+
+class _Text:
+    """One answer on its way: its reader, and whether it called a tool."""
+
+    def __init__(self, reader: AnswerReader | None) -> None:
+        self._reader, self._called = reader, False
+
+    def told(self, event: Event, number: int) -> tuple[TurnEvent, ...]:
+        """Return what the protocols are told of an event."""
+        match event:
+            case Started():
+                return (Begun(event.prompt_tokens, event.reused, number),)
+            case Prompted():
+                return (Evaluated(event.evaluated, number, event.logprobs),)
+            case Written():
+                return (More(self._parts(event.text), event.token, event.logprob, number),)
+            case Finished():
+                parts = self._parts(event.text, last=True)
+                reason = _REASONS[event.reason]
+                if self._called and reason in ("end", "stop"):
+                    reason = "tool_calls"
+                done = Done(reason, event.usage, event.stop, number)
+                return (More(parts, answer=number), done) if parts else (done,)
+            case _:
+                raise AssertionError(event)
+
+    def _parts(self, text: str, last: bool = False) -> tuple[Part, ...]:
+        if self._reader is None:
+            return (Content(text),) if text else ()
+        parts = self._reader.push(text) if text else ()
+        if last:
+            parts = (*parts, *self._reader.finish())
+        self._called = self._called or any(isinstance(part, CallStart) for part in parts)
+        return parts
+
+
+def _several(request: Request, count: int) -> list[Request]:
+    """Return `count` requests for the same prompt, with following seeds."""
+    if count == 1:
+        return [request]
+    seed = request.sampling.seed
+    seeds = [seed + number if seed >= 0 else -1 for number in range(count)]
+    return [
+        replace(request, sampling=replace(request.sampling, seed=one % 2**64 if one >= 0 else one)) for one in seeds
+    ]

@@ -1,0 +1,165 @@
+"""The models behind one port: loaded when they are asked for, unloaded by age when memory is needed.
+
+One model is loaded at a time. A model that answers is never unloaded; whoever asks for a further one waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import monotonic
+
+from localllm.errors import LocalLLMError
+from localllm.printable import printable
+from localllm.server.errors import TooManyRequests, UnknownModel
+from localllm.server.info import Info, info_of
+from localllm.server.served import Served
+
+log = logging.getLogger("localllm.server")
+
+
+@dataclass(eq=False, slots=True)
+class _Place:
+    """A model file, loaded or not."""
+
+    path: Path
+    info: Info
+    served: Served | None = None
+    users: int = 0
+    used: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Shelf:
+    """Finds, loads and unloads models. Only the event loop uses it."""
+
+    def __init__(
+        self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
+    ) -> None:
+        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit.
+
+        `embeds`: `load` opens models for embeddings.
+        """
+        self._places = {name: _Place(path, info_of(name, path, embeds=embeds)) for name, path in places}
+        self._load, self._memory = load, memory
+        self._turn = asyncio.Lock()  # one load at a time
+        self._freed = asyncio.Condition()
+
+    @property
+    def infos(self) -> list[Info]:
+        return [place.info for place in self._places.values()]
+
+    def find(self, name: str) -> Info:
+        """Return the model with this name. With a single model, every name means it."""
+        return self._place(name).info
+
+    def loaded(self, name: str) -> Served | None:
+        """Return a model if it is loaded now."""
+        return self._place(name).served
+
+    @asynccontextmanager
+    async def using(self, name: str) -> AsyncIterator[Served]:
+        """Load a model if needed, and keep it loaded inside the `with`."""
+        place = self._place(name)
+        place.users += 1
+        try:
+            if place.served is None:
+                await self._fetch(place)
+            assert place.served is not None
+            yield place.served
+        finally:
+            place.users -= 1
+            place.used = monotonic()
+            async with self._freed:
+                self._freed.notify_all()
+
+    async def load(self, name: str) -> None:
+        """Load a model now."""
+        async with self.using(name):
+            pass
+
+    def end(self) -> None:
+        """Free all models, after the event loop has ended."""
+        for place in self._held():
+            assert place.served is not None
+            place.served.close()
+            place.served = None
+
+    def _place(self, name: str) -> _Place:
+        place = self._places.get(name) or self._places.get(name.removesuffix(":latest"))
+        if place is None and len(self._places) == 1:
+            [place] = self._places.values()
+        if place is None:
+            known = ", ".join(sorted(self._places)[:20])
+            asked = f"model {printable(name, 100)!r} is unknown" if name else "name a model"
+            raise UnknownModel(f"{asked}; this server has {known}")
+        return place
+
+    async def _fetch(self, place: _Place) -> None:
+        async with self._turn:
+            if place.served is not None:
+                return
+            await self._make_room(place)
+            place.info = replace(place.info, state="loading")
+            try:
+                place.served = await asyncio.to_thread(self._load, place.path)
+            except BaseException:
+                place.info = replace(place.info, state="failed")
+                raise
+            place.info = replace(info_of(place.info.id, place.path, place.served.model), state="loaded")
+            log.info("loaded %s", place.info.id)
+
+    async def _make_room(self, wanted: _Place) -> None:
+        """Unload models, the longest unused first, until `wanted` fits."""
+        if not self._memory:
+            return
+        if wanted.info.file_bytes > self._memory:
+            need, have = wanted.info.file_bytes >> 20, self._memory >> 20
+            raise LocalLLMError(f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (--memory)")
+        while sum(place.info.file_bytes for place in self._held()) + wanted.info.file_bytes > self._memory:
+            idle = [place for place in self._held() if not place.users]
+            if idle:
+                await self._unload(min(idle, key=lambda place: place.used))
+                continue
+            try:
+                async with asyncio.timeout(60), self._freed:
+                    await self._freed.wait()
+            except TimeoutError:
+                raise TooManyRequests("all loaded models are busy; try again later", 10) from None
+
+    def _held(self) -> list[_Place]:
+        return [place for place in self._places.values() if place.served is not None]
+
+    async def _unload(self, place: _Place) -> None:
+        served, place.served = place.served, None
+        if served is not None:
+            place.info = replace(place.info, state="unloaded")
+            await asyncio.to_thread(served.close)
+            log.info("unloaded %s", place.info.id)
+
+
+def models_in(folder: Path) -> list[tuple[str, Path]]:
+    """Return names and files of the models in a folder and those below it; a split model once, projectors not."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*.gguf")):
+        name = path.relative_to(folder).as_posix().removesuffix(".gguf")
+        if path.name.startswith("mmproj") or not path.is_file():
+            continue
+        first, _, parts = name.rpartition("-00001-of-")
+        if first and parts.isdigit():
+            name = first
+        elif _is_part(name):
+            continue
+        found.setdefault(name, path)
+    if not found:
+        raise LocalLLMError(f"{folder}: no GGUF files in this folder; give a folder with models")
+    return list(found.items())
+
+
+def _is_part(name: str) -> bool:
+    rest, _, count = name.rpartition("-of-")
+    return count.isdigit() and rest.rpartition("-")[2].isdigit() and len(count) == 5

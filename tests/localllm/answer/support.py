@@ -1,0 +1,111 @@
+"""Shared by the tests of answers: tools, reading a text to the end, and what comes out of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
+from typing import Any
+
+from localllm.answer.formats import ROWS, find_format
+from localllm.answer.grammars import Format
+from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.answer.reader import AnswerReader
+
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "function": {
+            "name": "get_weather",
+            "description": "Tells the weather.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "city": {"type": "string", "description": "its name"},
+                    "days": {"type": "integer", "description": "how many"},
+                    "units": {
+                        "type": "object",
+                        "properties": {"t": {"type": "string"}},
+                        "additionalProperties": {},
+                        "description": "of what",
+                    },
+                },
+                "required": ["city"],
+            },
+        },
+    },
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Searches.",
+            "parameters": {
+                "type": "object",
+                "properties": {
+                    "query": {"type": "string", "description": "what"},
+                    "deep": {"type": "boolean", "description": "how"},
+                },
+                "required": ["query"],
+            },
+        },
+    },
+]
+
+
+@dataclass
+class Read:
+    """The parts of an answer, joined: a call is (name, JSON of its arguments)."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Read:
+        read = cls()
+        for part in parts:
+            match part:
+                case Reasoning():
+                    read.reasoning += part.text
+                case Content():
+                    read.content += part.text
+                case CallStart():
+                    assert part.index == len(read.calls)
+                    read.calls.append((part.name, ""))
+                    read.ids.append(part.id)
+                case CallArguments():
+                    assert part.index == len(read.calls) - 1
+                    name, arguments = read.calls[-1]
+                    read.calls[-1] = (name, arguments + part.json)
+        return read
+
+    @property
+    def values(self) -> list[tuple[str, Any]]:
+        """The calls with their arguments as values."""
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+
+def read(
+    format_: Format,
+    text: str,
+    tail: str = "",
+    tools: Sequence[dict[str, Any]] = TOOLS,
+    cuts: Sequence[int] = (),
+) -> Read:
+    """Read a text that arrives in pieces, cut at these places."""
+    numbers = count()
+    reader = AnswerReader(format_, tools, tail, make_id=lambda: f"id{next(numbers)}")
+    places = [0, *sorted(cuts), len(text)]
+    pieces = [text[start:end] for start, end in pairwise(places)]
+    parts = [part for piece in pieces for part in reader.push(piece)]
+    return Read.of([*parts, *reader.finish()])
+
+
+def named(name: str, thought: str = "<think>") -> Format:
+    """The format of a row, as for a template that contains its texts and that of a thought."""
+    row = next(row for row in ROWS if row.name == name)
+    found = find_format(f"tools {' '.join(row.texts)} {thought}")
+    assert found.name == name
+    return found
