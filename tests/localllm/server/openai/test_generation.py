@@ -87,6 +87,8 @@ def test_sampling(name: str, value: Any, option: str, expected: Any) -> None:
         ("json_schema", 5),
         ("grammar", 5),
         ("guided_choice", []),
+        ("guided_choice", ["(" * 1000] * 1001),
+        ("guided_choice", ["(" * 1_000_001]),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any) -> None:
