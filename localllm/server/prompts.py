@@ -100,7 +100,8 @@ class Prompts:
             self._call_form = call_form(template)
         messages = fitted(messages, tools, self.format, self._call_form)
         told = list(tools) if tools and self.format.native else None
-        rendered = template.render(messages, tools=told, extra=variables)
+        prompted = variables.pop("add_generation_prompt", True) is not False
+        rendered = template.render(messages, prompted, told, variables)
         self._model.check_length(rendered.text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)

@@ -146,7 +146,8 @@ class Served(Closing):
         context = self.model.context
         if len(prompt.ids) > context:
             count = len(prompt.ids)
-            message = f"the prompt has {count} tokens, the context holds {context}; shorten it"
+            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
+            message = f"the prompt has {count} tokens and exceeds {size}; shorten it"
             raise PromptTooLong(message, count, context)
         return Request(
             prompt=prompt.ids,
