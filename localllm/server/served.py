@@ -18,6 +18,7 @@ from localllm.answer.reader import AnswerReader
 from localllm.closing import Closing
 from localllm.embedding import normalized
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
 from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
@@ -189,7 +190,9 @@ class Served(Closing):
 
     def _embedding(self) -> Model:
         if not self.embeds:
-            raise NotSupported("this model was started to write text; start the server with --embeddings for vectors")
+            raise NotSupported(
+                Notice("this model was started to write text; for vectors, start with ", Setting("embeddings"))
+            )
         return self.model
 
     def close(self) -> None:
