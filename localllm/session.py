@@ -7,9 +7,10 @@ is a generator of pieces. The session stays usable if the reader stops early or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,9 @@ from localllm.generation.text import AnswerText
 from localllm.notice import Notice, Setting
 from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from localllm.scheduler.request import Constraint
 
 
 class Session:
@@ -108,24 +112,30 @@ class Session:
         cancel: threading.Event | None = None,
         ignore_eos: bool = False,
         resumed: bool = False,
+        constraint: Constraint | None = None,
+        visible: Collection[int] = (),
     ) -> Iterator[Piece]:
         """Stream the continuation of `prompt` (from position 0; tokens in the cache are not evaluated again).
 
-        `resumed`: the prompt ends in the middle of a text, so a first space belongs to the text.
-        Ends at an end-of-generation token, a stop string, `max_tokens`, or the end of the context; the last piece gives
-        the reason. ContextFull if the prompt itself does not fit.
+        `resumed`: the prompt ends in the middle of a text, so a first space belongs to the text. The answer is held to
+        the `constraint`, which is at its start, or stands where the prompt ends. The text of the control tokens in
+        `visible` is shown.
+        Ends at an end-of-generation token, a stop string, `max_tokens`, the end of the context, or where the
+        constraint ends; the last piece gives the reason. ContextFull if the prompt itself does not fit.
         """
         context = self.engine.limits.positions
         _check_prompt(prompt, context)
         meter = Meter(len(prompt))
         meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the logits of the last token are needed
-        decoding, text = self._decoding(sampler, prompt), AnswerText(self._tokenizer, stop, resumed)
+        sampler.constrain(constraint)
+        decoding, text = self._decoding(sampler, prompt), AnswerText(self._tokenizer, stop, resumed, visible)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         logits = prefill(self, prompt[meter.reused_tokens :], self.batch_rows, cancelled)
         meter.prompt_read()
         for token in prompt:
             sampler.accept(token)
-        ends = frozenset[int]() if ignore_eos or self._tokenizer is None else self._tokenizer.eog
+        ends = frozenset[int]() if self._tokenizer is None else self._tokenizer.eog
+        ends = frozenset[int]() if ignore_eos and constraint is None else ends
         reason: StopReason = "cancelled"
         tail = ""
         try:
@@ -140,13 +150,16 @@ class Session:
                 if token in ends:
                     reason = "end"
                     break
-                sampler.accept(token)
+                sampler.write(token)
                 meter.answer_tokens += 1
                 shown = text.push(token)
                 if text.stopped:
                     reason, tail = "stop", shown
                     break
                 yield Piece(shown, token)
+                if sampler.finished:
+                    reason = "end"
+                    break
                 if decoding.held >= context:
                     reason = "context"
                     break

@@ -6,6 +6,9 @@ Plain and speculative decoding share `distribution`, which changes no state and 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +18,9 @@ from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids,
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
+
+if TYPE_CHECKING:
+    from localllm.scheduler.request import Constraint
 
 
 class Sampler:
@@ -33,10 +39,57 @@ class Sampler:
         self._bits = np.random.PCG64(self.seed)
         # Only the largest logit counts, independent of history: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not options.logit_bias
+        self._constraint: Constraint | None = None
+        self._drafting = False
+
+    # -- constraint ------------------------------------------------------------------------------------------------
+
+    def constrain(self, constraint: Constraint | None) -> None:
+        """Hold the next answer to a constraint, at its start, or to none. `write` advances it."""
+        self._constraint = constraint
+
+    def write(self, token: int) -> None:
+        """Accept a token of the answer that `sample` returned."""
+        self.accept(token)
+        if self._constraint is not None:
+            self._constraint.accept(token)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the constraint lets nothing follow."""
+        return self._constraint is not None and self._constraint.finished
+
+    def valid(self, tokens: Sequence[int]) -> int:
+        """Return how many drafted tokens, from the first, the constraint lets follow."""
+        return len(tokens) if self._constraint is None else self._constraint.validate(tokens)
+
+    @contextmanager
+    def drafting(self) -> Iterator[None]:
+        """Leave the constraint aside: it knows the tokens of the answer, not those of drafts."""
+        self._drafting = True
+        try:
+            yield
+        finally:
+            self._drafting = False
+
+    def _constrained(self, candidates: Candidates) -> Candidates:
+        """Return the candidates that the constraint allows. Raises SamplingError if the model can write none."""
+        allowed = self._constraint.allowed() if self._constraint is not None and not self._drafting else None
+        if allowed is None:
+            return candidates
+        assert not candidates.descending, "a constraint needs all logits"
+        left = candidates.take(allowed[: len(candidates.ids)], descending=False)
+        if not len(left.ids) or not abs(left.peak) < HIGHEST:
+            raise SamplingError("the grammar allows no token that the model can write here; check the grammar")
+        return left
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
 
     @property
     def looks_at(self) -> int:
         """Number of largest logits that determine the next token; 0 if all count."""
+        if self._constraint is not None:
+            return 0
         if self._argmax:
             return 1
         cut_first = self._stages[:1] == (SAMPLERS["top_k"],) and not self.options.logit_bias
@@ -51,7 +104,7 @@ class Sampler:
         _refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
-        return self._distribution(self._biased(Candidates(self._ids, logits)))
+        return self._distribution(self._constrained(self._biased(Candidates(self._ids, logits))))
 
     def _distribution(self, candidates: Candidates) -> tuple[Ids, Doubles]:
         for stage in self._stages:
@@ -76,8 +129,15 @@ class Sampler:
         if self._argmax:
             token = int(logits.argmax())
             _refuse_broken(float(logits[token]))
-            return token
+            if self._constraint is None or self._drafting:
+                return token
+            return self._greedy(logits)
         return self.draw(*self.distribution(logits))
+
+    def _greedy(self, logits: NDArray[np.float32]) -> int:
+        """Return the most likely token that the constraint allows."""
+        left = self._constrained(Candidates(np.arange(len(logits), dtype=np.int32), logits))
+        return int(left.ids[left.logits.argmax()])
 
     def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
         """Return the next token, given only the `looks_at` largest logits (n,), descending, ties by id, NaN first."""

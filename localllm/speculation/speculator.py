@@ -162,6 +162,7 @@ class SpeculativeDecoding:
             if not guesses:
                 continue
             count, gain = worth_checking(self._costs, self._pace, likelihoods)
+            count = min(count, self._sampler.valid([guess.token for guess in guesses[:count]]))
             if gain >= won:
                 best, won = (drafting, guesses, count), gain
         return best
@@ -183,16 +184,17 @@ class SpeculativeDecoding:
         self._reading += drafter.delay()
         before = sampler.snapshot()
         try:
-            for guess in drafter.propose(sampler):
-                guesses.append(guess)
-                likelihoods.append(acceptance.expect(guess.trust))
-                stands *= likelihoods[-1]
-                if len(guesses) == room or stands < _HOPELESS:
-                    break
-                step, mean = drafter.step_seconds, acceptance.mean
-                if step and outlook(self._costs, self._pace, len(guesses), stands, mean, step, room) <= 0:
-                    break
-                sampler.accept(guess.token)
+            with sampler.drafting():
+                for guess in drafter.propose(sampler):
+                    guesses.append(guess)
+                    likelihoods.append(acceptance.expect(guess.trust))
+                    stands *= likelihoods[-1]
+                    if len(guesses) == room or stands < _HOPELESS:
+                        break
+                    step, mean = drafter.step_seconds, acceptance.mean
+                    if step and outlook(self._costs, self._pace, len(guesses), stands, mean, step, room) <= 0:
+                        break
+                    sampler.accept(guess.token)
         finally:
             sampler.restore(before)
         return guesses, likelihoods
