@@ -94,7 +94,7 @@ class Served(Closing):
         def asked() -> Request:
             prompt = self.prompts.of_text(completion)
             structure = completion.generation.structure
-            constraint = None if structure is None else structured(self.prompts.grammars, structure)
+            constraint = None if structure is None else structured(self.model.grammars, structure)
             request = self._request(prompt, completion.generation)
             return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
 
@@ -131,7 +131,7 @@ class Served(Closing):
         constraint = None
         if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
             constraint = constrained(
-                self.prompts.grammars,
+                self.model.grammars,
                 format_,
                 tail,
                 structure=turn.generation.structure,
