@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
@@ -71,11 +69,6 @@ class Prompts:
     @property
     def template(self) -> ChatTemplate:
         return self._model.template[0]
-
-    @cached_property
-    def grammars(self) -> GrammarVocabulary:
-        """The vocabulary as grammars see it."""
-        return GrammarVocabulary(self._model.words, self._model.vocabulary)
 
     @property
     def format(self) -> Format:

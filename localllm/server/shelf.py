@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.printable import printable
 from localllm.server.errors import TooManyRequests, UnknownModel
 from localllm.server.info import Info, info_of
@@ -119,7 +120,11 @@ class Shelf:
             return
         if wanted.info.file_bytes > self._memory:
             need, have = wanted.info.file_bytes >> 20, self._memory >> 20
-            raise LocalLLMError(f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (--memory)")
+            raise LocalLLMError(
+                Notice(
+                    f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (", Setting("memory_limit"), ")"
+                )
+            )
         while sum(place.info.file_bytes for place in self._held()) + wanted.info.file_bytes > self._memory:
             idle = [place for place in self._held() if not place.users]
             if idle:
