@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from localllm.notice import Notice, Written
 from localllm.options.declare import Options, option
 from localllm.options.kinds import JSON, Kind, OptionError, checked, whole
+
+if TYPE_CHECKING:
+    from localllm.answer.structure import Structure
 
 
 def _limit(text: str) -> int | None:
@@ -31,6 +35,64 @@ def _stops(value: Any) -> bool:
     return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
 
 
+def _content(name: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a file."""
+    try:
+        with open(name, encoding="utf-8") as file:
+            text = file.read(_MOST_FILE)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{name}: the {what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not text.strip():
+        raise OptionError(f"{name}: the {what} is empty")
+    return text
+
+
+def _read_schema(text: str) -> dict[str, Any]:
+    """Return a JSON schema, given as the name of a file or as JSON."""
+    import json
+
+    source = text if text.lstrip().startswith("{") else _content(text, "JSON schema")
+    try:
+        value = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{text}: the JSON schema is not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise OptionError(f"{text}: the JSON schema is not a JSON object")
+    return value
+
+
+def _is_schema(value: Any) -> bool:
+    named = isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+    return value is None or named or JSON.problem(value) == ""
+
+
+def _is_source(text: str) -> bool:
+    """Return whether a text is a grammar itself, and not the name of a file."""
+    return "::=" in text or "\n" in text or text.lstrip().startswith("start:")
+
+
+def _think(text: str) -> bool | int | str:
+    if text in ("on", "off"):
+        return text == "on"
+    try:
+        value: bool | int | str = int(text)
+    except ValueError:
+        value = text
+    if not _thinks(value) or value == "":
+        raise OptionError(f"{text!r} is not one of on, off, {', '.join(EFFORTS)}, or a number of tokens")
+    return value
+
+
+def _thinks(value: Any) -> bool:
+    if isinstance(value, bool) or value is None:
+        return True
+    return value in EFFORTS if isinstance(value, str) else isinstance(value, int) and value >= 0
+
+
+_MOST_FILE = 1 << 20  # characters
+EFFORTS = ("low", "medium", "high")
+SCHEMA = Kind(str, checked(_is_schema, "a dict, or the name of a file with JSON"), "FILE")
+THINK = Kind(_think, checked(_thinks, f"True, False, a number of tokens, or one of {', '.join(EFFORTS)}"), "HOW")
 LIMIT = Kind(_limit, checked(_allowed, "a whole number from 0 up, or None for no limit"), "N")
 STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
 
@@ -60,6 +122,55 @@ class AnswerOptions(Options):
             Written('{"enable_thinking": False}', '{"enable_thinking": false}'),
         ),
     )  # fmt: skip
+
+    think: bool | int | str | None = option(
+        None, "--think", kind=THINK,
+        help=Notice(
+            "thinking before the answer: ",
+            Written(
+                'True, False, a maximum of tokens, or "low", "medium" or "high"',
+                "on, off, N tokens at most, low, medium or high",
+            ),
+            ", if the model can",
+        ),
+    )  # fmt: skip
+    json_schema: Mapping[str, Any] | str | os.PathLike[str] | None = option(
+        None, "--json-schema", "-jf", "--json-schema-file", kind=SCHEMA, offers="files",
+        help="hold the answer to a JSON schema",
+    )  # fmt: skip
+    grammar: str = option(
+        "", "--grammar", "--grammar-file", metavar="FILE", offers="files",
+        help="hold the answer to a grammar in GBNF or Lark",
+    )  # fmt: skip
+
+    @property
+    def structure(self) -> Structure | None:
+        """What the answer must match; None if nothing. OptionError if a schema and a grammar are given."""
+        from localllm.answer.structure import Structure
+
+        if self.json_schema is not None and self.grammar:
+            raise OptionError("json_schema and grammar are both given; an answer can match one of them")
+        if self.grammar:
+            source = self.grammar if _is_source(self.grammar) else _content(self.grammar, "grammar")
+            return Structure(gbnf=source) if "::=" in source else Structure(lark=source)
+        if self.json_schema is None or isinstance(self.json_schema, Mapping):
+            return Structure(schema=self.json_schema) if self.json_schema is not None else None
+        return Structure(schema=_read_schema(os.fspath(self.json_schema)))
+
+    @property
+    def thought_tokens(self) -> int | None:
+        """The most tokens that a thought may have; None if there is no limit."""
+        return self.think if isinstance(self.think, int) and not isinstance(self.think, bool) else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template: those for thinking, and those given by name."""
+        from localllm.answer.thinking import thinking_variables
+
+        think = self.think
+        enabled = think if isinstance(think, bool) else None
+        own = thinking_variables(enabled, think if isinstance(think, str) else "", self.thought_tokens)
+        return {**own, **self.chat_template_kwargs}
 
     @property
     def stops(self) -> tuple[str, ...]:

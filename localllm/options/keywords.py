@@ -31,6 +31,8 @@ class GenerateKeywords(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str]
     ignore_eos: bool
+    json_schema: Mapping[str, Any] | str | os.PathLike[str] | None
+    grammar: str
     seed: int
     temperature: float
     top_k: int
@@ -62,6 +64,7 @@ class ChatKeywords(GenerateKeywords, total=False):
     system_prompt: str
     parse_special_in_content: bool
     chat_template_kwargs: Mapping[str, Any]
+    think: bool | int | str | None
 
 
-CHAT_ONLY = ("system_prompt", "parse_special_in_content", "chat_template_kwargs")
+CHAT_ONLY = ("system_prompt", "parse_special_in_content", "chat_template_kwargs", "think")
