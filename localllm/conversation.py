@@ -18,14 +18,17 @@ from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece, Statistics
+from localllm.held import end_of, held, without_thought
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from localllm.model import Model
+    from localllm.scheduler.request import Constraint
 
 USUAL = AnswerOptions()
+_TAIL = 200  # tokens at the end of a prompt that say whether a thought has begun
 _HELD_BACK = 64  # tokens at the end of an answer that may not have been shown yet
 
 
@@ -54,7 +57,8 @@ class Conversation:
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._variables = options.chat_template_kwargs
+        self._structure, self._thought_tokens = options.structure, options.thought_tokens
+        self._variables = options.template_variables
         self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
         self._sampler = model.sampler(sampling)
@@ -149,11 +153,10 @@ class Conversation:
             if self._context_shift and len(prompt) >= self._context:
                 messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
             while True:
+                constraint = self._constraint(prompt, len(tokens))
                 self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
                 left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
-                for piece in self.session.generate(
-                    prompt, self._sampler, left, self._stop, cancel, self._ignore_eos, resumed=bool(tokens)
-                ):
+                for piece in self._pieces(prompt, left, cancel, bool(tokens), constraint):
                     if piece.statistics is None:
                         text += piece.text
                         tokens += [] if piece.token is None else [piece.token]
@@ -174,6 +177,41 @@ class Conversation:
             if text != started or (spent is not None and spent.reason != "cancelled"):
                 self.messages = [*messages, {"role": "assistant", "content": text}]
                 self._answered = tokens
+
+    def _constraint(self, prompt: list[int], begun: int) -> Constraint | None:
+        """Return the constraint of the answer, past its first `begun` tokens, which end the prompt; None if it is free.
+
+        LocalLLMError if these do not match it.
+        """
+        asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
+        make = held(self._model, self._structure, self._thought_tokens, self._template, self._tail(asked))
+        if make is None:
+            return None
+        constraint = make()
+        if constraint.validate(answered) < begun:
+            raise LocalLLMError("the answer does not match what answers are held to, so it cannot be continued")
+        for token in answered:
+            constraint.accept(token)
+        return constraint
+
+    def _tail(self, prompt: list[int]) -> str:
+        return end_of(self._words.decode(prompt[-_TAIL:], special=True))
+
+    def _pieces(
+        self,
+        prompt: list[int],
+        most: int | None,
+        cancel: threading.Event | None,
+        resumed: bool,
+        constraint: Constraint | None,
+    ) -> Iterator[Piece]:
+        """Yield an answer; if it has a structure, without a thought before it."""
+        pieces = self.session.generate(
+            prompt, self._sampler, most, self._stop, cancel, self._ignore_eos, resumed, constraint
+        )
+        if self._structure is None or resumed:
+            return pieces
+        return without_thought(pieces, self._model, self._template, self._tail(prompt), self._stop)
 
     def _whole(self, tokens: list[int], text: str) -> list[int] | None:
         """Return the tokens of exactly `text`, without a partial character or stop string that was held back."""

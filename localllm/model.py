@@ -22,6 +22,7 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
+from localllm.held import end_of, held, held_text, without_thought
 from localllm.models import Config, architecture_of, record_heads
 from localllm.notice import Notice, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
@@ -37,7 +38,9 @@ from localllm.session import Session
 from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
+    from localllm.answer.constraint import GrammarVocabulary
     from localllm.confined import Confined
+    from localllm.scheduler.request import Constraint
     from localllm.speculation.setup import Reader, Speculation
     from localllm.template import ChatTemplate
 
@@ -304,7 +307,7 @@ class Model(Closing):
         if answer.system_prompt:
             raise LocalLLMError("generate takes no system_prompt; put the text into the prompt, or use model.chat")
         ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        return self._stream(ids, sampler, answer, answer.stops, cancel)
+        return self._stream(ids, sampler, answer, answer.stops, cancel, held_text(self, answer.structure))
 
     @takes(AnswerOptions, SamplingOptions)
     def chat(
@@ -339,12 +342,16 @@ class Model(Closing):
         template, note = self.template
         for message in messages:
             self.check_length(str(message.get("content") or ""))
-        rendered = template.render(messages, tools=tools, extra=answer.chat_template_kwargs)
+        rendered = template.render(messages, tools=tools, extra=answer.template_variables)
         for told in (*([note] if note else []), *rendered.notes):
             warnings.warn(told, stacklevel=2)
         self.check_length(rendered.text)
         encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
-        return self._stream(encoder.encode(rendered.text), sampler, answer, (*answer.stops, *template.stops), cancel)
+        ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
+        structure = answer.structure
+        make = held(self, structure, answer.thought_tokens, template, tail)
+        pieces = self._stream(ids, sampler, answer, stops, cancel, make() if make is not None else None)
+        return pieces if structure is None else without_thought(pieces, self, template, tail, stops)
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
@@ -354,6 +361,13 @@ class Model(Closing):
         words = self.words
         self._confined = renderer()
         return choose_template(self.file.metadata, words, self._confined)
+
+    @cached_property
+    def grammars(self) -> GrammarVocabulary:
+        """The vocabulary as grammars see it, made when the first answer is held to one."""
+        from localllm.answer.constraint import GrammarVocabulary
+
+        return GrammarVocabulary(self.words, self.vocabulary)
 
     def _sampler(self, sampling: SamplingOptions | None, given: Mapping[str, Any]) -> Sampler:
         if sampling is not None:
@@ -367,10 +381,13 @@ class Model(Closing):
         answer: AnswerOptions,
         stops: tuple[str, ...],
         cancel: threading.Event | None,
+        constraint: Constraint | None,
     ) -> Iterator[Piece]:
         session = self.session()
         try:
-            yield from session.generate(ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos)
+            yield from session.generate(
+                ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos, constraint=constraint
+            )
         finally:
             session.close()
 

@@ -22,6 +22,7 @@ from localllm.cli.terminal.answer import (
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache
 from localllm.errors import LocalLLMError
+from localllm.held import held_text
 from localllm.options import AnswerOptions
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ def _answer(
             session = model.session()
             ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
             options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
-            pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options)
+            constraint = held_text(model, answering.structure)
+            pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options, constraint=constraint)
         cache.take_up(session)
         statistics = write(pieces)
         if statistics.reason == "context":

@@ -1,0 +1,63 @@
+"""What the options hold an answer to: a structure, and a limit for its thought. Grammars load when they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
+
+from localllm.generation.statistics import Piece
+
+if TYPE_CHECKING:
+    from localllm.answer.constraint import GrammarVocabulary
+    from localllm.answer.structure import Structure
+    from localllm.scheduler.request import Constraint
+    from localllm.template import ChatTemplate
+    from localllm.tokenizer import Tokenizer
+
+_TAIL = 1000  # characters
+
+
+class Speaks(Protocol):
+    """What is needed of a model."""
+
+    @property
+    def words(self) -> Tokenizer: ...
+    @property
+    def grammars(self) -> GrammarVocabulary: ...
+
+
+def end_of(prompt: str) -> str:
+    """Return the end of a prompt, which says whether a thought has begun."""
+    return str.__str__(prompt)[-_TAIL:]
+
+
+def held_text(model: Speaks, structure: Structure | None) -> Constraint | None:
+    """Return the constraint of a plain text with a structure; None without one. StructureError if it is broken."""
+    if structure is None:
+        return None
+    from localllm.answer.asked import structured
+
+    return structured(model.grammars, structure)()
+
+
+def held(
+    model: Speaks, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
+) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
+    if structure is None and thought_tokens is None:
+        return None
+    from localllm.answer.asked import constrained
+    from localllm.answer.formats import find_format
+
+    format_ = find_format(template.source)
+    return constrained(model.grammars, format_, tail, structure=structure, budget=thought_tokens)
+
+
+def without_thought(
+    pieces: Iterator[Piece], model: Speaks, template: ChatTemplate, tail: str, stops: tuple[str, ...]
+) -> Iterator[Piece]:
+    """Yield the pieces of an answer without the text of a thought before it."""
+    from localllm.answer.content import content_only
+    from localllm.answer.formats import find_format
+
+    return content_only(pieces, model.words, find_format(template.source), tail, stops)
