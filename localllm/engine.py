@@ -130,7 +130,10 @@ class Engine:
         try:
             batch = self._batch(rows, starts, counts, wanted)
             self.copy_shared()
-            return self._run(rows, batch, wanted)
+            results = self._run(rows, batch, wanted)
+            for part in rows:
+                part.sequence.settle()
+            return results
         except BaseException:
             for part, start in zip(rows, starts, strict=True):
                 part.sequence.truncate(start)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _TAIL = 1000  # characters
 
 
-class Speaks(Protocol):
-    """What is needed of a model."""
+class Worded(Protocol):
+    """The part of a model that is needed here."""
 
     @property
     def words(self) -> Tokenizer: ...
@@ -31,7 +31,7 @@ def end_of(prompt: str) -> str:
     return str.__str__(prompt)[-_TAIL:]
 
 
-def held_text(model: Speaks, structure: Structure | None) -> Constraint | None:
+def held_text(model: Worded, structure: Structure | None) -> Constraint | None:
     """Return the constraint of a plain text with a structure; None without one. StructureError if it is broken."""
     if structure is None:
         return None
@@ -41,7 +41,7 @@ def held_text(model: Speaks, structure: Structure | None) -> Constraint | None:
 
 
 def held(
-    model: Speaks, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
+    model: Worded, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
 ) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
     if structure is None and thought_tokens is None:
@@ -54,7 +54,7 @@ def held(
 
 
 def without_thought(
-    pieces: Iterator[Piece], model: Speaks, template: ChatTemplate, tail: str, stops: tuple[str, ...]
+    pieces: Iterator[Piece], model: Worded, template: ChatTemplate, tail: str, stops: tuple[str, ...]
 ) -> Iterator[Piece]:
     """Yield the pieces of an answer without the text of a thought before it."""
     from localllm.answer.content import content_only

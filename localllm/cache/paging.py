@@ -141,7 +141,7 @@ class _Table:
         self.start = 0  # number of blocks freed at the start
         self.blocks: list[int] = []  # block i holds the positions from (start + i) * block_size on
         self.length = 0  # tokens
-        self._newest = 0  # length before the last `append`, whose tokens may not be evaluated yet
+        self._newest = 0  # length before the last `append`, until its tokens are evaluated
         pool._tables.add(self)
 
     @property
@@ -172,6 +172,10 @@ class _Table:
         positions = range(self.length, self.length + count)
         self.length += count
         return np.array([self.blocks[p // size - self.start] * size + p % size for p in positions], np.int32)
+
+    def settle(self) -> None:
+        """Record that all tokens are evaluated, so that blocks before their window may be freed."""
+        self._newest = self.length
 
     def reaches(self, length: int) -> bool:
         """Return whether the cache holds everything that the token at position `length` sees."""
@@ -249,6 +253,11 @@ class Sequence:
         slots = [table.append(len(tokens)) for table in self._tables]
         self.tokens.extend(tokens)
         return slots
+
+    def settle(self) -> None:
+        """Record that all tokens have been evaluated. Windows then free what only the last step needed."""
+        for table in self._tables:
+            table.settle()
 
     def occupy(self, tokens: abc.Sequence[int]) -> None:
         """Take whole blocks for tokens whose keys and values the caller writes. The sequence must be empty."""

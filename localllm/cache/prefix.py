@@ -8,7 +8,7 @@ sequence is emptied first.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -32,8 +32,9 @@ class Found(NamedTuple):
 class PrefixCache:
     """The kept sequences of one engine, least recently used first."""
 
-    def __init__(self, block_tokens: int) -> None:
-        self._size = block_tokens
+    def __init__(self, block_tokens: int, leaving: Callable[[Kept], None] | None = None) -> None:
+        """`leaving` is called with a sequence that is evicted, before it is emptied."""
+        self._size, self._leaving = block_tokens, leaving
         self._kept: OrderedDict[Kept, tuple[int, ...]] = OrderedDict()  # with the hashes of its whole blocks
         self._by_hash: dict[int, list[Kept]] = {}
 
@@ -70,7 +71,10 @@ class PrefixCache:
         """Empty the least recently used sequence; return whether there was one."""
         if not self._kept:
             return False
-        self.drop(next(iter(self._kept)))
+        oldest = next(iter(self._kept))
+        if self._leaving is not None:
+            self._leaving(oldest)
+        self.drop(oldest)
         return True
 
     def drop(self, sequence: Kept) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from localllm.cli import options
 from localllm.notice import Notice, Setting, said
-from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, declared
+from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, ServeOptions, declared
 
 _OWN = (each for each in vars(options).values() if isinstance(each, type) and issubclass(each, Options))
-GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, *(each for each in _OWN if each is not Options))
+GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, ServeOptions, *(each for each in _OWN if each is not Options))
 
 
 def typed(text: str | BaseException) -> str:

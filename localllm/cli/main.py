@@ -19,7 +19,7 @@ from localllm.cli.flags import typed
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
-from localllm.options import AnswerOptions, SamplingOptions
+from localllm.options import AnswerOptions, SamplingOptions, ServeOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
@@ -45,6 +45,13 @@ def _embed(own: options.Embed, opening: options.Opening) -> None:
     words = list(own.words)
     name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
     embed(own, name, words if own.model else words[1:], opening)
+
+
+def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
+    from localllm.cli.commands.serve import serve
+
+    none = own.models and not (model.words or model.model)
+    serve(own, "" if none else _one_model(model), *rest)
 
 
 def _show(model: options.ModelName, own: options.Show) -> None:
@@ -123,6 +130,14 @@ COMMANDS: dict[str, Command] = {
         "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
         (options.Embed, options.Opening),
         _embed,
+    ),
+    "serve": Command(
+        "[MODEL]",
+        "answer programs over HTTP",
+        "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
+        "company. Without MODEL, give --models FOLDER.",
+        (options.ModelName, ServeOptions, options.Opening, SamplingOptions),
+        _serve,
     ),
     "show": Command(
         "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show

@@ -11,6 +11,7 @@ from localllm.options.declare import Declared, Option, Options, declared, group,
 from localllm.options.kinds import OptionError
 from localllm.options.load import LoadOptions
 from localllm.options.sampling import SamplingOptions
+from localllm.options.serve import ServeOptions
 from localllm.options.speculation import SpeculationOptions
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OptionError",
     "Options",
     "SamplingOptions",
+    "ServeOptions",
     "SpeculationOptions",
     "declared",
     "group",

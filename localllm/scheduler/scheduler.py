@@ -10,11 +10,13 @@ would have been chosen anyway, and each request has its own random numbers.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -32,8 +34,11 @@ from localllm.scheduler.answering import Answering
 from localllm.scheduler.budget import Budget
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
-from localllm.scheduler.request import Event, Request, Ticket, Usage
+from localllm.scheduler.request import Event, Request, Ticket
 from localllm.tokenizer import Tokenizer
+
+log = logging.getLogger("localllm.scheduler")
+MOST_CLIENTS = 1000  # whose last prompt is remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +51,24 @@ class SchedulerLimits:
     aligned: int = 1  # prompts are cut at multiples of this: on a card bits depend on the rows of a step
 
 
+class Store(Protocol):
+    """Sequences beyond memory: on disk."""
+
+    def best(self, tokens: Several[int]) -> int:
+        """Return how many leading tokens `load` would bring."""
+        ...
+
+    def load(self, tokens: Several[int]) -> Sequence | None: ...
+
+    def save(self, sequence: Sequence) -> None: ...
+
+
 class Observer(Protocol):
     """Hears what the scheduler does, in its thread."""
 
-    def stepped(self, seconds: float, prompt_rows: int, answers: int) -> None: ...
-
-    def ended(self, usage: Usage, reason: str) -> None: ...
+    def step(self, sequences: int, drafts: int = 0) -> None:
+        """Hear of a step with so many sequences, of which `drafts` verified drafted tokens."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +113,16 @@ class Scheduler(Closing):
         limits: SchedulerLimits | None = None,
         drafts: Drafts | None = None,
         observer: Observer | None = None,
+        store: Store | None = None,
     ) -> None:
         self.engine, self.limits = engine, limits or SchedulerLimits()
         self._tokenizer, self._sampler = tokenizer, sampler
         self._drafts, self._observer = drafts, observer
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
-        self._prefixes = PrefixCache(engine.block_tokens)
+        self._store = store
+        self._prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
         self._budget = Budget(engine.limits.rows, self.limits.step_seconds)
+        self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self._inbox: queue.SimpleQueue[Answering | Callable[[], None] | None] = queue.SimpleQueue()
         self._waiting: list[Answering] = []
         self._running: list[Answering] = []
@@ -227,8 +247,6 @@ class Scheduler(Closing):
             self._waiting.remove(one)
         with self._lock:
             self._open -= 1
-        if self._observer is not None:
-            self._observer.ended(one.usage(), one.ended)
         if one.sequence is not None:
             self._keep(one)
 
@@ -264,6 +282,11 @@ class Scheduler(Closing):
         if one.request.reuse and not one.request.prompt_logprobs:
             prompt = one.tokens[:-1]
             found = self._prefixes.find(prompt)
+            if self._store is not None and self._store.best(prompt) > found.length:
+                stored = self._store.load(prompt)
+                if stored is not None:
+                    self._prefixes.keep(stored)
+                    found = self._prefixes.find(prompt)
             source, reused, alike = found.sequence, found.length, found.alike
             for other in self._running:
                 assert other.sequence is not None
@@ -280,6 +303,7 @@ class Scheduler(Closing):
             else:
                 reused = 0
             one.checkpoints = self._checkpoints(reused, alike, len(one.tokens))
+            self._tell_divergence(one, reused, alike)
         if self._running and not self._has_room(one, sequence):
             self.engine.release(sequence)
             return False
@@ -298,6 +322,18 @@ class Scheduler(Closing):
             if not self._prefixes.evict():
                 return False
         return True
+
+    def _tell_divergence(self, one: Answering, reused: int, alike: int) -> None:
+        """Log where a client's prompt differs from one that it sent before. No text of the prompt is logged."""
+        client, total = one.request.client, one.prompt_tokens
+        last = self._last_prompts.get(client, 0)
+        self._last_prompts.pop(client, None)
+        self._last_prompts[client] = total
+        if len(self._last_prompts) > MOST_CLIENTS:
+            del self._last_prompts[next(iter(self._last_prompts))]
+        if last and alike < min(last, total - 1):
+            where = f"differs from an earlier one at token {alike}"
+            log.info("client %s: prompt of %d tokens %s; %d are reused", client or "-", total, where, reused)
 
     def _checkpoints(self, reused: int, alike: int, total: int) -> list[int]:
         """Return where to keep a copy of a sequence for later prompts.
@@ -422,7 +458,7 @@ class Scheduler(Closing):
         prompt = sum(part.count for part in parts if part.answering.reading or part.wanted == "none")
         self._budget.observe(answers, prompt, seconds)
         if self._observer is not None:
-            self._observer.stepped(seconds, prompt, answers)
+            self._observer.step(len(parts), sum(part.answering.verified > 0 for part in parts))
         if self._drafts is not None:
             self._drafts.observe(sum(part.count for part in parts), prompt, seconds)
         for part, result in zip(parts, results, strict=True):

@@ -1,4 +1,7 @@
-"""The application: every protocol's routes over one service."""
+"""The application: every protocol's routes over one service, behind the checks of all requests.
+
+request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> a protocol's route
+"""
 
 from __future__ import annotations
 
@@ -6,32 +9,49 @@ from collections.abc import Callable
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from localllm.server import anthropic, llamacpp, ollama, openai
+from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
+from localllm.server.metrics import Metrics, Watch
+from localllm.server.observed import Observed
 from localllm.server.refusal import Refusal, refusal_of
+from localllm.server.security import Guard
 from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
-Routes = Callable[[Service, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = ()  # the first route that fits a path is taken
+Routes = Callable[[Observed, Settings], list[Route]]
+PROTOCOLS: tuple[Routes, ...] = (openai.routes, anthropic.routes, ollama.routes, llamacpp.routes)  # the first that fits
 
 
-def make_app(service: Service, settings: Settings) -> Starlette:
-    """Make the ASGI application."""
-    return Starlette(
-        routes=[route for protocol in PROTOCOLS for route in protocol(service, settings)],
+def make_app(
+    service: Service, settings: Settings, metrics: Metrics | None = None, admission: Admission | None = None
+) -> Starlette:
+    """Make the ASGI application. Give `metrics` to count the scheduler's steps, `admission` to stop new requests."""
+    metrics = metrics or Metrics()
+    observed = Observed(service, metrics)
+    app = Starlette(
+        routes=[route for protocol in PROTOCOLS for route in protocol(observed, settings)],
+        middleware=[
+            Middleware(Watch, metrics),
+            Middleware(Guard, settings),
+            Middleware(Gate, admission or Admission(settings.limits)),
+        ],
         exception_handlers={HTTPException: _unrouted, Exception: _unexpected},
     )
+    app.router.redirect_slashes = False
+    return app
 
 
 def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    method, path = request.method, request.scope["path"]
-    message = f"{method} is not allowed for this path" if error.status_code == 405 else "no such path"
-    return refused(Refusal(error.status_code, "not_found", message), path)
+    known = error.status_code == 405
+    message = f"{request.method} is not allowed for this path" if known else "no such path"
+    return refused(Refusal(error.status_code, "not_found", message), request.scope["path"])
 
 
 def _unexpected(request: Request, error: Exception) -> Response:

@@ -63,6 +63,10 @@ class TooManyRequests(_Later):
     """This client, or all of them together, have too many requests open."""
 
 
+class Unavailable(LocalLLMError):
+    """Cannot be had now, and waiting may not help."""
+
+
 class Loading(_Later):
     """The model is being loaded."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from localllm.printable import printable
 from localllm.server.errors import BadRequest
@@ -58,7 +58,7 @@ class Fields:
         return self._one(name, default, self._flag)
 
     def choice(self, name: str, choices: Sequence[C], default: C | None = None) -> C:
-        value = self._one(name, default, self._text)
+        value = self.text(name, default)
         found = next((choice for choice in choices if choice == value), default)
         if found is None or found != value:
             raise self.wrong(name, f"expected one of {', '.join(choices)}; got {printable(value)!r}")
@@ -150,9 +150,9 @@ class Fields:
 
     def _within(self, name: str, value: Any, least: float | None, most: float | None) -> Any:
         if least is not None and value < least:
-            raise self.wrong(name, f"expected at least {least:g}, got {value:.6g}")
+            raise self.wrong(name, f"expected at least {least}, got {printable(str(value), 40)}")
         if most is not None and value > most:
-            raise self.wrong(name, f"expected at most {most:g}, got {value:.6g}")
+            raise self.wrong(name, f"expected at most {most}, got {printable(str(value), 40)}")
         return value
 
     def _items(self, name: str, kind: type[T], noun: str, most: int) -> tuple[T, ...]:
@@ -162,7 +162,7 @@ class Fields:
                 raise self.wrong(f"{name}[{number}]", f"expected {noun}, got {_name(item)}")
         return found
 
-    def _refuse(self, name: str, noun: str, value: Any) -> Any:
+    def _refuse(self, name: str, noun: str, value: Any) -> NoReturn:
         raise self.wrong(name, f"expected {noun}, got {_name(value)}")
 
 

@@ -31,11 +31,12 @@ __all__ = ["Fields", "client", "frame", "get", "line", "ndjson", "post", "read_j
 
 T = TypeVar("T")
 Handler = Callable[[Request, Fields], Coroutine[Any, Any, Response | Json | list[Any]]]
+CLIENT = "localllm.client"  # the key of a request's scope that says whose it is; see `security.py`
 GONE = 499  # nginx's status for a client that closed the connection; only logs see it
 
 
 def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
-    """Make the routes of a handler that takes a JSON object."""
+    """Make the routes of a handler that takes a JSON object. Answers end with their clients' connections."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, _posted(request, handler, limits))
@@ -43,13 +44,13 @@ def post(paths: Sequence[str], handler: Handler, limits: Limits) -> list[Route]:
     return [Route(path, endpoint, methods=["POST"]) for path in paths]
 
 
-def get(paths: Sequence[str], handler: Handler) -> list[Route]:
-    """Make the routes of a handler that takes no body; its fields are the query's, which are texts."""
+def get(paths: Sequence[str], handler: Handler, method: str = "GET") -> list[Route]:
+    """Make the routes of a handler that reads no body. Its fields are those of the query: texts."""
 
     async def endpoint(request: Request) -> Response:
         return await _answered(request, handler(request, Fields(dict(request.query_params))))
 
-    return [Route(path, endpoint, methods=["GET"]) for path in paths]
+    return [Route(path, endpoint, methods=[method]) for path in paths]
 
 
 async def _posted(request: Request, handler: Handler, limits: Limits) -> Response | Json | list[Any]:
@@ -94,5 +95,5 @@ def refused(refusal: Refusal, path: str) -> Response:
 
 def client(request: Request) -> str:
     """Whose request it is: limits and fairness are per API key, or per address without keys."""
-    found = request.scope.get("localllm.client")
-    return str(found) if found else (request.client.host if request.client else "")
+    found = request.scope.get(CLIENT)
+    return str(found) if found is not None else (request.client.host if request.client else "")

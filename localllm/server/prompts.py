@@ -8,12 +8,13 @@ from typing import Any
 
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
+from localllm.answer.messages import CallForm, call_form, fitted
+from localllm.answer.thinking import thinking_variables
 from localllm.model import Model
 from localllm.server.errors import BadRequest, NotSupported
-from localllm.server.turn import Completion, Thinking, Turn
+from localllm.server.turn import Completion, Turn
 from localllm.template import ChatEncoder, ChatTemplate
 
-_EFFORTS = {"none": False, "minimal": True, "low": True, "medium": True, "high": True, "max": True, "xhigh": True}
 FILL = {  # the role of a token, and the keys under which files name it
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
     "suffix": ("tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"),
@@ -63,6 +64,7 @@ class Prompts:
         self._model = model
         self._encoder: ChatEncoder | None = None
         self._format: Format | None = None
+        self._call_form: CallForm | None = None
 
     @property
     def template(self) -> ChatTemplate:
@@ -83,9 +85,15 @@ class Prompts:
             begun = str(messages.pop().get("content") or "")
         for message in messages:
             self._model.check_length(str(message.get("content") or ""))
-        template = self.template
-        variables = {**_variables(turn.thinking), **turn.template_variables}
-        rendered = template.render(messages, tools=list(tools) or None, extra=variables)
+        template, thinking = self.template, turn.thinking
+        enabled = False if thinking.effort == "none" else thinking.enabled
+        effort = "" if thinking.effort == "none" else thinking.effort
+        variables = {**thinking_variables(enabled, effort, thinking.budget), **turn.template_variables}
+        if self._call_form is None:
+            self._call_form = call_form(template)
+        messages = fitted(messages, tools, self.format, self._call_form)
+        told = list(tools) if tools and self.format.native else None
+        rendered = template.render(messages, tools=told, extra=variables)
         self._model.check_length(rendered.text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)
@@ -150,14 +158,3 @@ class Prompts:
             ids += plain("".join(f"{text}\n" for _, text in completion.extra))
         ids += [prefix, *plain(before), suffix, *plain(after), middle]
         return Prompt(ids, before, resumed=True)
-
-
-def _variables(thinking: Thinking) -> dict[str, Any]:
-    """Return the variables by which templates learn how to think; a template ignores those it does not know."""
-    enabled = thinking.enabled
-    if enabled is None and thinking.effort:
-        enabled = _EFFORTS.get(thinking.effort)
-    found: dict[str, Any] = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
-    if thinking.effort and thinking.effort != "none":
-        found["reasoning_effort"] = thinking.effort
-    return found

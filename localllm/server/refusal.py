@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.gguf.layout import GGUFError
 from localllm.notice import said
 from localllm.printable import printable
+from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.server import errors
 
 Kind = Literal[
@@ -67,6 +68,9 @@ TABLE: tuple[tuple[type[BaseException], int, Kind], ...] = (
     (errors.NotSupported, 501, "unsupported"),
     (errors.Loading, 503, "unavailable"),
     (errors.Draining, 503, "unavailable"),
+    (errors.Unavailable, 503, "unavailable"),
+    (QueueFull, 429, "rate_limit"),
+    (Stopped, 503, "unavailable"),
     (GGUFError, 500, "internal"),
     (LocalLLMError, 400, "invalid_request"),
 )

@@ -12,14 +12,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from localllm.answer.asked import constrained, structured
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.closing import Closing
 from localllm.embedding import normalized
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
-from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits
+from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
 from localllm.server.bridge import events
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.prompts import Prompt, Prompts
@@ -46,15 +48,23 @@ _REASONS: dict[str, StopReason] = {
 class Served(Closing):
     """A model that answers. `close` ends its scheduler and frees it."""
 
-    def __init__(self, model: Model, limits: SchedulerLimits, observer: Observer | None = None) -> None:
-        self.model = model
+    def __init__(
+        self,
+        model: Model,
+        limits: SchedulerLimits,
+        observer: Observer | None = None,
+        sampling: Mapping[str, Any] | None = None,
+        store: Store | None = None,
+    ) -> None:
+        """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
+        self.model, self._sampling = model, sampling or {}
         self.embeds = model.embeds
         self.prompts = Prompts(model)
         self._worker = ThreadPoolExecutor(1, "prompts")
         self._scheduler: Scheduler | None = None
         if not self.embeds:
             self._scheduler = Scheduler(
-                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer
+                model.engine, model.tokenizer, model.sampler, limits, drafts_of(model), observer, store
             )
 
     @property
@@ -83,8 +93,10 @@ class Served(Closing):
 
         def asked() -> Request:
             prompt = self.prompts.of_text(completion)
+            structure = completion.generation.structure
+            constraint = None if structure is None else structured(self.model.grammars, structure)
             request = self._request(prompt, completion.generation)
-            return replace(request, prompt_logprobs=completion.echo_logprobs)
+            return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
 
         request = await self.work(asked)
         async with aclosing(self._stream(scheduler, request, completion.generation, None)) as stream:
@@ -114,10 +126,22 @@ class Served(Closing):
         """Return the request for a turn, and what makes a reader of its answer."""
         tools = tools_of(turn)
         prompt = self.prompts.of_turn(turn, tools)
-        format_ = self.prompts.format
-        request = self._request(prompt, turn.generation)
+        format_, tail = self.prompts.format, prompt.text[-TAIL:]
+        forced = turn.tool_choice == "required" or turn.forced_tool
+        constraint = None
+        if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
+            constraint = constrained(
+                self.model.grammars,
+                format_,
+                tail,
+                structure=turn.generation.structure,
+                tools=tools if forced else (),
+                parallel=turn.parallel_calls,
+                budget=turn.thinking.budget,
+            )
         visible = format_.visible(self.model.words.special)
-        return replace(request, visible=visible), lambda: AnswerReader(format_, tools, prompt.text[-TAIL:])
+        request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
+        return request, lambda: AnswerReader(format_, tools, tail)
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
@@ -127,7 +151,7 @@ class Served(Closing):
             raise PromptTooLong(message, count, context)
         return Request(
             prompt=prompt.ids,
-            sampling=self.model.sampling_defaults.options(generation.sampling),
+            sampling=self.model.sampling_defaults.options({**self._sampling, **generation.sampling}),
             max_tokens=generation.max_tokens,
             stops=(*generation.stops, *prompt.stops),
             ignore_eos=generation.ignore_eos,
@@ -166,7 +190,9 @@ class Served(Closing):
 
     def _embedding(self) -> Model:
         if not self.embeds:
-            raise NotSupported("this model was started to write text; start the server with --embeddings for vectors")
+            raise NotSupported(
+                Notice("this model was started to write text; for vectors, start with ", Setting("embeddings"))
+            )
         return self.model
 
     def close(self) -> None:

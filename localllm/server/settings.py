@@ -1,10 +1,22 @@
-"""The settings of a server, as its parts take them."""
+"""The settings of a server, as its parts take them: read from the options once, keys as digests."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from localllm.errors import LocalLLMError
+from localllm.options import ServeOptions
+from localllm.options.serve import KEY_BYTES, KEYS
 from localllm.server.limits import Limits
+
+KEY_FILE_BYTES = 1 << 20
+
+
+class SettingsError(LocalLLMError):
+    """Options that cannot be used on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,3 +24,65 @@ class Settings:
     """How the server answers, apart from models."""
 
     limits: Limits = field(default_factory=Limits)
+    addresses: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 8080
+    keys: frozenset[bytes] = frozenset()  # SHA-256 of each API key; none: everybody may use the server
+    hosts: tuple[str, ...] = ()  # names of this server besides localhost, in lower case; "*": any
+    origins: tuple[str, ...] = ()  # pages that may use it; "*": any, "localhost": those of this machine
+    parallel: int = 4
+    pooling: str = "auto"
+    max_tokens: int | None = None  # of an answer, where a request does not say
+    drain_seconds: int = 0  # 0: until running answers end
+    slots: bool = True
+    metrics: bool = True
+    log_prompts: bool = False
+
+    @classmethod
+    def of(cls, options: ServeOptions, max_tokens: int | None = None) -> Settings:
+        """Return the settings that `options` ask for; reads the file of keys."""
+        addresses = tuple(part.strip() for part in options.host.split(","))
+        keys = (*options.api_key, *_keys(options.api_key_file))
+        return cls(
+            limits=Limits(
+                body_bytes=options.max_body,
+                requests=options.max_requests,
+                client_requests=options.max_client_requests,
+                body_seconds=options.timeout,
+                send_seconds=options.timeout,
+                ping_seconds=options.sse_ping_interval,
+            ),
+            addresses=addresses,
+            port=options.port,
+            keys=frozenset(digest(key) for key in keys),
+            hosts=tuple(name.lower().rstrip(".") for name in (*addresses, *options.allowed_host)),
+            origins=tuple(origin.rstrip("/") for origin in options.cors),
+            parallel=options.parallel,
+            pooling=options.pooling,
+            max_tokens=max_tokens,
+            drain_seconds=options.drain_timeout,
+            slots=not options.no_slots,
+            metrics=not options.no_metrics,
+            log_prompts=options.log_prompts,
+        )
+
+
+def digest(key: str) -> bytes:
+    """Return the SHA-256 of an API key, of which only this is kept."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+
+
+def _keys(path: str) -> Iterable[str]:
+    if not path:
+        return ()
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(KEY_FILE_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"cannot read the API keys in {path}: {error.strerror}") from None
+    lines = [line.strip() for line in data.decode("utf-8", "replace").splitlines()]
+    keys = [line for line in lines if line]
+    if len(data) > KEY_FILE_BYTES or not keys:
+        raise SettingsError(f"{path} has no API keys, or more than {KEY_FILE_BYTES} bytes; give one key per line")
+    if KEYS.problem(tuple(keys)):
+        raise SettingsError(f"{path} has a line that is not an API key: 1 to {KEY_BYTES} printable ASCII characters")
+    return keys

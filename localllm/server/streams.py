@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localllm.server.limits import Limits
-from localllm.server.refusal import refusal_of
+from localllm.server.refusal import Refusal, refusal_of
 from localllm.server.shapes import Shape, shape_of
 from localllm.server.turn import Json
 from localllm.server.wire import PING, dumps, frame, line
@@ -77,15 +77,11 @@ class _Stream(Response):
             finally:
                 if (close := getattr(self._events, "aclose", None)) is not None:
                     await close()
-        except OSError:  # the client is gone, or does not read
+            await outlet.end()
+        except _Unread:
             return
         except Exception as error:
-            refusal = refusal_of(error)
-            if outlet.begun:
-                await outlet.send(shape.event(refusal))
-            else:
-                await outlet.send(dumps(shape.body(refusal)), refusal.status, _headers(refusal.headers))
-        await outlet.end()
+            await outlet.fail(refusal_of(error), shape)
 
     async def _pings(self, outlet: _Outlet) -> None:
         while self._every > 0:
@@ -96,33 +92,50 @@ class _Stream(Response):
                 await asyncio.sleep(self._every - silent)
 
 
+class _Unread(Exception):
+    """The client took nothing for too long, and was cut off."""
+
+
 class _Outlet:
-    """The sending side of a connection: one message at a time, each within the time limit. OSError if it is closed."""
+    """The sending side of a connection: one message at a time, each within the time limit."""
 
     def __init__(self, scope: Scope, send: Send, headers: list[tuple[bytes, bytes]], seconds: float) -> None:
-        self.begun = self.ended = False
         self.sent = time.monotonic()
+        self._begun = self._ended = False
         self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT)
         self._send = send
         self._headers = headers
         self._seconds = seconds
         self._lock = asyncio.Lock()
 
-    async def send(self, data: bytes, status: int = 200, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-        """Send bytes; before the first, the status and headers."""
-        await self._part(data, status, headers or self._headers, more=True)
+    async def send(self, data: bytes) -> None:
+        """Send bytes; before the first, the status and the headers."""
+        async with self._lock:
+            await self._start(200, self._headers)
+            await self._body(data, more=True)
 
     async def end(self) -> None:
-        await self._part(b"", 200, self._headers, more=False)
-
-    async def _part(self, data: bytes, status: int, headers: list[tuple[bytes, bytes]], *, more: bool) -> None:
         async with self._lock:
-            if not self.begun:
-                self.begun = True
-                await self._message({"type": "http.response.start", "status": status, "headers": headers})
-            if not self.ended:
-                await self._message({"type": "http.response.body", "body": data, "more_body": more})
-            self.ended = self.ended or not more
+            await self._start(200, self._headers)
+            await self._body(b"", more=False)
+
+    async def fail(self, refusal: Refusal, shape: Shape) -> None:
+        """Send an error and end: as an event, or as the whole response if nothing was sent."""
+        async with self._lock:
+            data = shape.event(refusal) if self._begun else dumps(shape.body(refusal))
+            named = {"content-type": "application/json"} | refusal.headers
+            await self._start(refusal.status, [(name.lower().encode(), text.encode()) for name, text in named.items()])
+            await self._body(data, more=False)
+
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        if not self._begun:
+            self._begun = True
+            await self._message({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        if not self._ended:
+            self._ended = not more
+            await self._message({"type": "http.response.body", "body": data, "more_body": more})
             self.sent = time.monotonic()
 
     async def _message(self, message: dict[str, object]) -> None:
@@ -132,12 +145,7 @@ class _Outlet:
         except TimeoutError:
             if self._abort is not None:
                 self._abort()
-            raise  # a TimeoutError is an OSError
-
-
-def _headers(extra: dict[str, str]) -> list[tuple[bytes, bytes]]:
-    named = {"content-type": "application/json"} | extra
-    return [(name.lower().encode(), value.encode()) for name, value in named.items()]
+            raise _Unread from None
 
 
 async def disconnected(receive: Receive) -> None:

@@ -228,6 +228,11 @@ def _lines(facts: dict[str, Any]) -> Iterator[str]:
     yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()])
 
 
+def _each(value: Any) -> str:
+    """Return a number, or the different numbers of the layers."""
+    return " or ".join(str(one) for one in sorted(set(value))) if isinstance(value, list) else str(value)
+
+
 def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
     yield "file", f"{facts['file']} ({size(facts['bytes'])}, GGUF {facts['gguf_version']}{parts})"
     model = facts["model"]
@@ -238,8 +243,9 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
         yield "parameters", parameters(model["parameters"])
         yield (
             "shape",
-            f"{model['layers']} layers, {model['width']} wide, {model['heads']} heads of {model['head_dim']} "
-            f"({model['kv_heads']} for keys and values), {model['ffn_width']} in the feed-forward",
+            f"{model['layers']} layers, {model['width']} wide, {_each(model['heads'])} heads of "
+            f"{_each(model['head_dim'])} ({_each(model['kv_heads'])} for keys and values), "
+            f"{_each(model['ffn_width'])} in the feed-forward",
         )
         yield "context", f"{model['trained_context']} tokens trained on"
         heads = model["next_token_heads"]

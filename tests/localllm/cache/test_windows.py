@@ -155,3 +155,16 @@ def test_a_file_holds_the_window_alone(
     with api.load(path, ctx_size=CONTEXT) as whole:  # keeps everything: the file's windows are not enough for that
         found = read(tmp_path / "c", whole)
         assert found.problem == "its cache keeps another window"
+
+
+@pytest.mark.parametrize("rows", [128, 512])
+def test_prompts_fit_even_if_no_block_is_spare(
+    path: Path, truth: np.ndarray, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(localllm.opening, "WINDOW_PAST", 0)  # as with states so big that only the needed blocks remain
+    monkeypatch.setattr(localllm.opening, "BATCH_ROWS", rows)
+    with api.load(path, ctx_size=CONTEXT, threads=2) as opened:
+        session = opened.session()
+        logits = [session.evaluate(IDS[at : at + rows], logits=False)[0].copy() for at in range(0, len(IDS), rows)]
+    ends = [*range(rows - 1, len(IDS), rows), len(IDS) - 1][: len(logits)]
+    np.testing.assert_array_equal(np.stack(logits), truth[ends])

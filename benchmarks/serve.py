@@ -1,0 +1,259 @@
+"""Load on localllm serve and llama-server in turn: the same file, threads, slots and requests.
+
+    python benchmarks/serve.py MODEL.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--traces chat,agent]
+    python benchmarks/serve.py --table
+
+A trace is a fixed list of requests; every client takes the next one when its answer ends. `chat`: prompts of about 200
+tokens without anything in common, answers of 96. `agent`: a shared beginning of 4000 tokens, 100 of one's own, answers
+of 48. Answers are greedy and ignore the end-of-text token, so both servers write the same number of tokens. TTFT is the
+time to the first token, ITL the time between two, TPOT their mean in an answer. Goodput counts the tokens of answers
+with TTFT under 5 s and TPOT under 200 ms. One JSON line per server, trace and number of clients goes to
+benchmarks/results/serve.jsonl.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "serve.jsonl"
+CONTEXT = 8192
+GOOD_TTFT, GOOD_TPOT = 5.0, 0.2  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Requests: token ids of prompts, and the length of the answers."""
+
+    prompts: list[list[int]]
+    answer: int
+
+
+def traces(vocabulary: int, requests: int, seed: int) -> dict[str, Trace]:
+    """Return the traces. Prompts are random tokens, so no server gains by a vocabulary of its own."""
+    chance = random.Random(seed)
+
+    def tokens(count: int) -> list[int]:
+        return [chance.randrange(vocabulary // 8, vocabulary // 2) for _ in range(count)]
+
+    shared = tokens(4000)
+    return {
+        "chat": Trace([tokens(chance.randrange(100, 300)) for _ in range(requests)], 96),
+        "agent": Trace([[*shared, *tokens(100)] for _ in range(requests)], 48),
+    }
+
+
+@dataclass(slots=True)
+class Answer:
+    """When the pieces of an answer arrived, in seconds since it was asked for."""
+
+    times: list[float] = field(default_factory=list)
+    tokens: int = 0
+    cached: int = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """One server under one load."""
+
+    server: str
+    model: str
+    trace: str
+    clients: int
+    threads: int
+    requests: int
+    tokens_per_second: float
+    goodput: float
+    ttft: dict[str, float]
+    tpot: dict[str, float]
+    itl: dict[str, float]
+    cached_share: float
+    peak_bytes: int
+    seconds: float
+    device: str
+    date: str
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(values)
+    at = {f"p{q}": ordered[min(len(ordered) - 1, round(q / 100 * (len(ordered) - 1)))] for q in (50, 90, 99)}
+    return {name: round(value, 4) for name, value in at.items()} if ordered else {}
+
+
+async def ask(client: httpx.AsyncClient, prompt: list[int], count: int) -> Answer:
+    """Stream one completion."""
+    body = {
+        "model": "any", "prompt": prompt, "max_tokens": count, "temperature": 0, "stream": True, "ignore_eos": True,
+        "stream_options": {"include_usage": True}, "cache_prompt": True,
+    }  # fmt: skip
+    answer, began = Answer(), time.perf_counter()
+    async with client.stream("POST", "/v1/completions", json=body) as response:
+        if response.status_code != 200:
+            raise SystemExit(f"{response.status_code}: {(await response.aread())[:500]!r}")
+        async for line in response.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            if event.get("usage"):
+                answer.tokens = event["usage"]["completion_tokens"]
+                answer.cached = (event["usage"].get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            if any(choice.get("text") is not None for choice in event.get("choices", ())):
+                answer.times.append(time.perf_counter() - began)
+    return answer
+
+
+async def load(url: str, trace: Trace, clients: int) -> tuple[list[Answer], float]:
+    """Let `clients` work through a trace; return the answers and the seconds it took."""
+    waiting, answers = iter(trace.prompts), list[Answer]()
+    async with httpx.AsyncClient(base_url=url, timeout=3600, limits=httpx.Limits(max_connections=64)) as client:
+
+        async def work() -> None:
+            for prompt in waiting:
+                answers.append(await ask(client, prompt, trace.answer))
+
+        began = time.perf_counter()
+        await asyncio.gather(*(work() for _ in range(clients)))
+        return answers, time.perf_counter() - began
+
+
+@contextmanager
+def server(command: Sequence[str], port: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a server until the end of the `with`."""
+    with Path(f"/tmp/serve-{port}.log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            if process.poll() is not None:
+                raise SystemExit(f"{' '.join(command)}: ended with {process.returncode}; see {log.name}")
+            try:
+                if httpx.get(f"http://127.0.0.1:{port}/health", timeout=1).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.5)
+        yield process
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def peak_bytes(pid: int) -> int:
+    """Return the peak resident bytes of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
+    return int(line.split()[1]) << 10
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def row(name: str, arguments: argparse.Namespace, trace: str, clients: int, answers: list[Answer], seconds: float,
+        prompts: Trace, pid: int) -> Row:  # fmt: skip
+    between = [b - a for one in answers for a, b in zip(one.times, one.times[1:], strict=False)]
+    tpot = [(one.times[-1] - one.times[0]) / max(one.tokens - 1, 1) for one in answers]
+    good = sum(
+        one.tokens for one, each in zip(answers, tpot, strict=True) if one.times[0] < GOOD_TTFT and each < GOOD_TPOT
+    )
+    written = sum(one.tokens for one in answers)
+    return Row(
+        server=name, model=arguments.model.name, trace=trace, clients=clients, threads=arguments.threads,
+        requests=len(answers), tokens_per_second=round(written / seconds, 2), goodput=round(good / seconds, 2),
+        ttft=percentiles([one.times[0] for one in answers]), tpot=percentiles(tpot), itl=percentiles(between),
+        cached_share=round(sum(one.cached for one in answers) / sum(map(len, prompts.prompts)), 3),
+        peak_bytes=peak_bytes(pid), seconds=round(seconds, 2), device=device(),
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+    )  # fmt: skip
+
+
+def device() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown")
+    return f"{name}, {os.cpu_count()} processors"
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The Markdown of docs/serve.md: a line per server, trace and number of clients."""
+    lines = [
+        "| model | trace | clients | server | tokens/s | goodput | TTFT p50, p99, s | ITL p50, p99, ms | cached | GB |",
+        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in rows:
+        ttft, itl = one["ttft"], one["itl"]
+        lines.append(
+            f"| {one['model'].removesuffix('.gguf')} | {one['trace']} | {one['clients']} | {one['server']} | "
+            f"{one['tokens_per_second']:.1f} | {one['goodput']:.1f} | {ttft['p50']:.2f}, {ttft['p99']:.2f} | "
+            f"{itl['p50'] * 1e3:.0f}, {itl['p99'] * 1e3:.0f} | {one['cached_share']:.0%} | "
+            f"{one['peak_bytes'] / 1e9:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, nargs="?")
+    parser.add_argument("--llama-server", type=Path)
+    parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--clients", default="1,4,8,16")
+    parser.add_argument("--traces", default="chat,agent")
+    parser.add_argument("--per-client", type=int, default=3, help="requests per client, at least 4 in all")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.table:
+        print(table([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+        return
+    import localllm
+
+    with localllm.load(arguments.model, threads=1, ctx_size=64) as model:
+        vocabulary = model.vocabulary
+    for trace in arguments.traces.split(","):
+        for clients in map(int, arguments.clients.split(",")):
+            port, seed = free_port(), clients
+            prompts = traces(vocabulary, max(4, clients * arguments.per_client), seed)[trace]
+            slots, threads = str(max(clients, 1)), str(arguments.threads)
+            ours = [
+                sys.executable, "-m", "localllm", "serve", str(arguments.model), "--port", str(port), "-t", threads,
+                "--parallel", slots, "-c", str(CONTEXT),
+            ]  # fmt: skip
+            commands = {"localllm": ours}
+            if arguments.llama_server:
+                commands["llama-server"] = [
+                    str(arguments.llama_server), "-m", str(arguments.model), "--port", str(port), "-t", threads,
+                    "-np", slots, "-c", str(CONTEXT * clients), "--no-webui",
+                ]  # fmt: skip
+            for name, command in commands.items():
+                with server(command, port) as process:
+                    url = f"http://127.0.0.1:{port}"
+                    asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm
+                    answers, seconds = asyncio.run(load(url, prompts, clients))
+                    found = row(name, arguments, trace, clients, answers, seconds, prompts, process.pid)
+                with RESULTS.open("a") as file:
+                    file.write(json.dumps(asdict(found)) + "\n")
+                print(table([asdict(found)]).splitlines()[-1], mean(one.tokens for one in answers), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Prefixes on disk: sequences that leave the cache, or are in it at the end, come back when a prompt needs them.
+
+The files are those of `prompt_cache.py`, so they are checked like those before anything is taken from them. Their names
+are hashes of their tokens. When the folder is full, the file that was not used for the longest time goes first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.cache.paging import SLACK
+from localllm.cache.paging import Sequence as Cached
+from localllm.cache.prefix import same
+from localllm.cache.prompt_cache import CacheFileError, read, restore, save
+from localllm.errors import LocalLLMError
+from localllm.model import Model
+from localllm.plan import BLOCK
+from localllm.session import Session
+
+SUFFIX = ".prefix"
+LEAST = 4 * BLOCK  # tokens: evaluating fewer is as fast as reading them
+MOST_BYTES = 32 << 30  # of all files, unless the caller says otherwise
+log = logging.getLogger("localllm.cache")
+
+
+@dataclass(slots=True)
+class _File:
+    path: Path
+    tokens: array[int]
+    size: int
+
+
+class PrefixFiles:
+    """A folder of prefixes of one model. Only the thread that runs the engine uses it."""
+
+    def __init__(self, folder: Path, model: Model, most_bytes: int = MOST_BYTES) -> None:
+        """Read which prefixes the folder has. Files of other models and damaged files are left alone."""
+        self._folder, self._model, self._most = folder, model, most_bytes
+        self._files: dict[str, _File] = {}
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            found = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime)
+        except OSError as error:
+            raise LocalLLMError(f"{folder}: cannot be used for prefixes: {error.strerror}") from None
+        for path in found:
+            try:
+                kept = read(path, model)
+            except CacheFileError as error:
+                log.info("%s", error)
+                continue
+            if not kept.problem:
+                self._files[path.stem] = _File(path, array("i", kept.tokens), path.stat().st_size)
+
+    def best(self, tokens: Sequence[int]) -> int:
+        """Return how many leading tokens the best file would save."""
+        return max((self._use(one, tokens) for one in self._files.values()), default=0)
+
+    def load(self, tokens: Sequence[int]) -> Cached | None:
+        """Return the sequence of the best file; None if there is none, or if it cannot be read or does not fit."""
+        name = max(self._files, key=lambda name: self._use(self._files[name], tokens), default=None)
+        if name is None:
+            return None
+        one = self._files[name]
+        session = Session(self._model.engine)
+        try:
+            restore(read(one.path, self._model), self._model, session)
+            os.utime(one.path)
+        except (LocalLLMError, OSError) as error:
+            log.warning("%s", error)
+            session.close()
+            del self._files[name]
+            return None
+        self._files[name] = self._files.pop(name)  # now the newest
+        return session.sequence
+
+    def save(self, sequence: Cached) -> None:
+        """Write the whole blocks of a sequence, unless a file has them."""
+        length = sequence.length // BLOCK * BLOCK
+        tokens = sequence.tokens[:length]
+        seen = length - SLACK // 2
+        if length < LEAST or sequence.reach(seen) != seen or self.best(tokens) >= length:
+            return
+        session = Session(self._model.engine)
+        session.sequence = sequence.fork()
+        session.sequence.truncate(length)
+        name = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16).hexdigest()
+        path = self._folder / f"{name}{SUFFIX}"
+        try:
+            self._files[name] = _File(path, array("i", tokens), save(path, self._model, session, [], force=True))
+        except (LocalLLMError, OSError) as error:
+            log.warning("%s", error)
+        finally:
+            session.close()
+        self._trim()
+
+    def _use(self, one: _File, tokens: Sequence[int]) -> int:
+        """Return how many tokens a file saves. Windows and states serve only what continues after its end."""
+        alike = same(one.tokens.tolist(), tokens) if one.tokens[:1].tolist() == list(tokens[:1]) else 0
+        windowed = self._model.pool.windowed is not None or bool(self._model.pool.window)
+        return 0 if windowed and alike < len(one.tokens) else alike
+
+    def _trim(self) -> None:
+        while sum(one.size for one in self._files.values()) > self._most and len(self._files) > 1:
+            name = next(iter(self._files))
+            self._files.pop(name).path.unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""`localllm serve`: answer programs over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from localllm import load
+from localllm.box import resolve
+from localllm.cache.prefix_files import PrefixFiles
+from localllm.cli.options import Opening
+from localllm.cli.terminal.answer import tell
+from localllm.cli.terminal.console import LoadProgress, say
+from localllm.errors import LocalLLMError
+from localllm.options import ServeOptions
+from localllm.plan import BLOCK
+from localllm.scheduler.scheduler import SchedulerLimits
+from localllm.server.admission import Admission
+from localllm.server.app import make_app
+from localllm.server.metrics import Metrics
+from localllm.server.run import listen
+from localllm.server.run import serve as run
+from localllm.server.served import Served
+from localllm.server.service import ModelService
+from localllm.server.settings import Settings
+from localllm.server.shelf import Shelf, models_in
+
+ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
+
+
+def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str, Any]) -> None:
+    """Serve one model, or all of a folder, until SIGTERM or Ctrl-C."""
+    if name and own.models:
+        raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
+    settings = Settings.of(own, own.max_tokens)
+    places = models_in(Path(own.models)) if own.models else [(own.alias or _title(name), Path(resolve(name)))]
+    sockets = listen(settings)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
+    metrics, admission = Metrics(), Admission(settings.limits)
+
+    def opened(path: Path) -> Served:
+        with LoadProgress() as progress:
+            model = load(path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings)
+        try:
+            tell(model)
+            aligned = 1 if model.device.startswith("cpu") else ALIGNED
+            limits = SchedulerLimits(parallel=own.parallel, waiting=own.max_requests, aligned=aligned)
+            store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
+            return Served(model, limits, metrics, sampling, store)
+        except BaseException:
+            model.close()
+            raise
+
+    shelf = Shelf(places, opened, own.memory_limit, own.embeddings)
+    service = ModelService(shelf)
+
+    async def ready() -> None:
+        port = sockets[0].getsockname()[1]
+        if not own.models:
+            await shelf.load(places[0][0])
+            served = shelf.loaded(places[0][0])
+            assert served is not None
+            say(plan_line(served, own.parallel))
+        else:
+            say(f"{len(places)} models in {own.models}; each is loaded when a request names it")
+        for address in settings.addresses:
+            say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
+
+    try:
+        run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)
+    finally:
+        shelf.end()
+
+
+def plan_line(served: Served, parallel: int) -> str:
+    """Return what memory the model takes, and for how many tokens."""
+    model = served.model
+    memory = model.executable.memory
+    total = memory.weights + memory.cache + memory.scratch
+    if served.embeds:
+        return f"memory {total / 2**30:.2f} GiB; texts of up to {model.context} tokens"
+    tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
+    return (
+        f"memory {total / 2**30:.2f} GiB: weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f} for "
+        f"{tokens} tokens; {parallel} requests at a time, each with up to {model.context} tokens"
+    )
+
+
+def _title(name: str) -> str:
+    return Path(name).name.removesuffix(".gguf")

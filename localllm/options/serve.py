@@ -1,0 +1,147 @@
+"""Options of the server. Names and short forms are llama-server's (common/arg.cpp) where it has the same option."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+
+from localllm.notice import Notice, Setting, Written
+from localllm.options.answer import LIMIT
+from localllm.options.declare import Options, option
+from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, one_of, several, whole
+
+MAX_PARALLEL = 256
+MAX_SECONDS = 86_400
+KEY_BYTES = 1024
+
+
+def _port(text: str) -> int:
+    value: int = whole(0).read(text)
+    if value > 65535:
+        raise OptionError(f"{text!r} is not a port from 0 to 65535")
+    return value
+
+
+def _upto(most: int, least: int = 1) -> Kind:
+    """Whole numbers from `least` to `most`."""
+    says = f"a whole number from {least} to {most}"
+
+    def read(text: str) -> int:
+        value: int = whole(least).read(text)
+        if value > most:
+            raise OptionError(f"{text!r} is not {says}")
+        return value
+
+    inner = whole(least)
+    allows = lambda value: not inner.problem(value) and value <= most  # noqa: E731
+    return Kind(read, checked(allows, says), "N")
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, str) and value.isascii() and value.isprintable() and 0 < len(value) <= KEY_BYTES
+
+
+def _key(text: str) -> str:
+    if not _is_key(text):
+        raise OptionError(f"an API key has 1 to {KEY_BYTES} printable ASCII characters")
+    return text
+
+
+def _keys_problem(values: Any) -> str:
+    """Say what is wrong with keys without quoting them."""
+    good = isinstance(values, tuple) and all(_is_key(value) for value in values)
+    return "" if good else f"must be a tuple of texts of 1 to {KEY_BYTES} printable ASCII characters"
+
+
+PORT = Kind(_port, checked(lambda value: not whole(0).problem(value) and value <= 65535, "a port from 0 to 65535"), "N")
+KEYS = Kind(_key, _keys_problem, "KEY")
+SECONDS = _upto(MAX_SECONDS)
+NAMES = several(Kind(str, checked(lambda value: isinstance(value, str) and bool(value), "a text")))
+_repeated = partial(option, (), kind=NAMES, repeat=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions(Options):
+    """Where the server listens, who may use it, and how much of it."""
+
+    TITLE: ClassVar[str] = "Server"
+    host: str = option(
+        "127.0.0.1", "--host", metavar="ADDRESS",
+        help="address to listen on, or several with commas (0.0.0.0: every network this machine is in)",
+    )  # fmt: skip
+    port: int = option(8080, "--port", kind=PORT, help="port to listen on (0: any free one)")
+    parallel: int = option(4, "-np", "--parallel", kind=_upto(MAX_PARALLEL), help="answers to write at the same time")
+    max_tokens: int | None = option(
+        None, "-n", "--predict", "--n-predict", kind=LIMIT, unit="tokens",
+        shown=Notice(Written("no limit", "-1")), help="maximum answer length of requests that give none",
+    )  # fmt: skip
+    alias: str = option("", "-a", "--alias", metavar="NAME", help="name of the model for clients (default: its file)")
+    models: str = option(
+        "", "--models", "--models-dir", kind=PATH, metavar="FOLDER", offers="files",
+        help="offer every GGUF file in this folder; each is loaded when a request names it",
+    )  # fmt: skip
+    memory_limit: int = option(
+        0, "--memory-limit", kind=SIZE, shown="",
+        help="memory for models and their caches, such as 12GB; least recently used models are unloaded (0: no limit)",
+    )  # fmt: skip
+    cache_dir: str = option(
+        "", "--cache-dir", kind=PATH, metavar="FOLDER",
+        help="keep the caches of prompts in this folder, so that they survive a restart",
+    )  # fmt: skip
+    embeddings: bool = option(
+        False, "--embeddings", "--embedding", help="give embeddings instead of text (an encoder always does)"
+    )
+    pooling: str = option(
+        "auto", "--pooling", kind=one_of("auto", "mean", "cls", "last"),
+        help="how an embedding is made of its tokens: auto (as the file says), mean, cls or last",
+    )  # fmt: skip
+    api_key: tuple[str, ...] = option(
+        (), "--api-key", kind=KEYS, metavar="KEY", repeat=True,
+        help=Notice("require this key (repeatable; other users of this machine see it: prefer ",
+                    Setting("api_key_file"), ")"),
+    )  # fmt: skip
+    api_key_file: str = option(
+        "", "--api-key-file", kind=PATH, offers="files", help="require a key of this file, one per line"
+    )
+    allowed_host: tuple[str, ...] = _repeated(
+        "--allowed-host", metavar="NAME",
+        help="host name that clients may use for this server, besides localhost and addresses (repeatable; *: any)",
+    )  # fmt: skip
+    cors: tuple[str, ...] = _repeated(
+        "--cors", "--cors-origins", metavar="ORIGIN",
+        help="web pages that may use the server, such as https://chat.example.org (repeatable; *: any)",
+    )  # fmt: skip
+    timeout: int = option(
+        60, "-to", "--timeout", kind=SECONDS, unit="seconds",
+        help="disconnect a client that sends or takes nothing for this long",
+    )  # fmt: skip
+    drain_timeout: int = option(
+        0, "--drain-timeout", kind=_upto(MAX_SECONDS, 0), unit="seconds",
+        help="when stopping, wait this long for running answers (0: until they end)",
+    )  # fmt: skip
+    sse_ping_interval: int = option(
+        15, "--sse-ping-interval", kind=_upto(MAX_SECONDS, 0), unit="seconds",
+        help="send a comment in a stream that is silent for this long (0: never)",
+    )  # fmt: skip
+    max_requests: int = option(
+        256, "--max-requests", kind=_upto(100_000), help="requests to accept at the same time, waiting ones included"
+    )
+    max_client_requests: int = option(
+        64, "--max-client-requests", kind=_upto(100_000), help="the same for one client (an API key, or an address)"
+    )
+    max_body: int = option(
+        32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
+    )
+    no_slots: bool = option(False, "--no-slots", help="do not answer GET /slots")
+    no_metrics: bool = option(False, "--no-metrics", help="do not answer GET /metrics")
+    log_prompts: bool = option(
+        False, "--log-prompts", help="write prompts and answers in the log (default: sizes only)"
+    )
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if not all(part.strip() for part in self.host.split(",")):
+            raise OptionError(f"host is {self.host!r}: give an address such as 127.0.0.1, or several with commas")
+        if self.max_body < 1024:
+            raise OptionError(f"max_body is {self.max_body}: give at least 1024 bytes")

@@ -1,0 +1,66 @@
+"""How many requests are open at once, of all clients and of each; and none new while the server stops."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from localllm.server.errors import Draining, TooManyRequests
+from localllm.server.http import CLIENT, refused
+from localllm.server.limits import Limits
+from localllm.server.refusal import refusal_of
+
+RETRY_SECONDS = 5
+
+
+@dataclass(eq=False, slots=True)
+class Admission:
+    """The open requests. Only the event loop's thread uses it."""
+
+    limits: Limits
+    draining: bool = False
+    open: int = 0
+    clients: Counter[str] = field(default_factory=Counter)
+
+    def enter(self, client: str) -> None:
+        """Count a request; Draining or TooManyRequests if it has to go."""
+        if self.draining:
+            raise Draining("the server is stopping", RETRY_SECONDS)
+        if self.open >= self.limits.requests:
+            raise TooManyRequests(f"{self.open} requests are open, which is the limit; try again later")
+        if self.clients[client] >= self.limits.client_requests:
+            most = self.limits.client_requests
+            raise TooManyRequests(f"{most} requests of yours are open, which is the limit; wait for one to end")
+        self.open += 1
+        self.clients[client] += 1
+
+    def leave(self, client: str) -> None:
+        self.open -= 1
+        self.clients[client] -= 1
+        if not self.clients[client]:
+            del self.clients[client]
+
+
+class Gate:
+    """Counts requests that do work: those with a body. Health, lists and metrics are answered in any case."""
+
+    def __init__(self, app: ASGIApp, admission: Admission) -> None:
+        self.app = app
+        self.admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self.app(scope, receive, send)
+            return
+        client = scope.get(CLIENT, "")
+        try:
+            self.admission.enter(client)
+        except (Draining, TooManyRequests) as error:
+            await refused(refusal_of(error), scope["path"])(scope, receive, send)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.admission.leave(client)

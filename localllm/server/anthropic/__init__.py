@@ -1,0 +1,19 @@
+"""Anthropic's API: messages, and how many tokens they have."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from localllm.server.anthropic.answers import Messages
+from localllm.server.http import post
+from localllm.server.settings import Settings
+from localllm.server.turn import Service
+
+
+def routes(service: Service, settings: Settings) -> list[Route]:
+    """Return the routes of Anthropic's API."""
+    messages = Messages(service, settings)
+    return [
+        *post(("/v1/messages",), messages.create, settings.limits),
+        *post(("/v1/messages/count_tokens",), messages.count, settings.limits),
+    ]

@@ -1,0 +1,56 @@
+"""The handlers of Anthropic's API. Any name of a model is taken: with one model, every name is its name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.anthropic.request import read_message
+from localllm.server.anthropic.writer import MessageWriter
+from localllm.server.collected import closing
+from localllm.server.fields import Fields
+from localllm.server.http import client, sse
+from localllm.server.openai.head import new_id
+from localllm.server.settings import Settings
+from localllm.server.turn import Json, Service, Turn
+from localllm.server.wire import frame
+
+
+class Messages:
+    """The handlers of messages."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
+
+    async def create(self, request: Request, fields: Fields) -> Response | Json:
+        """Answer a request for a message."""
+        model = self._service.find(fields.text("model", "")).id
+        asked = read_message(fields, client(request), self._settings.max_tokens)
+        writer = MessageWriter(new_id("msg_"), model, asked.turn.generation.stops, asked.thoughts)
+        events = self._events(model, asked.turn, writer)
+        if asked.stream:
+            return sse(_framed(events), self._settings.limits)
+        async with closing(events):
+            async for _ in events:
+                pass
+        return writer.message()
+
+    async def count(self, request: Request, fields: Fields) -> Json:
+        """Return how many tokens the prompt has."""
+        model = self._service.find(fields.text("model", "")).id
+        asked = read_message(fields, client(request))
+        return {"input_tokens": await self._service.count(model, asked.turn)}
+
+    async def _events(self, model: str, turn: Turn, writer: MessageWriter) -> AsyncIterator[Json]:
+        async with closing(self._service.answer(model, turn)) as events:
+            async for event in events:
+                for made in writer.events(event):
+                    yield made
+
+
+async def _framed(events: AsyncIterator[Json]) -> AsyncIterator[bytes]:
+    async with closing(events):
+        async for event in events:
+            yield frame(event, event["type"])

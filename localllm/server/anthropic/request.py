@@ -1,0 +1,110 @@
+"""A request for a message, as a `Turn` and what the response shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.server.anthropic.messages import read_messages
+from localllm.server.fields import Fields
+from localllm.server.openai.generation import (
+    MAX_INT,
+    PRIORITIES,
+    read_client,
+    read_max_tokens,
+    read_sampling,
+    read_stops,
+)
+from localllm.server.openai.structure import schema_structure
+from localllm.server.openai.thinking import EFFORTS
+from localllm.server.openai.tools import MAX_TOOLS, function_tool, name_of
+from localllm.server.turn import Generation, Json, Structure, Thinking, ToolChoice, Turn
+
+CHOICES: dict[str, ToolChoice] = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
+SWITCHES = {"enabled": True, "disabled": False, "adaptive": None, "between_tools": None}  # of `thinking`
+DISPLAYS = ("full", "summarized", "omitted")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRequest:
+    """A message that is asked for. `thoughts`: whether it shows what the model thinks."""
+
+    turn: Turn
+    stream: bool
+    thoughts: bool
+
+
+def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:
+    """Read the body of a request. BadRequest with the field at fault."""
+    messages = read_messages(fields)
+    tools = tuple(_tool(each) for each in fields.each("tools", MAX_TOOLS) if _is_ours(each))
+    choice = fields.inner("tool_choice")
+    wanted = CHOICES[choice.choice("type", tuple(CHOICES), "auto")]
+    forced = choice.text("name") if choice.data.get("type") == "tool" else ""
+    if wanted == "required" and not tools:
+        raise choice.wrong("type", "a tool is required, but the request has none that is supported")
+    if forced and forced not in map(name_of, tools):
+        raise choice.wrong("name", f"the request has no tool {forced!r}")
+    turn = Turn(
+        messages=messages,
+        generation=_generation(fields, client, most),
+        tools=tools,
+        tool_choice=wanted,
+        forced_tool=forced,
+        parallel_calls=not choice.flag("disable_parallel_tool_use", False),
+        thinking=_thinking(fields),
+        template_variables=fields.object("chat_template_kwargs", {}),
+        continued=_continued(fields, messages),
+    )
+    shown = fields.inner("thinking").choice("display", DISPLAYS, "full") != "omitted"
+    return MessageRequest(turn, fields.flag("stream", False), shown)
+
+
+def _generation(fields: Fields, client: str, most: int | None) -> Generation:
+    sampling = read_sampling(fields)
+    return Generation(
+        sampling=sampling,
+        max_tokens=read_max_tokens(fields, ("max_tokens",), most),
+        stops=read_stops(fields, "stop_sequences"),
+        structure=_structure(fields),
+        priority=PRIORITIES.get(fields.text("service_tier", ""), 0),
+        client=read_client(fields.inner("metadata"), client, "user_id"),
+    )
+
+
+def _structure(fields: Fields) -> Structure | None:
+    """Return what the answer must match: `output_config.format`, which was `output_format` before."""
+    config = fields.inner("output_config")
+    holder, name = (config, "format") if config.has("format") else (fields, "output_format")
+    if not holder.has(name):
+        return None
+    inner = holder.inner(name)
+    inner.choice("type", ("json_schema",))
+    return schema_structure(inner.object("schema"), lambda message: inner.wrong("schema", message))
+
+
+def _thinking(fields: Fields) -> Thinking:
+    inner = fields.inner("thinking")
+    enabled = SWITCHES[inner.choice("type", tuple(SWITCHES), "adaptive")]
+    budget = inner.optional_integer("budget_tokens", 0, MAX_INT) if enabled else None
+    config = fields.inner("output_config")
+    effort = EFFORTS[config.choice("effort", tuple(EFFORTS))] if config.has("effort") else ""
+    return Thinking(enabled, effort, budget)
+
+
+def _is_ours(tool: Fields) -> bool:
+    """Whether the client runs a tool: those with a type of their own are Anthropic's, and the model is not told."""
+    return tool.text("type", "custom") == "custom"
+
+
+def _tool(tool: Fields) -> Json:
+    return function_tool(tool, schema="input_schema")
+
+
+def _continued(fields: Fields, messages: list[Json]) -> bool:
+    """Whether the answer continues the last message, which is so if it is the assistant's."""
+    last: Mapping[str, Any] = messages[-1]
+    if last.get("tool_calls"):
+        raise fields.wrong("messages", "the last message has tool_use; send its tool_result as the user's message")
+    return last["role"] == "assistant" and bool(last["content"])

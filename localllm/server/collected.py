@@ -1,0 +1,92 @@
+"""An answer put together from its events: the whole of it for a response that does not stream, and counts for all."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.scheduler.request import Usage
+from localllm.server.turn import Begun, Done, More, TurnEvent
+
+T = TypeVar("T")
+
+
+class Call:
+    """A call of a tool."""
+
+    __slots__ = ("_arguments", "id", "name")
+
+    def __init__(self, id: str, name: str) -> None:
+        self.id, self.name = id, name
+        self._arguments: list[str] = []
+
+    def add(self, text: str) -> None:
+        self._arguments.append(text)
+
+    @property
+    def arguments(self) -> str:
+        """The JSON text of the arguments; an empty object if the model wrote none."""
+        return "".join(self._arguments) or "{}"
+
+
+class Collected:
+    """One of the answers of a turn, as far as its events came."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens = self.reused = 0
+        self.tokens = self.thinking_tokens = 0
+        self.calls: dict[int, Call] = {}
+        self.done: Done | None = None
+        self._reasoning: list[str] = []
+        self._content: list[str] = []
+        self._thinks = False  # whether the last part was reasoning
+
+    def add(self, event: TurnEvent) -> None:
+        """Take in an event of this answer."""
+        match event:
+            case Begun():
+                self.prompt_tokens, self.reused = event.prompt_tokens, event.reused
+            case More():
+                for part in event.parts:
+                    self._add_part(part)
+                self.tokens += event.token is not None
+                self.thinking_tokens += event.token is not None and self._thinks
+            case Done():
+                self.done = event
+
+    def _add_part(self, part: Part) -> None:
+        self._thinks = isinstance(part, Reasoning)
+        match part:
+            case Reasoning(text):
+                self._reasoning.append(text)
+            case Content(text):
+                self._content.append(text)
+            case CallStart(index, id, name):
+                self.calls[index] = Call(id, name)
+            case CallArguments(index, json):
+                self.calls[index].add(json)
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    @property
+    def content(self) -> str:
+        return "".join(self._content)
+
+    @property
+    def usage(self) -> Usage:
+        """What the answer took; before its end, only the counts."""
+        return self.done.usage if self.done else Usage(self.prompt_tokens, self.reused, self.tokens)
+
+
+@asynccontextmanager
+async def closing(events: AsyncIterator[T]) -> AsyncIterator[AsyncIterator[T]]:
+    """Close an iterator in any case: that ends an answer whose client is gone."""
+    try:
+        yield events
+    finally:
+        if (close := getattr(events, "aclose", None)) is not None:
+            await close()

@@ -1,0 +1,87 @@
+"""The content of a message from outside as one text.
+
+Contents are texts or lists of typed parts. Parts of text are joined by line breaks, because chat templates print a
+content; images, audio and files are refused.
+"""
+
+from __future__ import annotations
+
+from localllm.server.errors import BadRequest
+from localllm.server.fields import Fields
+from localllm.server.turn import Json
+
+# The types of parts that are text, and the field that has it; of OpenAI's chat and responses, and of Anthropic.
+TEXTS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+}
+MEDIA = {
+    "image_url": "image",
+    "input_image": "image",
+    "image": "image",
+    "computer_screenshot": "image",
+    "input_audio": "audio",
+    "audio": "audio",
+    "video_url": "video",
+    "input_video": "video",
+    "file": "file",
+    "input_file": "file",
+    "document": "document",
+    "container_upload": "file",
+}
+JOINT = "\n"
+
+
+def read_text(fields: Fields, name: str) -> str | None:
+    """Return the text of a content; None if it is missing or null. BadRequest for anything that is not text."""
+    value = fields.data.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise fields.wrong(name, "expected a text or a list of parts")
+    return JOINT.join(part_text(part) for part in fields.each(name))
+
+
+def part_text(part: Fields) -> str:
+    """Return the text of one part."""
+    kind = part.text("type", "text")
+    if kind not in TEXTS:
+        raise not_text(part, kind)
+    return part.text(TEXTS[kind])
+
+
+def not_text(part: Fields, kind: str) -> BadRequest:
+    """Return the refusal of a part whose type is not a text's."""
+    if kind in MEDIA:
+        return BadRequest(f"{part.where}: {MEDIA[kind]} input is not supported; send text", part.where)
+    return part.wrong("type", f"unknown type of content; supported: {', '.join(TEXTS)}")
+
+
+class Draft:
+    """A message while it is read. Its texts are joined at the end: joining one by one would take quadratic time."""
+
+    __slots__ = ("call_id", "calls", "role", "texts", "thoughts")
+
+    def __init__(self, role: str, *texts: str, call_id: str = "") -> None:
+        self.role, self.call_id = role, call_id
+        self.texts = list(texts)
+        self.thoughts: list[str] = []
+        self.calls: list[Json] = []
+
+    def json(self) -> Json:
+        """Return the message in the form of `Turn`."""
+        found: Json = {"role": self.role, "content": JOINT.join(filter(None, self.texts))}
+        if self.thoughts:
+            found["reasoning_content"] = JOINT.join(self.thoughts)
+        if self.calls:
+            found["tool_calls"] = self.calls
+        return found | ({"tool_call_id": self.call_id} if self.role == "tool" else {})
+
+
+def drafted(drafts: list[Draft], role: str) -> Draft:
+    """Return the last draft if it is of this role, or a new one."""
+    if not drafts or drafts[-1].role != role:
+        drafts.append(Draft(role))
+    return drafts[-1]

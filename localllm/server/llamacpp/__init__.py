@@ -1,0 +1,45 @@
+"""llama.cpp's own protocol: /completion, /infill, /tokenize, /props, /slots and the rest of llama-server's paths.
+
+Its OpenAI paths, under /v1, and /rerank are the room of OpenAI's protocol.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from localllm.server.http import get, post
+from localllm.server.llamacpp.completion import Completions
+from localllm.server.llamacpp.state import State
+from localllm.server.llamacpp.texts import Texts
+from localllm.server.llamacpp.vectors import Vectors
+from localllm.server.observed import Observed
+from localllm.server.settings import Settings
+
+
+def routes(service: Observed, settings: Settings) -> list[Route]:
+    """Return the routes of llama.cpp's protocol."""
+    completions, vectors = Completions(service, settings), Vectors(service, settings)
+    texts, state = Texts(service), State(service, settings)
+    posts = (
+        (("/completion", "/completions"), completions.complete),
+        (("/infill",), completions.infill),
+        (("/tokenize",), texts.tokenize),
+        (("/detokenize",), texts.detokenize),
+        (("/apply-template",), texts.apply_template),
+        (("/embedding", "/embeddings"), vectors.embed),
+    )
+    gets = (
+        (("/health", "/v1/health"), state.health),
+        (("/props",), state.props),
+        (("/slots",), state.slots),
+        (("/metrics",), state.metrics),
+        (("/lora-adapters",), state.adapters),
+    )
+    unsupported = (
+        (("/props",), state.change_props),
+        (("/lora-adapters",), state.change_adapters),
+        (("/slots/{id}",), state.save_slot),
+    )
+    made = [route for paths, handler in posts for route in post(paths, handler, settings.limits)]
+    made += [route for paths, handler in gets for route in get(paths, handler)]
+    return made + [route for paths, handler in unsupported for route in get(paths, handler, "POST")]

@@ -1,0 +1,64 @@
+"""llama.cpp's `timings`: tokens, milliseconds and rates of a prompt and its answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from localllm.scheduler.request import Usage
+from localllm.server.turn import Json
+
+
+@dataclass(slots=True)
+class Clock:
+    """What an answer took until now, as events tell it: for the timings of an answer that is not finished."""
+
+    cached: int = 0
+    evaluated: int = 0  # of the prompt, the cached included
+    predicted: int = 0
+    began: float = 0.0
+    prompted: float = 0.0  # when the prompt was evaluated to here
+    last: float = 0.0  # when the last token came
+
+    def usage(self) -> Usage:
+        return Usage(
+            prompt_tokens=max(self.evaluated, self.cached),
+            reused=self.cached,
+            answer_tokens=self.predicted,
+            prompt_seconds=max(self.prompted - self.began, 0.0) if self.prompted else 0.0,
+            decode_seconds=max(self.last - self.prompted, 0.0) if self.predicted else 0.0,
+        )
+
+    def begin(self, cached: int) -> None:
+        self.began = time.monotonic()
+        self.cached = self.evaluated = cached
+
+    def prompt(self, evaluated: int) -> None:
+        self.prompted = time.monotonic()
+        self.evaluated = evaluated
+
+    def token(self, prompt_tokens: int) -> None:
+        self.evaluated = prompt_tokens
+        self.last = time.monotonic()
+        self.prompted = self.prompted or self.last
+        self.predicted += 1
+
+
+def timings(usage: Usage) -> Json:
+    """Return the timings of an answer. Its first token came with the prompt, so n tokens take n - 1 steps."""
+    prompt, steps = usage.prompt_tokens - usage.reused, max(usage.answer_tokens - 1, 0)
+    prompt_ms, predicted_ms = usage.prompt_seconds * 1e3, usage.decode_seconds * 1e3
+    found: Json = {
+        "cache_n": usage.reused,
+        "prompt_n": prompt,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / prompt if prompt else 0.0,
+        "prompt_per_second": 1e3 * prompt / prompt_ms if prompt_ms else 0.0,
+        "predicted_n": usage.answer_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / steps if steps else 0.0,
+        "predicted_per_second": 1e3 / predicted_ms * steps if predicted_ms else 0.0,
+    }
+    if usage.drafted:
+        found |= {"draft_n": usage.drafted, "draft_n_accepted": usage.accepted}
+    return found

@@ -1,0 +1,97 @@
+"""POST /completion and /infill: the continuation of prompts, and what belongs between two texts."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.errors import BadRequest, NotSupported
+from localllm.server.fields import Fields
+from localllm.server.http import client, sse
+from localllm.server.llamacpp.answer import Answer
+from localllm.server.llamacpp.prompts import split, tokens
+from localllm.server.llamacpp.request import wanted
+from localllm.server.merge import merged
+from localllm.server.pieces import Pieces
+from localllm.server.settings import Settings
+from localllm.server.turn import Completion, Json, Service, TurnEvent
+
+MAX_ANSWERS = 1024  # of one request: prompts times n
+MAX_EXTRA = 4096  # files for infilling
+
+
+class Completions:
+    """The handlers of completions."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.service = service
+        self.settings = settings
+
+    async def complete(self, request: Request, fields: Fields) -> Response | Json | list[Any]:
+        model = self.service.find(fields.text("model", "")).id
+        if not fields.has("prompt"):
+            raise BadRequest('"prompt" is required', "prompt")
+        prompts = split(fields.data["prompt"], "prompt")
+        ids = [await tokens(self.service, model, prompt, "prompt") for prompt in prompts]
+        texts = [await self._text(model, each) for each in ids]
+        return await self._run(request, fields, model, [Completion(each) for each in ids], texts)
+
+    async def infill(self, request: Request, fields: Fields) -> Response | Json | list[Any]:
+        found = self.service.find(fields.text("model", ""))
+        if "insert" not in found.capabilities:
+            raise NotSupported("Infill is not supported by this model: it has no tokens for it")
+        for name in ("input_prefix", "input_suffix"):
+            if not fields.has(name):
+                raise BadRequest(f'"{name}" is required', name)
+        prefix = fields.text("input_prefix") + fields.text("prompt", "")
+        extra = tuple(_file(each) for each in fields.each("input_extra", MAX_EXTRA))
+        asked = Completion(prefix, suffix=fields.text("input_suffix"), extra=extra)
+        return await self._run(request, fields, found.id, [asked], [prefix])
+
+    async def _run(
+        self, request: Request, fields: Fields, model: str, asked: Sequence[Completion], texts: Sequence[str]
+    ) -> Response | Json | list[Any]:
+        want = await wanted(fields, self.service, model, self.settings, client(request))
+        n = want.generation.n
+        if len(asked) * n > MAX_ANSWERS:
+            raise BadRequest(f"{len(asked)} prompts with {n} answers each; the limit is {MAX_ANSWERS}", "prompt")
+        info, pieces = self.service.find(model), Pieces(self.service, model)
+        answers = [Answer(want, info, pieces, index, texts[index // n]) for index in range(len(asked) * n)]
+        streams = [self.service.complete(model, replace(each, generation=want.generation)) for each in asked]
+        events = _events(answers, streams, n)
+        if want.stream:
+            return sse(events, self.settings.limits, want.ping)
+        async with aclosing(events):
+            async for _ in events:
+                pass
+        finals = [each.final() for each in answers]
+        return finals[0] if len(finals) == 1 else finals
+
+    async def _text(self, model: str, ids: Sequence[int]) -> str:
+        return b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")
+
+
+async def _events(
+    answers: Sequence[Answer], streams: Sequence[AsyncIterator[TurnEvent]], n: int
+) -> AsyncGenerator[Json, None]:
+    """Yield the chunks of all answers; `streams` have n answers each."""
+    left = len(answers)
+    async with aclosing(merged(streams)) as events:
+        async for number, event in events:
+            answer = answers[number * n + event.answer]
+            if answer.done is not None:
+                continue  # it was cut off, and its siblings go on
+            for chunk in await answer.take(event):
+                yield chunk
+            left -= answer.done is not None
+            if not left:
+                return
+
+
+def _file(fields: Fields) -> tuple[str, str]:
+    return fields.text("filename", "tmp"), fields.text("text")

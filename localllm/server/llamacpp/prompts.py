@@ -1,0 +1,64 @@
+"""The shapes that a prompt may have: a text, token ids, both mixed, an object with a text; and lists of them.
+
+"text"   [12, 34]   [12, "text", 34]   {"prompt_string": "text"}   ["text", [12, 34], {"prompt_string": "text"}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.server.errors import BadRequest, NotSupported
+from localllm.server.turn import Service
+
+MAX_PROMPTS = 1024
+SHAPES = "a text, a list of token ids, a list of texts and token ids, or an object with prompt_string"
+
+
+def split(value: Any, name: str) -> list[Any]:
+    """Return the prompts in a field. A list with a number in it is one prompt."""
+    several = isinstance(value, list) and not any(_is_token(item) for item in value)
+    found = value if several else [value]
+    if not found:
+        raise BadRequest(f"{name} must not be empty", name)
+    if len(found) > MAX_PROMPTS:
+        raise BadRequest(f"{name} has {len(found)} prompts; the limit is {MAX_PROMPTS}", name)
+    return list(found)
+
+
+async def tokens(
+    service: Service, model: str, value: Any, name: str, *, add_special: bool = True, parse_special: bool = True
+) -> list[int]:
+    """Return the token ids of one prompt. The first token of a text is added only where it begins the prompt."""
+    match value:
+        case str():
+            return await service.tokenize(model, value, add_special, parse_special)
+        case list():
+            return await _mixed(service, model, value, name, add_special, parse_special)
+        case {"prompt_string": inner}:
+            if "multimodal_data" in value:
+                raise NotSupported("multimodal_data is not supported: models here read text only")
+            if not isinstance(inner, dict):
+                return await tokens(service, model, inner, name, add_special=add_special, parse_special=parse_special)
+    raise BadRequest(f"{name}: expected {SHAPES}", name)
+
+
+async def _mixed(
+    service: Service, model: str, items: Sequence[Any], name: str, add_special: bool, parse_special: bool
+) -> list[int]:
+    vocabulary = service.find(model).vocabulary
+    found: list[int] = []
+    for number, item in enumerate(items):
+        if isinstance(item, str):
+            found += await service.tokenize(model, item, add_special and number == 0, parse_special)
+        elif not _is_token(item):
+            raise BadRequest(f"{name}: expected {SHAPES}", name)
+        elif not 0 <= item < vocabulary:
+            raise BadRequest(f"{name} contains invalid tokens: ids go from 0 to {vocabulary - 1}", name)
+        else:
+            found.append(item)
+    return found
+
+
+def _is_token(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

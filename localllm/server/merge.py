@@ -1,0 +1,44 @@
+"""Several streams as one: each event with the number of its stream, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+AHEAD = 64  # events of all streams that may wait for the reader
+
+
+async def merged(streams: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
+    """Yield the events of all streams. All of them are closed at the end, or when one fails; its error is raised."""
+    queue: asyncio.Queue[tuple[int, T] | BaseException | None] = asyncio.Queue(AHEAD)
+    tasks = [asyncio.create_task(_pump(number, stream, queue)) for number, stream in enumerate(streams)]
+    try:
+        left = len(tasks)
+        while left:
+            match await queue.get():
+                case None:
+                    left -= 1
+                case BaseException() as error:
+                    raise error
+                case event:
+                    yield event
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pump(
+    number: int, stream: AsyncIterator[T], queue: asyncio.Queue[tuple[int, T] | BaseException | None]
+) -> None:
+    try:
+        async for event in stream:
+            await queue.put((number, event))
+        await queue.put(None)
+    except Exception as error:
+        await queue.put(error)
+    finally:
+        if (close := getattr(stream, "aclose", None)) is not None:
+            await close()

@@ -1,0 +1,183 @@
+"""What GET /metrics tells: llama.cpp's names, and times and counts of our own. One registry per server, no globals.
+
+The scheduler calls `Metrics.step` for every step, from its thread. The rest comes from `observed.py` and `Watch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from localllm.printable import printable
+from localllm.scheduler.request import Usage
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+log = logging.getLogger("localllm.server")
+Load = Callable[[], tuple[int, int]]  # answers that are written now, and those that wait
+
+
+class Tally:
+    """Sums that llama.cpp's names are made of. Any thread may add; reading starts the next interval of the rates."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sums = dict.fromkeys((name for name, _, _ in COUNTERS), 0.0)
+        self.longest = 0
+        self.busy = 0.0
+        self.generated = 0.0  # tokens that took a step: the first of an answer comes with its prompt
+        self.since = dict.fromkeys(("prompt", "prompt_s", "generated", "generated_s"), 0.0)
+
+    def add(self, amounts: Mapping[str, float]) -> None:
+        for name, amount in amounts.items():
+            self.sums[name] += amount
+
+    def rates(self) -> tuple[float, float]:
+        """Return tokens per second of prompts and of answers since the last call."""
+        now = {
+            "prompt": self.sums["prompt_tokens"],
+            "prompt_s": self.sums["prompt_seconds"],
+            "generated": self.generated,
+            "generated_s": self.sums["tokens_predicted_seconds"],
+        }
+        new = {name: now[name] - self.since[name] for name in now}
+        self.since = now
+        prompt = new["prompt"] / new["prompt_s"] if new["prompt_s"] > 0 else 0.0
+        return prompt, new["generated"] / new["generated_s"] if new["generated_s"] > 0 else 0.0
+
+
+# (key of the sum, name, meaning)
+COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "Prompt tokens evaluated, without those from the cache"),
+    ("prompt_tokens_cached", "prompt_tokens_cached", "Prompt tokens taken from the cache"),
+    ("prompt_seconds", "prompt_seconds", "Seconds spent on prompts"),
+    ("tokens_predicted", "tokens_predicted", "Tokens of answers"),
+    ("tokens_predicted_seconds", "tokens_predicted_seconds", "Seconds spent on answers"),
+    ("n_decode", "n_decode", "Steps of the scheduler"),
+    ("drafted", "spec_decode_num_draft_tokens", "Tokens drafted"),
+    ("accepted", "spec_decode_num_accepted_tokens", "Drafted tokens that were accepted"),
+    ("drafts", "spec_decode_num_drafts", "Drafts verified"),
+)
+_LONGEST = "llamacpp:n_tokens_max"
+
+
+class Metrics(Collector):
+    """The numbers of one server."""
+
+    def __init__(self, load: Load = lambda: (0, 0)) -> None:
+        self.load = load
+        self.started = time.time()
+        self.tally = Tally()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        self._requests = self._counter("requests", "HTTP requests", "route", "status")
+        self._answers = self._counter("answers", "Answers by the reason of their end", "reason")
+        self._seconds = self._times("request_seconds", "Seconds of HTTP requests", "route")
+        self._queued = self._times("queued_seconds", "Seconds that answers waited")
+        self._first = self._times("first_token_seconds", "Seconds to the first token")
+
+    def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
+        return Counter(f"localllm_{name}", meaning, labels, registry=self.registry)
+
+    def _times(self, name: str, meaning: str, *labels: str) -> Histogram:
+        return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=SECONDS)
+
+    def step(self, sequences: int, drafts: int = 0) -> None:
+        """Count a step of the scheduler with so many sequences, of which `drafts` verified a draft. Any thread."""
+        with self.tally.lock:
+            self.tally.add({"n_decode": 1, "drafts": drafts})
+            self.tally.busy += sequences
+
+    def answered(self, usage: Usage, reason: str) -> None:
+        """Count an answer at its end."""
+        with self.tally.lock:
+            self.tally.add(
+                {
+                    "prompt_tokens": usage.prompt_tokens - usage.reused,
+                    "prompt_tokens_cached": usage.reused,
+                    "prompt_seconds": usage.prompt_seconds,
+                    "tokens_predicted": usage.answer_tokens,
+                    "tokens_predicted_seconds": usage.decode_seconds,
+                    "drafted": usage.drafted,
+                    "accepted": usage.accepted,
+                }
+            )
+            self.tally.generated += max(usage.answer_tokens - 1, 0)
+            self.tally.longest = max(self.tally.longest, usage.prompt_tokens + usage.answer_tokens)
+        self._answers.labels(reason).inc()
+        self._queued.observe(usage.queued_seconds)
+        if usage.answer_tokens:
+            self._first.observe(usage.first_token_seconds)
+
+    def embedded(self, tokens: int, seconds: float) -> None:
+        """Count texts that became vectors or scores."""
+        with self.tally.lock:
+            self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds})
+
+    def responded(self, route: str, status: int, seconds: float) -> None:
+        """Count a response."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield llama.cpp's names."""
+        with self.tally.lock:
+            sums, longest, busy = dict(self.tally.sums), self.tally.longest, self.tally.busy
+            rates = self.tally.rates()
+        for key, name, meaning in COUNTERS:
+            yield CounterMetricFamily(f"llamacpp:{name}", meaning, value=sums[key])
+        running, waiting = self.load()
+        gauges: tuple[tuple[str, str, float], ...] = (
+            (_LONGEST, "Tokens of the longest sequence so far", longest),
+            ("llamacpp:prompt_tokens_seconds", "Prompt tokens per second since the last look", rates[0]),
+            ("llamacpp:predicted_tokens_seconds", "Tokens of answers per second since the last look", rates[1]),
+            ("llamacpp:requests_processing", "Answers being written", running),
+            ("llamacpp:requests_deferred", "Answers that wait", waiting),
+            ("llamacpp:n_busy_slots_per_decode", "Mean sequences of a step", busy / max(sums["n_decode"], 1)),
+        )
+        for name, meaning, value in gauges:
+            yield GaugeMetricFamily(name, meaning, value=value)
+
+    def describe(self) -> list[Metric]:
+        """No names in advance, so that registering reads nothing."""
+        return []
+
+    def text(self) -> bytes:
+        """Return all of it in Prometheus's text format. llama.cpp declares n_tokens_max as a counter."""
+        return generate_latest(self.registry).replace(
+            f"# TYPE {_LONGEST} gauge".encode(), f"# TYPE {_LONGEST} counter".encode()
+        )
+
+
+class Watch:
+    """Counts responses by route and status, and writes a line in the log for each."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self.app = app
+        self.metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 499  # if nothing is sent, the client went away
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")  # never the path itself: strangers choose those
+            seconds = time.monotonic() - started
+            self.metrics.responded(route, status, seconds)
+            log.info("%s %s %d %.3f s", printable(scope["method"], 10), printable(scope["path"], 100), status, seconds)

@@ -1,0 +1,39 @@
+"""Ollama's protocol: the paths under /api, as its docs/api.md of 2026-08 has them."""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from localllm.server.http import get, post
+from localllm.server.observed import Observed
+from localllm.server.ollama.answers import Answers
+from localllm.server.ollama.models import Models
+from localllm.server.ollama.vectors import Vectors
+from localllm.server.settings import Settings
+
+
+def routes(service: Observed, settings: Settings) -> list[Route]:
+    """Return the routes of Ollama's protocol."""
+    answers, models, vectors = Answers(service, settings), Models(service, settings), Vectors(service, settings)
+    posts = (
+        ("/api/chat", answers.chat),
+        ("/api/generate", answers.generate),
+        ("/api/embed", vectors.embed),
+        ("/api/embeddings", vectors.embeddings),
+        ("/api/show", models.show),
+        ("/api/pull", models.pull),
+    )
+    bodiless = (
+        ("/", "GET", models.running),
+        ("/api/tags", "GET", models.tags),
+        ("/api/ps", "GET", models.ps),
+        ("/api/version", "GET", models.version),
+        ("/api/create", "POST", models.unsupported),
+        ("/api/copy", "POST", models.unsupported),
+        ("/api/push", "POST", models.unsupported),
+        ("/api/delete", "DELETE", models.unsupported),
+        ("/api/blobs/{digest}", "HEAD", models.blob),
+        ("/api/blobs/{digest}", "POST", models.unsupported),
+    )
+    made = [route for path, handler in posts for route in post((path,), handler, settings.limits)]
+    return made + [route for path, method, handler in bodiless for route in get((path,), handler, method)]

@@ -1,0 +1,156 @@
+"""POST /api/chat and /api/generate."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from typing import cast
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.errors import BadRequest, NotSupported
+from localllm.server.fields import Fields
+from localllm.server.http import client, ndjson
+from localllm.server.ollama.reply import Part, Reader, now
+from localllm.server.ollama.request import (
+    check_keep_alive,
+    generation_of,
+    messages_of,
+    model_of,
+    refuse_images,
+    thinking_of,
+    tools_of,
+)
+from localllm.server.pieces import Pieces
+from localllm.server.settings import Settings
+from localllm.server.turn import Completion, Generation, Json, ModelInfo, Service, Turn, TurnEvent
+
+Wrap = Callable[[Part], Json]  # puts a part in the words of /api/chat or /api/generate
+
+
+class Answers:
+    """The handlers of answers."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.service = service
+        self.settings = settings
+
+    # -- /api/chat --------------------------------------------------------------------------------------------------
+
+    async def chat(self, request: Request, fields: Fields) -> Response | Json:
+        model, generation = self._common(request, fields)
+        unload = check_keep_alive(fields)
+        messages = messages_of(fields)
+        if not messages:
+            return await self._only_load(fields, model, unload, {"message": {"role": "assistant", "content": ""}})
+        turn = Turn(
+            messages,
+            generation,
+            tools=tools_of(fields, model),
+            thinking=thinking_of(fields, model),
+            continued=messages[-1]["role"] == "assistant",
+        )
+        reader = Reader(Pieces(self.service, model.id), generation.logprobs is not None)
+        return await self._reply(fields, self.service.answer(model.id, turn), reader, _chat_part, None)
+
+    # -- /api/generate ----------------------------------------------------------------------------------------------
+
+    async def generate(self, request: Request, fields: Fields) -> Response | Json:
+        model, generation = self._common(request, fields)
+        unload = check_keep_alive(fields)
+        refuse_images(fields)
+        prompt = fields.text("prompt", "")
+        if fields.text("template", ""):
+            raise NotSupported("template is not supported: the model's own is used; raw takes a whole prompt")
+        if not prompt:
+            return await self._only_load(fields, model, unload, {"response": ""})
+        raw, suffix, context = fields.flag("raw", False), fields.text("suffix", ""), fields.integers("context")
+        if raw and (fields.text("system", "") or context):
+            raise BadRequest("raw mode does not support template, system, or context", "raw")
+        if suffix and "insert" not in model.capabilities:
+            raise BadRequest(f'"{model.id}" does not support insert', "suffix")
+        reader = Reader(Pieces(self.service, model.id), generation.logprobs is not None)
+        if raw or suffix:
+            events = self.service.complete(model.id, Completion(prompt, generation, suffix or None))
+            return await self._reply(fields, events, reader, _generate_part, None)
+        turn = self._turn(fields, model, generation, prompt)
+        before = [*context, *await self._rendered(model, turn)]
+        if context:
+            events = self.service.complete(model.id, Completion(before, generation))
+        else:
+            events = self.service.answer(model.id, turn)
+        return await self._reply(fields, events, reader, _generate_part, before)
+
+    def _turn(self, fields: Fields, model: ModelInfo, generation: Generation, prompt: str) -> Turn:
+        messages = [{"role": "user", "content": prompt}]
+        if system := fields.text("system", ""):
+            messages.insert(0, {"role": "system", "content": system})
+        return Turn(messages, generation, thinking=thinking_of(fields, model))
+
+    async def _rendered(self, model: ModelInfo, turn: Turn) -> list[int]:
+        """Return the prompt of a turn as tokens, for the `context` that a client sends back with its next request."""
+        return await self.service.tokenize(model.id, await self.service.render(model.id, turn), False, True)
+
+    # -- both -------------------------------------------------------------------------------------------------------
+
+    def _common(self, request: Request, fields: Fields) -> tuple[ModelInfo, Generation]:
+        model = model_of(fields, self.service)
+        if "completion" not in model.capabilities:
+            raise BadRequest(f'"{model.id}" does not support generate', "model")
+        return model, generation_of(fields, self.service, model, self.settings, client(request))
+
+    async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
+        """Answer a request without a prompt, which loads the model."""
+        if unload:
+            raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
+        await self.service.tokenize(model.id, "", False, False)
+        return _head(fields) | empty | {"done": True, "done_reason": "load"}
+
+    async def _reply(
+        self, fields: Fields, events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
+    ) -> Response | Json:
+        """Stream the answer unless `stream` is false. `before`: the tokens of the prompt, if `context` is told."""
+        if fields.flag("stream", True):
+            return ndjson(_lines(fields, events, reader, wrap, before), self.settings.limits)
+        whole = Part()
+        async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
+            async for event in parts:
+                whole.add(await reader.take(event))
+        return _head(fields) | _with_logprobs(wrap(whole), whole) | _end(reader, before)
+
+
+async def _lines(
+    fields: Fields, events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
+) -> AsyncGenerator[Json, None]:
+    async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
+        async for event in parts:
+            if part := await reader.take(event):
+                yield _head(fields) | _with_logprobs(wrap(part), part) | {"done": False}
+    yield _head(fields) | wrap(Part()) | _end(reader, before)
+
+
+def _head(fields: Fields) -> Json:
+    return {"model": fields.text("model", ""), "created_at": now()}
+
+
+def _end(reader: Reader, before: list[int] | None) -> Json:
+    context = {} if before is None else {"context": [*before, *reader.tokens]}
+    return reader.end() | context
+
+
+def _with_logprobs(wrapped: Json, part: Part) -> Json:
+    return wrapped | ({"logprobs": part.logprobs} if part.logprobs else {})
+
+
+def _chat_part(part: Part) -> Json:
+    message: Json = {"role": "assistant", "content": part.content}
+    if part.thinking:
+        message["thinking"] = part.thinking
+    if part.calls:
+        message["tool_calls"] = part.calls
+    return {"message": message}
+
+
+def _generate_part(part: Part) -> Json:
+    return {"response": part.content} | ({"thinking": part.thinking} if part.thinking else {})

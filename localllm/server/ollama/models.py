@@ -1,0 +1,89 @@
+"""The models in Ollama's words: /api/tags, /api/show, /api/ps; and what cannot be done to them here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.errors import NotFound, NotSupported
+from localllm.server.fields import Fields
+from localllm.server.http import ndjson
+from localllm.server.ollama.reply import CAPABILITIES, details, listed, modified
+from localllm.server.ollama.request import model_of
+from localllm.server.settings import Settings
+from localllm.server.turn import Json, ModelInfo, Service
+
+VERSION = "0.33.0"  # of Ollama's API: clients ask for a least version
+NEVER = "2318-01-01T00:00:00Z"  # loaded models stay until memory is needed
+
+
+class Models:
+    """The handlers of models."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self.service = service
+        self.settings = settings
+
+    async def tags(self, request: Request, fields: Fields) -> Json:
+        return {"models": [listed(model) for model in self.service.models()]}
+
+    async def ps(self, request: Request, fields: Fields) -> Json:
+        loaded = [model for model in self.service.models() if model.state == "loaded"]
+        return {"models": [_running(model) for model in loaded]}
+
+    async def show(self, request: Request, fields: Fields) -> Json:
+        model = model_of(fields, self.service)
+        return {
+            "modelfile": f"# Modelfile made by localllm\nFROM {model.path}\n",
+            "parameters": "",
+            "template": model.template,
+            "details": details(model),
+            "model_info": _info(model),
+            "capabilities": [name for name in CAPABILITIES if name in model.capabilities],
+            "modified_at": modified(model),
+        }
+
+    async def version(self, request: Request, fields: Fields) -> Json:
+        return {"version": VERSION}
+
+    async def running(self, request: Request, fields: Fields) -> Response:
+        """Answer the probe by which clients find an Ollama server."""
+        return Response("Ollama is running", media_type="text/plain")
+
+    async def pull(self, request: Request, fields: Fields) -> Response | Json:
+        """A model that is here is pulled; others cannot be."""
+        name = fields.text("model", fields.text("name", "")).removesuffix(":latest")
+        if not any(name == model.id for model in self.service.models()):
+            raise NotSupported(f"{name!r} is not here, and this server does not download models")
+        return ndjson(_success(), self.settings.limits) if fields.flag("stream", True) else {"status": "success"}
+
+    async def unsupported(self, request: Request, fields: Fields) -> Json:
+        raise NotSupported("this server does not create, copy, push or delete models; change its folder of models")
+
+    async def blob(self, request: Request, fields: Fields) -> Json:
+        raise NotFound("no such blob")
+
+
+async def _success() -> Any:
+    yield {"status": "success"}
+
+
+def _running(model: ModelInfo) -> Json:
+    found = listed(model)
+    found.pop("modified_at")
+    return found | {"expires_at": NEVER, "size_vram": 0, "context_length": model.context}
+
+
+def _info(model: ModelInfo) -> Json:
+    """Return the metadata that is known, under the names that GGUF files have."""
+    architecture = model.architecture
+    return {
+        "general.architecture": architecture,
+        "general.basename": model.id,
+        "general.parameter_count": model.parameters,
+        f"{architecture}.context_length": model.trained_context,
+        f"{architecture}.embedding_length": model.width,
+        f"{architecture}.vocab_size": model.vocabulary,
+    }

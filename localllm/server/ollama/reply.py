@@ -1,0 +1,180 @@
+"""Ollama's replies: chunks of an answer, its end with durations in nanoseconds, and models."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from localllm.answer.parts import CallArguments, CallStart, Content, Reasoning
+from localllm.scheduler.request import Logprob, Usage
+from localllm.server.pieces import Pieces
+from localllm.server.turn import Begun, Done, Json, ModelInfo, More, TurnEvent
+
+REASONS = {"end": "stop", "stop": "stop", "tool_calls": "stop", "length": "length", "cancelled": "stop"}
+LOWEST = -3.4028234663852886e38  # stands for minus infinity, which JSON does not have
+CAPABILITIES = ("completion", "tools", "insert", "embedding", "thinking")  # in Ollama's words, which are ours
+
+
+@dataclass(slots=True)
+class Part:
+    """What a message says: all of it, or what is new in a chunk."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[Json] = field(default_factory=list)
+    logprobs: list[Json] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.content or self.thinking or self.calls or self.logprobs)
+
+    def add(self, other: Part) -> None:
+        self.content += other.content
+        self.thinking += other.thinking
+        self.calls += other.calls
+        self.logprobs += other.logprobs
+
+
+@dataclass(slots=True)
+class Reader:
+    """Makes parts of events. A call of a tool is one piece in Ollama's protocol, so its arguments are collected."""
+
+    pieces: Pieces
+    logprobs: bool
+    started: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    tokens: list[int] = field(default_factory=list)
+    done: Done | None = None
+    open: CallStart | None = None
+    arguments: list[str] = field(default_factory=list)
+
+    async def take(self, event: TurnEvent) -> Part:
+        """Return what an event says."""
+        part = Part()
+        match event:
+            case Begun():
+                self.began = time.monotonic()
+            case More():
+                await self._more(event, part)
+            case Done():
+                self._close(part)
+                self.done = event
+        return part
+
+    async def _more(self, event: More, part: Part) -> None:
+        if event.token is not None:
+            self.tokens.append(event.token)
+        if event.logprob is not None and self.logprobs:
+            await self.pieces.load_all(event.logprob)
+            part.logprobs.append(_logprob(event.logprob, self.pieces))
+        for piece in event.parts:
+            match piece:
+                case CallArguments():
+                    self.arguments.append(piece.json)
+                    continue
+                case CallStart():
+                    self._close(part)
+                    self.open = piece
+                    continue
+                case Content():
+                    self._close(part)
+                    part.content += piece.text
+                case Reasoning():
+                    self._close(part)
+                    part.thinking += piece.text
+
+    def _close(self, part: Part) -> None:
+        """End the open call. One that was broken off is no call: its text goes to the content, so nothing is lost."""
+        if self.open is None:
+            return
+        text = "".join(self.arguments)
+        try:
+            found: Any = json.loads(text or "{}")
+        except (ValueError, RecursionError):
+            found = None
+        if isinstance(found, dict):
+            function = {"index": self.open.index, "name": self.open.name, "arguments": found}
+            part.calls.append({"id": self.open.id, "function": function})
+        else:
+            part.content += f"{self.open.name} {text}"
+        self.open = None
+        self.arguments.clear()
+
+    def end(self) -> Json:
+        """Return the last fields of an answer."""
+        assert self.done is not None
+        usage = self.done.usage
+        loading = max(self.began - self.started - usage.queued_seconds, 0.0) if self.began else 0.0
+        return {"done": True, "done_reason": REASONS[self.done.reason]} | durations(usage, self.started, loading)
+
+
+def durations(usage: Usage, started: float, loading: float) -> Json:
+    """Return the counts and the times in nanoseconds."""
+    return {
+        "total_duration": _ns(time.monotonic() - started),
+        "load_duration": _ns(loading),
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _ns(usage.prompt_seconds),
+        "eval_count": usage.answer_tokens,
+        "eval_duration": _ns(usage.decode_seconds),
+    }
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)
+
+
+def _logprob(logprob: Logprob, pieces: Pieces) -> Json:
+    found = _token(logprob.token, logprob.logprob, pieces)
+    top = [_token(token, value, pieces) for token, value in logprob.top]
+    return found | ({"top_logprobs": top} if top else {})
+
+
+def _token(token: int, value: float, pieces: Pieces) -> Json:
+    shown = value if value > LOWEST else LOWEST
+    return {"token": pieces.text(token), "logprob": shown, "bytes": list(pieces.bytes(token))}
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def listed(model: ModelInfo) -> Json:
+    """Return a model as /api/tags has it. A name without a tag has the tag `latest`."""
+    name = model.id if ":" in model.id else f"{model.id}:latest"
+    return {
+        "name": name,
+        "model": name,
+        "modified_at": modified(model),
+        "size": model.file_bytes,
+        "digest": model.digest,
+        "details": details(model),
+    }
+
+
+def modified(model: ModelInfo) -> str:
+    return datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def details(model: ModelInfo) -> Json:
+    return {
+        "parent_model": "",
+        "format": "gguf",
+        "family": model.architecture,
+        "families": [model.architecture],
+        "parameter_size": human(model.parameters),
+        "quantization_level": model.quantization,
+        "context_length": model.trained_context,
+        "embedding_length": model.width,
+    }
+
+
+def human(count: int) -> str:
+    """Return a number of parameters as Ollama shows it: 7.6B, 137M, 22.57M."""
+    for unit, letter, digits in ((10**9, "B", 1), (10**6, "M", 2), (10**3, "K", 0)):
+        if count >= unit:
+            return f"{count / unit:.{0 if count % unit == 0 else digits}f}{letter}"
+    return str(count)

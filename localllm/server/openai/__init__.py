@@ -1,0 +1,36 @@
+"""OpenAI's API: chat completions, completions, responses, embeddings and models, and the rerank API of Jina and Cohere.
+
+Each request becomes a `Turn` or a `Completion`, and its events become OpenAI's objects. The fields that llama.cpp and
+vLLM have besides OpenAI's are known, too.
+"""
+
+from __future__ import annotations
+
+from starlette.routing import Route
+
+from localllm.server.http import get, post
+from localllm.server.openai.chat import Chat
+from localllm.server.openai.completions import Completions
+from localllm.server.openai.embeddings import Embeddings
+from localllm.server.openai.models import Models
+from localllm.server.openai.responses.routes import Responses
+from localllm.server.settings import Settings
+from localllm.server.turn import Service
+
+
+def routes(service: Service, settings: Settings) -> list[Route]:
+    """Return the routes of OpenAI's API."""
+    chat, completions = Chat(service, settings), Completions(service, settings)
+    responses, embeddings, models = Responses(service, settings), Embeddings(service, settings), Models(service)
+    limits = settings.limits
+    return [
+        *post(("/v1/chat/completions", "/chat/completions"), chat.complete, limits),
+        *post(("/v1/chat/completions/input_tokens", "/chat/completions/input_tokens"), chat.count, limits),
+        *post(("/v1/completions",), completions.complete, limits),
+        *post(("/v1/responses", "/responses"), responses.create, limits),
+        *post(("/v1/responses/input_tokens", "/responses/input_tokens"), responses.count, limits),
+        *post(("/v1/embeddings",), embeddings.embed, limits),
+        *post(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), embeddings.rank, limits),
+        *get(("/v1/models", "/models"), models.every),
+        *get(("/v1/models/{model:path}", "/models/{model:path}"), models.one),
+    ]

@@ -1,0 +1,71 @@
+"""`/v1/chat/completions`, and how many tokens its prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.collected import closing
+from localllm.server.fields import Fields
+from localllm.server.http import client, sse
+from localllm.server.openai.chunks import ChatStream, WholeChat
+from localllm.server.openai.generation import settled
+from localllm.server.openai.head import DONE, new_head
+from localllm.server.openai.logprobs import load
+from localllm.server.openai.request import ChatRequest, Show, read_chat
+from localllm.server.pieces import Pieces
+from localllm.server.settings import Settings
+from localllm.server.turn import Json, Service, Turn
+
+
+class Chat:
+    """The handlers of chat completions."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
+
+    async def complete(self, request: Request, fields: Fields) -> Response | Json:
+        """Answer a chat completion."""
+        model = self._service.find(fields.text("model", "")).id
+        asked = read_chat(fields, client(request), self._settings.max_tokens)
+        turn = await self._turn(model, asked)
+        extra = {"__verbose": {"prompt": await self._service.render(model, turn)}} if asked.show.prompt else {}
+        if asked.show.stream:
+            events = self._stream(model, turn, asked.show, extra)
+            return sse(events, self._settings.limits, asked.show.ping_seconds)
+        return await self._whole(model, turn, asked.show) | extra
+
+    async def count(self, request: Request, fields: Fields) -> Json:
+        """Return how many tokens the prompt has."""
+        model = self._service.find(fields.text("model", "")).id
+        turn = await self._turn(model, read_chat(fields, client(request)))
+        return {"object": "response.input_tokens", "input_tokens": await self._service.count(model, turn)}
+
+    async def _turn(self, model: str, asked: ChatRequest) -> Turn:
+        vocabulary = self._service.find(model).vocabulary
+        return replace(asked.turn, generation=await settled(asked.asked, self._service, model, vocabulary))
+
+    async def _stream(self, model: str, turn: Turn, show: Show, extra: Json) -> AsyncIterator[bytes | Json]:
+        pieces = Pieces(self._service, model)
+        writer = ChatStream(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
+        async with closing(self._service.answer(model, turn)) as events:
+            async for event in events:
+                await load(pieces, event)
+                for chunk in writer.chunks(event):
+                    yield chunk | extra
+                    extra = {}
+        for chunk in writer.last():
+            yield chunk
+        yield DONE
+
+    async def _whole(self, model: str, turn: Turn, show: Show) -> Json:
+        pieces = Pieces(self._service, model)
+        writer = WholeChat(new_head("chatcmpl-", model), turn.generation.n, show, pieces)
+        async with closing(self._service.answer(model, turn)) as events:
+            async for event in events:
+                await load(pieces, event)
+                writer.add(event)
+        return writer.body()

@@ -1,0 +1,148 @@
+"""Chat completions from the events of a turn: the chunks of a stream, and the object of a whole answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.server.collected import Collected
+from localllm.server.openai.accounts import Clock, Stopwatch, timings, usage_of
+from localllm.server.openai.head import FINISHED, Head
+from localllm.server.openai.logprobs import chat_entry, chat_logprobs
+from localllm.server.openai.request import Show
+from localllm.server.pieces import Pieces
+from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+
+CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
+
+
+class ChatStream:
+    """Turns the events of `n` answers into chunks. The tokens that log-probabilities name must be in `pieces`."""
+
+    def __init__(self, head: Head, n: int, show: Show, pieces: Pieces, clock: Clock = time.perf_counter) -> None:
+        self.answers = [Collected() for _ in range(n)]
+        self._head, self._show, self._pieces = head, show, pieces
+        self._watches = [Stopwatch(clock) for _ in range(n)]
+        self._entries: list[list[Json]] = [[] for _ in range(n)]  # log-probabilities that no chunk has yet
+
+    def chunks(self, event: TurnEvent) -> Iterator[Json]:
+        """Yield the chunks that an event makes."""
+        answer = event.answer
+        self.answers[answer].add(event)
+        self._watches[answer].add(event)
+        match event:
+            case Begun():
+                yield self._begin(event)
+            case Evaluated() if self._show.progress:
+                yield self._chunk(answer, {}) | {"prompt_progress": self._watches[answer].progress(event)}
+            case More():
+                yield from self._more(event)
+            case Done():
+                yield from self._end(event)
+
+    def last(self) -> Iterator[Json]:
+        """Yield what follows all answers: the chunk with the usage, if it is wanted."""
+        if self._show.usage:
+            body = self._head.body(CHUNK, ()) | {"usage": usage_of(self.answers)}
+            yield body | {"timings": timings(self.answers[0].usage)}
+
+    def _begin(self, event: Begun) -> Json:
+        chunk = self._chunk(event.answer, {"role": "assistant", "content": None})
+        if self._show.progress:
+            chunk["prompt_progress"] = self._watches[event.answer].progress(event)
+        return chunk
+
+    def _more(self, event: More) -> Iterator[Json]:
+        if event.logprob is not None:
+            self._entries[event.answer].append(chat_entry(event.logprob, self._pieces))
+        for part in event.parts:
+            chunk = self._chunk(event.answer, delta(part, self._show.legacy))
+            if self._show.timings:
+                chunk["timings"] = self._watches[event.answer].timings
+            yield chunk
+
+    def _end(self, event: Done) -> Iterator[Json]:
+        if self._entries[event.answer]:
+            yield self._chunk(event.answer, {"content": ""})
+        chunk = self._chunk(event.answer, {}, finish_reason(event, self._show.legacy))
+        if not self._show.usage:
+            chunk["timings"] = timings(event.usage)
+        yield chunk
+
+    def _chunk(self, answer: int, delta: Json, finish: str | None = None) -> Json:
+        entries, self._entries[answer] = self._entries[answer], []
+        logprobs = chat_logprobs(entries) if entries else None
+        choice = {"index": answer, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
+        return self._head.body(CHUNK, (choice,)) | ({"usage": None} if self._show.usage else {})
+
+
+def delta(part: Part, legacy: bool) -> Json:
+    """Return the delta of a part."""
+    match part:
+        case Reasoning(text):
+            return {"reasoning_content": text}
+        case Content(text):
+            return {"content": text}
+        case CallStart(index, id, name):
+            function = {"name": name, "arguments": ""}
+            call = {"index": index, "id": id, "type": "function", "function": function}
+            return {"function_call": function} if legacy else {"tool_calls": [call]}
+        case CallArguments(index, text):
+            function = {"arguments": text}
+            return {"function_call": function} if legacy else {"tool_calls": [{"index": index, "function": function}]}
+
+
+def finish_reason(done: Done, legacy: bool = False) -> str:
+    """Return OpenAI's name for the reason why an answer ended."""
+    reason = FINISHED[done.reason]
+    return "function_call" if legacy and reason == "tool_calls" else reason
+
+
+class WholeChat:
+    """Puts the answers of a turn together to one object."""
+
+    def __init__(self, head: Head, n: int, show: Show, pieces: Pieces) -> None:
+        self._answers = [Collected() for _ in range(n)]
+        self._head, self._show, self._pieces = head, show, pieces
+        self._entries: list[list[Json]] = [[] for _ in range(n)]
+
+    def add(self, event: TurnEvent) -> None:
+        """Take in an event."""
+        self._answers[event.answer].add(event)
+        if isinstance(event, More) and event.logprob is not None:
+            self._entries[event.answer].append(chat_entry(event.logprob, self._pieces))
+
+    def body(self) -> Json:
+        """Return the chat completion."""
+        choices = [self._choice(number) for number in range(len(self._answers))]
+        body = self._head.body(WHOLE, choices) | {"usage": usage_of(self._answers)}
+        return body | {"timings": timings(self._answers[0].usage)}
+
+    def _choice(self, number: int) -> Json:
+        answer = self._answers[number]
+        assert answer.done is not None
+        return {
+            "index": number,
+            "message": message(answer, self._show.legacy),
+            "logprobs": chat_logprobs(self._entries[number]) if self._entries[number] else None,
+            "finish_reason": finish_reason(answer.done, self._show.legacy),
+        }
+
+
+def message(answer: Collected, legacy: bool = False) -> Json:
+    """Return an answer as a message. Its content is null if there are only calls."""
+    calls: Sequence[Any] = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in answer.calls.values()
+    ]
+    content = answer.content or (None if calls else "")
+    found: Json = {"role": "assistant", "content": content, "refusal": None}
+    if answer.reasoning:
+        found["reasoning_content"] = answer.reasoning
+    if calls and legacy:
+        found["function_call"] = calls[0]["function"]
+    elif calls:
+        found["tool_calls"] = calls
+    return found

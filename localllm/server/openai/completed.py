@@ -1,0 +1,112 @@
+"""Completions from the events of their answers: the chunks of a stream, and the object of them all.
+
+Choice number `prompt * n + answer` is answer number `answer` to prompt number `prompt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from localllm.answer.parts import Content
+from localllm.server.collected import Collected
+from localllm.server.openai.accounts import Stopwatch, timings, usage_of
+from localllm.server.openai.head import FINISHED, Head
+from localllm.server.openai.logprobs import Lists
+from localllm.server.openai.request import Show
+from localllm.server.pieces import Pieces
+from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+
+KIND = "text_completion"
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The prompt as part of the answer. `first` is its first token, whose log-probability nobody knows."""
+
+    text: str
+    first: int | None = None  # None: not shown, because it was added before the text
+
+
+class _Choice:
+    """A choice as far as its events came."""
+
+    def __init__(self, echo: Echo | None) -> None:
+        self.answer = Collected()
+        self.lists = Lists()
+        self.watch = Stopwatch()
+        self.echo = echo
+        self.echoed = echo is None
+
+
+class CompletionWriter:
+    """Turns events into chunks or one object. The tokens that log-probabilities name must be in `pieces`."""
+
+    def __init__(self, head: Head, echoes: Sequence[Echo | None], n: int, show: Show, pieces: Pieces) -> None:
+        self._head, self._n, self._show, self._pieces = head, n, show, pieces
+        self._prompts = len(echoes)
+        self._choices = [_Choice(echo) for echo in echoes for _ in range(n)]
+
+    def add(self, prompt: int, event: TurnEvent) -> int:
+        """Take in an event of a prompt; return the number of its choice."""
+        number = prompt * self._n + event.answer
+        choice = self._choices[number]
+        choice.answer.add(event)
+        choice.watch.add(event)
+        match event:
+            case Begun() if choice.echo is not None and choice.echo.first is not None:
+                choice.lists.add_first(self._pieces.text(choice.echo.first))
+            case Evaluated():
+                for logprob in event.logprobs:
+                    choice.lists.add(logprob, self._pieces)
+            case More() if event.logprob is not None:
+                choice.lists.add(event.logprob, self._pieces)
+        return number
+
+    def chunks(self, prompt: int, event: TurnEvent) -> Iterator[Json]:
+        """Yield the chunks that an event makes."""
+        number = prompt * self._n + event.answer
+        choice = self._choices[number]
+        if isinstance(event, More | Done) and choice.echo is not None and not choice.echoed:
+            choice.echoed = True
+            yield self._chunk(number, choice.echo.text)
+        self.add(prompt, event)
+        match event:
+            case Begun() | Evaluated() if self._show.progress:
+                yield self._chunk(number, "", logprobs=False) | {"prompt_progress": choice.watch.progress(event)}
+            case More():
+                text = "".join(part.text for part in event.parts if isinstance(part, Content))
+                if text:
+                    chunk = self._chunk(number, text)
+                    yield chunk | ({"timings": choice.watch.timings} if self._show.timings else {})
+            case Done():
+                chunk = self._chunk(number, "", FINISHED[event.reason])
+                yield chunk | ({} if self._show.usage else {"timings": timings(event.usage)})
+
+    def last(self) -> Iterator[Json]:
+        """Yield what follows all choices: the chunk with the usage, if it is wanted."""
+        if self._show.usage:
+            body = self._head.body(KIND, ()) | {"usage": self._usage()}
+            yield body | {"timings": timings(self._choices[0].answer.usage)}
+
+    def body(self) -> Json:
+        """Return the object of all choices, once they are complete."""
+        choices = []
+        for number, choice in enumerate(self._choices):
+            assert choice.answer.done is not None
+            text = (choice.echo.text if choice.echo else "") + choice.answer.content
+            choices.append(_choice_json(number, text, choice.lists.take(), FINISHED[choice.answer.done.reason]))
+        body = self._head.body(KIND, choices) | {"usage": self._usage()}
+        return body | {"timings": timings(self._choices[0].answer.usage)}
+
+    def _usage(self) -> Json:
+        return usage_of([choice.answer for choice in self._choices], self._prompts)
+
+    def _chunk(self, number: int, text: str, finish: str | None = None, *, logprobs: bool = True) -> Json:
+        lists = self._choices[number].lists.take() if logprobs else None
+        body = self._head.body(KIND, (_choice_json(number, text, lists, finish),))
+        return body | ({"usage": None} if self._show.usage else {})
+
+
+def _choice_json(number: int, text: str, logprobs: Json | None, finish: str | None) -> Json:
+    return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish}

@@ -1,0 +1,123 @@
+"""`/v1/completions`: the continuation of texts or token ids."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.collected import closing
+from localllm.server.fields import Fields
+from localllm.server.http import client, sse
+from localllm.server.merge import merged
+from localllm.server.openai.completed import CompletionWriter, Echo
+from localllm.server.openai.generation import MAX_ALTERNATIVES, Asked, read_generation, settled
+from localllm.server.openai.head import DONE, new_head
+from localllm.server.openai.inputs import Input, as_prompt, read_inputs
+from localllm.server.openai.logprobs import load
+from localllm.server.openai.request import Show, read_show
+from localllm.server.pieces import Pieces
+from localllm.server.settings import Settings
+from localllm.server.turn import Completion, Generation, Json, Service, TurnEvent
+
+MAX_PROMPTS = 2048
+MAX_CHOICES = 8192
+Events = AsyncIterator[tuple[int, TurnEvent]]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """Completions that are asked for."""
+
+    prompts: list[Input]
+    asked: Asked
+    suffix: str | None
+    echo: bool
+    show: Show
+
+
+def read_completion(fields: Fields, client: str, most: int | None = None) -> CompletionRequest:
+    """Read the body of a completion. BadRequest with the field at fault."""
+    prompts = read_inputs(fields, "prompt", MAX_PROMPTS)
+    asked = read_generation(fields, client, most)
+    name = "n_probs" if fields.has("n_probs") else "logprobs"
+    logprobs = fields.optional_integer(name, 0, MAX_ALTERNATIVES)
+    asked = replace(asked, generation=replace(asked.generation, logprobs=logprobs))
+    n, echo = asked.generation.n, fields.flag("echo", False)
+    if fields.integer("best_of", n, 1) != n:
+        raise fields.wrong("best_of", "only the same number as n is supported")
+    if n * len(prompts) > MAX_CHOICES:
+        raise fields.wrong("n", f"{n} answers to each of {len(prompts)} prompts are more than {MAX_CHOICES}")
+    if echo and logprobs is not None and n > 1:
+        raise fields.wrong("echo", "together with logprobs, n must be 1")
+    return CompletionRequest(prompts, asked, fields.optional_text("suffix"), echo, read_show(fields))
+
+
+class Completions:
+    """The handler of completions."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
+
+    async def complete(self, request: Request, fields: Fields) -> Response | Json:
+        """Complete one or more prompts."""
+        info = self._service.find(fields.text("model", ""))
+        asked = read_completion(fields, client(request), self._settings.max_tokens)
+        generation = await settled(asked.asked, self._service, info.id, info.vocabulary)
+        prompts = [await self._prepared(info.id, given, asked, generation) for given in asked.prompts]
+        pieces = Pieces(self._service, info.id)
+        await pieces.load(echo.first for _, echo in prompts if echo is not None and echo.first is not None)
+        writer = CompletionWriter(
+            new_head("cmpl-", info.id),
+            [echo for _, echo in prompts] if asked.echo else [None] * len(prompts),
+            generation.n,
+            asked.show,
+            pieces,
+        )
+        events = self._events(info.id, [completion for completion, _ in prompts], pieces)
+        if asked.show.stream:
+            return sse(_stream(events, writer), self._settings.limits, asked.show.ping_seconds)
+        async with closing(events):
+            async for number, event in events:
+                writer.add(number, event)
+        return writer.body()
+
+    async def _prepared(
+        self, model: str, given: Input, asked: CompletionRequest, generation: Generation
+    ) -> tuple[Completion, Echo | None]:
+        """Return what the service is asked for one prompt, and what its echo is."""
+        prompt = await as_prompt(self._service, model, given)
+        counted = asked.echo and generation.logprobs is not None
+        echo: Echo | None = None
+        if asked.echo and isinstance(prompt, str):
+            prompt, echo = await self._echoed(model, prompt) if counted else (prompt, Echo(prompt))
+        elif asked.echo and not isinstance(prompt, str):
+            text = b"".join(await self._service.pieces(model, prompt)).decode("utf-8", "replace")
+            echo = Echo(text, prompt[0] if counted else None)
+        return Completion(prompt, generation, asked.suffix, echo_logprobs=counted), echo
+
+    async def _echoed(self, model: str, text: str) -> tuple[list[int], Echo]:
+        """Return the tokens of a text, and its echo without a token that was added before it."""
+        ids = await self._service.tokenize(model, text, True, True)
+        plain = await self._service.tokenize(model, text, False, True)
+        added = ids != plain and ids[len(ids) - len(plain) :] == plain
+        return ids, Echo(text, None if added or not ids else ids[0])
+
+    async def _events(self, model: str, completions: list[Completion], pieces: Pieces) -> Events:
+        streams = [self._service.complete(model, completion) for completion in completions]
+        async with closing(merged(streams)) as events:
+            async for number, event in events:
+                await load(pieces, event)
+                yield number, event
+
+
+async def _stream(events: Events, writer: CompletionWriter) -> AsyncIterator[bytes | Json]:
+    async with closing(events):
+        async for number, event in events:
+            for chunk in writer.chunks(number, event):
+                yield chunk
+    for chunk in writer.last():
+        yield chunk
+    yield DONE

@@ -1,0 +1,217 @@
+"""How to choose and end an answer: the fields that chat, completions and responses have in common.
+
+They are OpenAI's, llama.cpp's and vLLM's, by their names. A field that nobody here knows is ignored, as by every
+compatible server; a known one with a wrong value is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from localllm.options import SamplingOptions
+from localllm.options.declare import declared
+from localllm.server.fields import Fields
+from localllm.server.openai.structure import read_structure
+from localllm.server.turn import Generation, Service
+
+# Names of numbers in requests, and the option of SamplingOptions that each is.
+NUMBERS = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "top_n_sigma": "top_n_sigma",
+    "xtc_probability": "xtc_probability",
+    "xtc_threshold": "xtc_threshold",
+    "repetition_penalty": "repeat_penalty",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "dry_multiplier": "dry_multiplier",
+    "dry_base": "dry_base",
+    "dynatemp_range": "dynatemp_range",
+    "dynatemp_exponent": "dynatemp_exp",
+}
+COUNTS = {
+    "top_k": "top_k",
+    "repeat_last_n": "repeat_last_n",
+    "dry_allowed_length": "dry_allowed_length",
+    "dry_penalty_last_n": "dry_penalty_last_n",
+    "min_keep": "min_keep",
+}
+SAMPLERS = {  # llama.cpp's names, and what each is spelled like besides
+    "penalties": ("e",),
+    "dry": ("d",),
+    "top_n_sigma": ("s", "top-n-sigma", "topnsigma"),
+    "top_k": ("k", "top-k", "topk"),
+    "typ_p": ("y", "typ-p", "typp", "typ", "typical_p"),
+    "top_p": ("p", "top-p", "topp", "nucleus"),
+    "min_p": ("m", "min-p", "minp"),
+    "xtc": ("x",),
+    "temperature": ("t", "temp"),
+}
+SPELLED = {spelling: name for name, spellings in SAMPLERS.items() for spelling in (name, *spellings)}
+KINDS = {each.name: each.option.kind for each in declared(SamplingOptions)}
+PRIORITIES = {"flex": -1, "priority": 1, "fast": 1}  # of `service_tier`
+CLIENTS = ("safety_identifier", "user", "prompt_cache_key")
+MAX_STOPS, STOP_LENGTH = 128, 1000
+MAX_ALTERNATIVES = 100  # tokens with log-probabilities at each place
+MAX_ANSWERS = 128
+MAX_BIASES = 1000  # texts among the biases: each is tokenized
+MAX_INT = 2**31 - 1
+CLIENT_LENGTH = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The common fields of a request. `bias_texts` have to be tokenized before they are biases of tokens."""
+
+    generation: Generation
+    bias_texts: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_generation(fields: Fields, client: str, most: int | None = None) -> Asked:
+    """Read the common fields, but for `logprobs`, which chat and completions write differently.
+
+    `most` is the limit of tokens for requests that give none.
+    """
+    biases, texts = read_biases(fields)
+    sampling = read_sampling(fields) | ({"logit_bias": biases} if biases else {})
+    made = Generation(
+        sampling=sampling,
+        max_tokens=read_max_tokens(fields, ("n_predict", "max_completion_tokens", "max_tokens"), most),
+        stops=read_stops(fields, "stop"),
+        ignore_eos=fields.flag("ignore_eos", False),
+        structure=read_structure(fields),
+        n=fields.integer("n", fields.integer("n_cmpl", 1, 1, MAX_ANSWERS), 1, MAX_ANSWERS),
+        reuse=fields.flag("cache_prompt", True),
+        priority=PRIORITIES.get(fields.text("service_tier", ""), 0),
+        client=read_client(fields, client),
+    )
+    return Asked(made, texts)
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """Return the fields of SamplingOptions that the request gives."""
+    found: dict[str, Any] = {}
+    for name, option in NUMBERS.items():
+        if fields.has(name):
+            found[option] = _checked(fields, name, option, fields.number(name))
+    for name, option in COUNTS.items():
+        if fields.has(name):
+            found[option] = _checked(fields, name, option, fields.integer(name, None, -MAX_INT, MAX_INT))
+    if fields.has("seed"):
+        seed = fields.integer("seed", None, -(2**63), 2**64 - 1)
+        found["seed"] = seed if seed >= -1 else seed % 2**64
+    if fields.has("samplers"):
+        found["samplers"] = _samplers(fields)
+    if fields.has("dry_sequence_breakers"):
+        breakers = fields.texts("dry_sequence_breakers", MAX_STOPS)
+        found["dry_sequence_breaker"] = _checked(fields, "dry_sequence_breakers", "dry_sequence_breaker", breakers)
+    if fields.integer("mirostat", 0):
+        raise fields.wrong("mirostat", "not supported; leave it 0 and use top_p or min_p")
+    if fields.list("lora", ()):
+        raise fields.wrong("lora", "adapters are not supported; leave it empty")
+    return found
+
+
+def _checked(fields: Fields, name: str, option: str, value: Any) -> Any:
+    problem = KINDS[option].problem(value)
+    if problem:
+        raise fields.wrong(name, problem)
+    return value
+
+
+def _samplers(fields: Fields) -> tuple[str, ...]:
+    """Return the names of samplers, which llama.cpp also takes as one letter each."""
+    value = fields.data["samplers"]
+    spelled = tuple(value) if isinstance(value, str) and value not in SPELLED else fields.texts("samplers")
+    if len(spelled) > len(SAMPLERS):
+        raise fields.wrong("samplers", f"has {len(spelled)} samplers; there are {len(SAMPLERS)}")
+    for spelling in spelled:
+        if spelling.lower() not in SPELLED:
+            raise fields.wrong("samplers", f"no sampler {spelling!r}; supported: {', '.join(SAMPLERS)}")
+    return tuple(SPELLED[spelling.lower()] for spelling in spelled)
+
+
+def read_max_tokens(fields: Fields, names: Sequence[str], most: int | None) -> int | None:
+    """Return the first of these fields that is given, without a limit for -1; `most` if none is given."""
+    for name in names:
+        if fields.has(name):
+            value = fields.integer(name, None, -1)
+            return None if value == -1 else min(value, MAX_INT)
+    return most
+
+
+def read_stops(fields: Fields, name: str) -> tuple[str, ...]:
+    """Return the texts that end the answer, each once; empty ones end nothing."""
+    stops = fields.texts(name, MAX_STOPS)
+    if long := [stop for stop in stops if len(stop) > STOP_LENGTH]:
+        raise fields.wrong(name, f"a text has {len(long[0])} characters; the limit is {STOP_LENGTH}")
+    return tuple(dict.fromkeys(stop for stop in stops if stop))
+
+
+def read_client(fields: Fields, client: str, *names: str) -> str:
+    """Return whose request it is: the connection's client, and the user that it names."""
+    found = next((name for each in names or CLIENTS if (name := fields.text(each, ""))), "")
+    return f"{client}/{found}"[:CLIENT_LENGTH] if found else client
+
+
+# -- biases ----------------------------------------------------------------------------------------------------------
+
+
+def read_biases(fields: Fields) -> tuple[dict[int, float], dict[str, float]]:
+    """Return the biases of tokens and of texts: {"15043": 1.5}, [[15043, 1.5]] and [["text", false]]."""
+    value = fields.data.get("logit_bias")
+    pairs = list(value.items()) if isinstance(value, dict) else _pairs(fields)
+    tokens: dict[int, float] = {}
+    texts: dict[str, float] = {}
+    for key, bias in pairs:
+        number = _token(key)
+        if number is None:
+            texts[key] = _bias(fields, bias)
+        else:
+            tokens[number] = _bias(fields, bias)
+    if len(texts) > MAX_BIASES:
+        raise fields.wrong("logit_bias", f"has {len(texts)} texts; the limit is {MAX_BIASES}")
+    return tokens, texts
+
+
+def _pairs(fields: Fields) -> list[tuple[Any, Any]]:
+    found = []
+    for number, pair in enumerate(fields.list("logit_bias", ())):
+        token_or_text = isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int | str)
+        if not token_or_text or isinstance(pair[0], bool):
+            raise fields.wrong(f"logit_bias[{number}]", "expected a pair: a token id or a text, and its bias")
+        found.append((pair[0], pair[1]))
+    return found
+
+
+def _token(key: int | str) -> int | None:
+    if isinstance(key, int):
+        return key
+    return int(key) if key.isascii() and key.isdigit() and len(key) < 20 else None
+
+
+def _bias(fields: Fields, bias: Any) -> float:
+    if bias is False:
+        return -math.inf
+    if isinstance(bias, bool) or not isinstance(bias, int | float) or abs(bias) > 1e6:
+        raise fields.wrong("logit_bias", "a bias must be a number from -1000000 to 1000000, or false to ban the token")
+    return float(bias)
+
+
+async def settled(asked: Asked, service: Service, model: str, vocabulary: int) -> Generation:
+    """Return the generation with all biases by token; those of tokens that the model does not have are left out."""
+    generation = asked.generation
+    given = generation.sampling.get("logit_bias", {})
+    if not given and not asked.bias_texts:
+        return generation
+    biases = {token: bias for token, bias in given.items() if 0 <= token < (vocabulary or MAX_INT)}
+    for text, bias in asked.bias_texts.items():
+        for token in await service.tokenize(model, text, False, False):
+            biases[token] = bias
+    return replace(generation, sampling={**generation.sampling, "logit_bias": biases})

@@ -1,0 +1,45 @@
+"""What all objects of one response have in common: id, time, model and fingerprint."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localllm import __version__
+from localllm.server.turn import Json
+
+FINGERPRINT = f"b{__version__}-localllm"  # clients of llama.cpp expect a "b" first
+DONE = b"data: [DONE]\n\n"  # the last event of a stream
+FINISHED = {"end": "stop", "stop": "stop", "length": "length", "tool_calls": "tool_calls", "cancelled": "length"}
+
+
+def new_id(prefix: str) -> str:
+    """Return a new id, such as chatcmpl-0f3a..."""
+    return f"{prefix}{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The common fields of a response and of its chunks."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+
+    def body(self, kind: str, choices: Sequence[Json]) -> Json:
+        """Return an object with these choices."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": FINGERPRINT,
+            "choices": list(choices),
+        }
+
+
+def new_head(prefix: str, model: str) -> Head:
+    """Return the head of a new response."""
+    return Head(new_id(prefix), int(time.time()), model)

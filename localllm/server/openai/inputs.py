@@ -1,0 +1,73 @@
+"""Texts and token ids as prompts of completions and inputs of embeddings, in all forms that clients send.
+
+One input: "text", [12, 34], [12, "text", 34], {"prompt_string": "text"}, {"content": [{"type": "text", "text": "t"}]}.
+Several: a list of these, where a list that holds a number is one input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from localllm.server.content import read_text
+from localllm.server.errors import BadRequest
+from localllm.server.fields import Fields
+from localllm.server.turn import Service
+
+Mixed = tuple[int | str, ...]  # token ids and texts of one input
+Input = str | Mixed
+MAX_ID = 2**31 - 1
+
+
+def read_inputs(fields: Fields, name: str, most: int) -> list[Input]:
+    """Return the inputs of a field, at least one. BadRequest with the place of what is none."""
+    value = fields.data.get(name)
+    if value is None:
+        raise fields.wrong(name, "required, but missing")
+    if not isinstance(value, list) or any(type(item) is int for item in value):
+        return [_input(fields, name, value)]
+    if not 0 < len(value) <= most:
+        raise fields.wrong(name, f"expected 1 to {most} items, got {len(value)}")
+    return [_input(fields, f"{name}[{number}]", item) for number, item in enumerate(value)]
+
+
+def _input(fields: Fields, place: str, value: Any) -> Input:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, dict):
+        return _object(Fields(value, fields.path(place)))
+    if not isinstance(value, list) or not value:
+        raise fields.wrong(place, "expected a text or a list of token ids")
+    for item in value:
+        if type(item) not in (int, str) or (isinstance(item, int) and not 0 <= item <= MAX_ID):
+            raise fields.wrong(place, "expected token ids, which are whole numbers from 0, or texts")
+    return tuple(value)
+
+
+def _object(fields: Fields) -> str:
+    if fields.has("multimodal_data"):
+        raise fields.wrong("multimodal_data", "image and audio input is not supported; send text")
+    if fields.has("prompt_string"):
+        return fields.text("prompt_string")
+    if not isinstance(fields.data.get("content"), list):
+        raise fields.wrong("content", "expected a list of parts")
+    return read_text(fields, "content") or ""
+
+
+async def as_tokens(service: Service, model: str, mixed: Mixed) -> list[int]:
+    """Return the token ids of an input; special tokens are added before it only if a text comes first."""
+    vocabulary = service.find(model).vocabulary or MAX_ID
+    found: list[int] = []
+    for number, item in enumerate(mixed):
+        if isinstance(item, str):
+            found += await service.tokenize(model, item, number == 0, True)
+        elif item < vocabulary:
+            found.append(item)
+        else:
+            raise BadRequest(f"the prompt contains invalid tokens: {item} is not below {vocabulary}")
+    return found
+
+
+async def as_prompt(service: Service, model: str, given: Input) -> str | Sequence[int]:
+    """Return an input as the service takes it."""
+    return given if isinstance(given, str) else await as_tokens(service, model, given)

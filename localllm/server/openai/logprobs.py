@@ -1,0 +1,106 @@
+"""Log-probabilities of tokens in OpenAI's two shapes: chat's list of objects, and the four lists of completions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from localllm.scheduler.request import Logprob
+from localllm.server.pieces import Pieces
+from localllm.server.turn import Evaluated, Json, More, TurnEvent
+
+NEVER = -9999.0  # OpenAI's number for a token that is very unlikely; JSON has no -inf
+
+
+async def load(pieces: Pieces, event: TurnEvent) -> None:
+    """Look up the tokens that the log-probabilities of an event name."""
+    if isinstance(event, More) and event.logprob is not None:
+        await pieces.load_all(event.logprob)
+    elif isinstance(event, Evaluated) and event.logprobs:
+        await pieces.load(_named(event.logprobs))
+
+
+def _named(logprobs: Sequence[Logprob]) -> Iterable[int]:
+    for each in logprobs:
+        yield each.token
+        for token, _ in each.top:
+            yield token
+
+
+def finite(logprob: float) -> float:
+    """Return a log-probability that JSON can hold."""
+    return max(logprob, NEVER) if math.isfinite(logprob) else NEVER
+
+
+# -- chat ------------------------------------------------------------------------------------------------------------
+
+
+def chat_entry(logprob: Logprob, pieces: Pieces) -> Json:
+    """Return an entry of `logprobs.content`, with llama.cpp's `id`."""
+    top = [_entry(token, value, pieces) for token, value in logprob.top]
+    return _entry(logprob.token, logprob.logprob, pieces) | {"top_logprobs": top}
+
+
+def _entry(token: int, logprob: float, pieces: Pieces) -> Json:
+    return {
+        "id": token,
+        "token": pieces.text(token),
+        "logprob": finite(logprob),
+        "bytes": list(pieces.bytes(token)),
+    }
+
+
+def chat_logprobs(entries: Sequence[Json]) -> Json:
+    """Return the `logprobs` of a choice."""
+    return {"content": list(entries), "refusal": None}
+
+
+# -- completions -----------------------------------------------------------------------------------------------------
+
+
+class Lists:
+    """The four lists of a completion's `logprobs`. Offsets are characters from the start of the choice's text."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._tokens: list[str] = []
+        self._logprobs: list[float | None] = []
+        self._top: list[Mapping[str, float] | None] = []
+        self._offsets: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add_first(self, token: str) -> None:
+        """Add the first token of a prompt, which nothing predicts."""
+        self._add(token, None, None)
+
+    def add(self, logprob: Logprob, pieces: Pieces) -> None:
+        """Add a token. The most likely ones include it, as OpenAI's do."""
+        token = pieces.text(logprob.token)
+        top = {pieces.text(each): finite(value) for each, value in logprob.top}
+        self._add(token, finite(logprob.logprob), top | {token: finite(logprob.logprob)})
+
+    def _add(self, token: str, logprob: float | None, top: Mapping[str, float] | None) -> None:
+        self._tokens.append(token)
+        self._logprobs.append(logprob)
+        self._top.append(top)
+        self._offsets.append(self._offset)
+        self._offset += len(token)
+
+    def take(self) -> dict[str, Any] | None:
+        """Return the lists and start new ones; None if they are empty."""
+        if not self._tokens:
+            return None
+        found = {
+            "tokens": self._tokens,
+            "token_logprobs": self._logprobs,
+            "top_logprobs": self._top,
+            "text_offset": self._offsets,
+        }
+        self._clear()
+        return found

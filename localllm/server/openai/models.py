@@ -1,0 +1,91 @@
+"""`/v1/models`: the models as OpenAI, llama.cpp and Anthropic list them, all in one object."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from starlette.requests import Request
+
+from localllm.server.errors import UnknownModel
+from localllm.server.fields import Fields
+from localllm.server.turn import Json, ModelInfo, Service
+
+
+class Models:
+    """The handlers of the list of models and of one of them."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def every(self, request: Request, fields: Fields) -> Json:
+        """List all models, those that are not loaded included."""
+        models = self._service.models()
+        ids = [model.id for model in models]
+        return {
+            "object": "list",
+            "data": [model_json(model) for model in models],
+            "models": [tag_json(model) for model in models],
+            "first_id": ids[0] if ids else None,
+            "last_id": ids[-1] if ids else None,
+            "has_more": False,
+        }
+
+    async def one(self, request: Request, fields: Fields) -> Json:
+        """Return the model of this name; other names are not found here, unlike in requests for answers."""
+        name = request.path_params["model"]
+        found = next((model for model in self._service.models() if model.id == name), None)
+        if found is None:
+            raise UnknownModel(f"no model {name!r}; /v1/models lists them")
+        return model_json(found)
+
+
+def model_json(model: ModelInfo) -> Json:
+    """Return an entry of `data`: OpenAI's four fields, Anthropic's three, and llama.cpp's `meta` and `status`."""
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "localllm",
+        "type": "model",
+        "display_name": model.id,
+        "created_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "status": {"value": model.state},
+        "meta": {
+            "n_vocab": model.vocabulary,
+            "n_ctx": model.context,
+            "n_ctx_train": model.trained_context,
+            "n_embd": model.width,
+            "n_params": model.parameters,
+            "size": model.file_bytes,
+            "ftype": model.quantization,
+        },
+    }
+
+
+def tag_json(model: ModelInfo) -> Json:
+    """Return an entry of `models`, as llama.cpp and Ollama have them."""
+    return {
+        "name": model.id,
+        "model": model.id,
+        "modified_at": datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "size": model.file_bytes,
+        "digest": model.digest,
+        "type": "model",
+        "description": "",
+        "tags": [],
+        "capabilities": list(model.capabilities),
+        "parameters": "",
+        "details": {
+            "parent_model": "",
+            "format": "gguf",
+            "family": model.architecture,
+            "families": [model.architecture],
+            "parameter_size": parameter_size(model.parameters),
+            "quantization_level": model.quantization,
+        },
+    }
+
+
+def parameter_size(count: int) -> str:
+    """Return a number of parameters such as 8.0B or 135.0M."""
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.1f}M"

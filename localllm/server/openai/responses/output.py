@@ -1,0 +1,179 @@
+"""The items of a response while they are written: what each says in a stream, and what it is in the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import ClassVar
+
+from localllm.server.openai.head import new_id
+from localllm.server.openai.responses.tools import Named
+from localllm.server.turn import Json
+
+Status = str  # in_progress, completed or incomplete
+
+
+class Item:
+    """One item of the output. Its methods yield events; they have all fields but `sequence_number`."""
+
+    PREFIX: ClassVar[str]
+
+    def __init__(self, index: int) -> None:
+        self.id = new_id(self.PREFIX)
+        self.status: Status = "in_progress"
+        self._index = index
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
+    def json(self) -> Json:
+        """Return the item."""
+        raise NotImplementedError
+
+    def opened(self) -> Iterator[Json]:
+        """Start the item."""
+        yield {"type": "response.output_item.added", "output_index": self._index, "item": self.json()}
+
+    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
+        """Add to the item."""
+        raise NotImplementedError
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        """End the item."""
+        self.status = status
+        yield {"type": "response.output_item.done", "output_index": self._index, "item": self.json()}
+
+    def _event(self, kind: str) -> Json:
+        return {"type": f"response.{kind}", "item_id": self.id, "output_index": self._index}
+
+    def _part_event(self, kind: str) -> Json:
+        return self._event(kind) | {"content_index": 0}
+
+
+class Thought(Item):
+    """What the model thinks."""
+
+    PREFIX = "rs_"
+
+    def json(self) -> Json:
+        content = [self._part(self.text)] if self.status != "in_progress" else []
+        return {
+            "id": self.id,
+            "type": "reasoning",
+            "status": self.status,
+            "summary": [],
+            "content": content,
+            "encrypted_content": None,
+        }
+
+    def opened(self) -> Iterator[Json]:
+        yield from super().opened()
+        yield self._part_event("content_part.added") | {"part": self._part("")}
+
+    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
+        self._texts.append(text)
+        yield self._part_event("reasoning_text.delta") | {"delta": text}
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        yield self._part_event("reasoning_text.done") | {"text": self.text}
+        yield self._part_event("content_part.done") | {"part": self._part(self.text)}
+        yield from super().closed(status)
+
+    def _part(self, text: str) -> Json:
+        return {"type": "reasoning_text", "text": text}
+
+
+class Message(Item):
+    """The answer's text."""
+
+    PREFIX = "msg_"
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self._logprobs: list[Json] = []
+
+    def json(self) -> Json:
+        content = [self._part(self.text)] if self.status != "in_progress" else []
+        return {"id": self.id, "type": "message", "status": self.status, "role": "assistant", "content": content}
+
+    def opened(self) -> Iterator[Json]:
+        yield from super().opened()
+        yield self._part_event("content_part.added") | {"part": self._part("")}
+
+    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
+        self._texts.append(text)
+        self._logprobs += logprobs
+        yield self._part_event("output_text.delta") | {"delta": text, "logprobs": logprobs}
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        yield self._part_event("output_text.done") | {"text": self.text, "logprobs": self._logprobs}
+        yield self._part_event("content_part.done") | {"part": self._part(self.text)}
+        yield from super().closed(status)
+
+    def _part(self, text: str) -> Json:
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(self._logprobs)}
+
+
+class FunctionCall(Item):
+    """A call of a function."""
+
+    PREFIX = "fc_"
+
+    def __init__(self, index: int, call_id: str, tool: Named) -> None:
+        super().__init__(index)
+        self._call_id, self._tool = call_id, tool
+
+    def json(self) -> Json:
+        return self._call("function_call") | {"arguments": self._arguments}
+
+    @property
+    def _arguments(self) -> str:
+        return self.text or ("{}" if self.status != "in_progress" else "")
+
+    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
+        self._texts.append(text)
+        yield self._event("function_call_arguments.delta") | {"delta": text}
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        done = {"arguments": self.text or "{}", "name": self._tool.name}
+        yield self._event("function_call_arguments.done") | done
+        yield from super().closed(status)
+
+    def _call(self, kind: str) -> Json:
+        found = {
+            "id": self.id,
+            "type": kind,
+            "status": self.status,
+            "call_id": self._call_id,
+            "name": self._tool.name,
+        }
+        return found | ({"namespace": self._tool.namespace} if self._tool.namespace else {})
+
+
+class CustomCall(FunctionCall):
+    """A call of a custom tool: its input is the text among the arguments, and comes in one piece."""
+
+    PREFIX = "ctc_"
+
+    def json(self) -> Json:
+        return self._call("custom_tool_call") | {"input": self._input if self.status != "in_progress" else ""}
+
+    @property
+    def _input(self) -> str:
+        """The input; whatever the model wrote if it is not an object with this text."""
+        try:
+            found = json.loads(self.text or "{}").get("input", self.text)
+        except (ValueError, AttributeError, RecursionError):
+            found = self.text
+        return found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+
+    def add(self, text: str, logprobs: list[Json]) -> Iterator[Json]:
+        self._texts.append(text)
+        yield from ()
+
+    def closed(self, status: Status) -> Iterator[Json]:
+        yield self._event("custom_tool_call_input.delta") | {"delta": self._input}
+        yield self._event("custom_tool_call_input.done") | {"input": self._input}
+        yield from Item.closed(self, status)

@@ -1,0 +1,86 @@
+"""`/v1/responses`, and how many tokens its prompt has."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.collected import closing
+from localllm.server.fields import Fields
+from localllm.server.http import client, sse
+from localllm.server.openai.generation import settled
+from localllm.server.openai.head import new_head
+from localllm.server.openai.logprobs import load
+from localllm.server.openai.responses.request import ResponseRequest, read_response
+from localllm.server.openai.responses.writer import ResponseWriter
+from localllm.server.pieces import Pieces
+from localllm.server.refusal import refusal_of
+from localllm.server.settings import Settings
+from localllm.server.turn import Json, ModelInfo, Service, Turn
+from localllm.server.wire import frame
+
+
+class Responses:
+    """The handlers of responses."""
+
+    def __init__(self, service: Service, settings: Settings) -> None:
+        self._service, self._settings = service, settings
+
+    async def create(self, request: Request, fields: Fields) -> Response | Json:
+        """Answer a request for a response."""
+        info = self._service.find(fields.text("model", ""))
+        asked = read_response(fields, client(request), self._settings.max_tokens)
+        turn = await self._turn(info, asked)
+        pieces = Pieces(self._service, info.id)
+        writer = ResponseWriter(new_head("resp_", info.id), asked.repeated, asked.tools, asked.show, pieces)
+        events = _nothing(writer) if asked.empty else self._events(info.id, turn, writer, pieces)
+        if asked.show.stream:
+            return sse(_framed(events, writer), self._settings.limits, asked.show.ping_seconds)
+        async with closing(events):
+            async for _ in events:
+                pass
+        return writer.response()
+
+    async def count(self, request: Request, fields: Fields) -> Json:
+        """Return how many tokens the prompt has."""
+        info = self._service.find(fields.text("model", ""))
+        asked = read_response(fields, client(request))
+        tokens = 0 if asked.empty else await self._service.count(info.id, asked.turn)
+        return {"object": "response.input_tokens", "input_tokens": tokens}
+
+    async def _turn(self, info: ModelInfo, asked: ResponseRequest) -> Turn:
+        return replace(asked.turn, generation=await settled(asked.asked, self._service, info.id, info.vocabulary))
+
+    async def _events(self, model: str, turn: Turn, writer: ResponseWriter, pieces: Pieces) -> AsyncIterator[Json]:
+        async with closing(self._service.answer(model, turn)) as events:
+            async for event in events:
+                await load(pieces, event)
+                for made in writer.events(event):
+                    yield made
+
+
+async def _nothing(writer: ResponseWriter) -> AsyncIterator[Json]:
+    for made in writer.empty():
+        yield made
+
+
+async def _framed(events: AsyncIterator[Json], writer: ResponseWriter) -> AsyncIterator[bytes]:
+    """Yield events as bytes. An error after the first event ends the response as failed."""
+    begun = False
+    try:
+        async with closing(events):
+            async for event in events:
+                begun = True
+                yield frame(event, event["type"])
+    except Exception as error:
+        if not begun:
+            raise
+        for data in _frames(writer.failed(refusal_of(error))):
+            yield data
+
+
+def _frames(events: Iterable[Json]) -> Iterable[bytes]:
+    return (frame(event, event["type"]) for event in events)

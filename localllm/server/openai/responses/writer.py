@@ -1,0 +1,166 @@
+"""A response from the events of a turn: the events of a stream, which end with the whole response."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
+from localllm.server.collected import Collected
+from localllm.server.openai.accounts import Clock, Stopwatch, timings
+from localllm.server.openai.head import Head
+from localllm.server.openai.logprobs import chat_entry
+from localllm.server.openai.request import Show
+from localllm.server.openai.responses.output import CustomCall, FunctionCall, Item, Message, Thought
+from localllm.server.openai.responses.tools import Named
+from localllm.server.pieces import Pieces
+from localllm.server.refusal import Refusal
+from localllm.server.turn import Begun, Done, Evaluated, Json, More, TurnEvent
+
+CODES = {"rate_limit": "rate_limit_exceeded", "invalid_request": "invalid_prompt"}  # of errors
+
+
+class ResponseWriter:
+    """Turns events into those of a response. The tokens that log-probabilities name must be in `pieces`."""
+
+    def __init__(
+        self,
+        head: Head,
+        repeated: Json,
+        tools: Mapping[str, Named],
+        show: Show,
+        pieces: Pieces,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self._head, self._repeated, self._tools, self._show, self._pieces = head, repeated, tools, show, pieces
+        self._watch = Stopwatch(clock)
+        self._answer = Collected()
+        self._items: list[Item] = []
+        self._entries: list[Json] = []
+        self._open: Item | None = None
+        self._status = "in_progress"
+        self._error: Json | None = None
+        self._number = -1
+
+    def events(self, event: TurnEvent) -> Iterator[Json]:
+        """Yield the events that one of the turn makes."""
+        self._answer.add(event)
+        self._watch.add(event)
+        for made in self._events(event):
+            if self._show.timings and made["type"].endswith(".delta"):
+                made["timings"] = self._watch.timings
+            yield self._numbered(made)
+
+    def empty(self) -> Iterator[Json]:
+        """Yield the events of a response to nothing."""
+        self._status = "completed"
+        for kind in ("created", "in_progress", "completed"):
+            yield self._numbered(self._response_event(kind))
+
+    def failed(self, refusal: Refusal) -> Iterator[Json]:
+        """Yield the end of a response that fails after it began."""
+        self._status = "failed"
+        self._error = {"code": CODES.get(refusal.kind, "server_error"), "message": refusal.message}
+        yield self._numbered(self._response_event("failed"))
+
+    def response(self) -> Json:
+        """Return the response as far as it has come."""
+        finished = self._status not in ("in_progress", "failed")
+        length = {"reason": "max_output_tokens"} if self._status == "incomplete" else None
+        return {
+            "id": self._head.id,
+            "object": "response",
+            "created_at": self._head.created,
+            "completed_at": int(time.time()) if self._status == "completed" else None,
+            "status": self._status,
+            "background": False,
+            "error": self._error,
+            "incomplete_details": length,
+            "model": self._head.model,
+            "output": [item.json() for item in self._items] if self._status != "in_progress" else [],
+            "previous_response_id": None,
+            "service_tier": "default",
+            "store": False,
+            "truncation": "disabled",
+            "usage": self._usage() if finished else None,
+        } | self._repeated
+
+    @property
+    def timings(self) -> Json:
+        """llama.cpp's `timings` of a finished response."""
+        return timings(self._answer.usage)
+
+    def _events(self, event: TurnEvent) -> Iterator[Json]:
+        match event:
+            case Begun():
+                yield self._response_event("created")
+                yield self._progress(event)
+            case Evaluated() if self._show.progress:
+                yield self._progress(event)
+            case More():
+                if event.logprob is not None:
+                    self._entries.append(chat_entry(event.logprob, self._pieces))
+                for part in event.parts:
+                    yield from self._part(part)
+            case Done():
+                self._status = "incomplete" if event.reason in ("length", "cancelled") else "completed"
+                yield from self._close(self._status)
+                yield self._response_event(self._status) | {"timings": self.timings}
+
+    def _progress(self, event: Begun | Evaluated) -> Json:
+        made = self._response_event("in_progress")
+        return made | ({"prompt_progress": self._watch.progress(event)} if self._show.progress else {})
+
+    def _part(self, part: Part) -> Iterator[Json]:
+        match part:
+            case Reasoning(text):
+                yield from self._add(Thought, text)
+            case Content(text):
+                yield from self._add(Message, text)
+            case CallStart(_, id, name):
+                tool = self._tools.get(name, Named(name))
+                made = CustomCall if tool.custom else FunctionCall
+                yield from self._begin(made(len(self._items), id, tool))
+            case CallArguments(_, text):
+                assert self._open is not None
+                yield from self._open.add(text, [])
+        if not isinstance(part, Content):
+            self._entries.clear()
+
+    def _add(self, kind: type[Thought] | type[Message], text: str) -> Iterator[Json]:
+        if not isinstance(self._open, kind):
+            yield from self._begin(kind(len(self._items)))
+        entries, self._entries = self._entries, []
+        assert self._open is not None
+        yield from self._open.add(text, entries)
+
+    def _begin(self, item: Item) -> Iterator[Json]:
+        yield from self._close("completed")
+        self._items.append(item)
+        self._open = item
+        yield from item.opened()
+
+    def _close(self, status: str) -> Iterator[Json]:
+        if self._open is not None:
+            yield from self._open.closed(status)
+            self._open = None
+
+    def _response_event(self, kind: str) -> Json:
+        return {"type": f"response.{kind}", "response": self.response()}
+
+    def _numbered(self, event: Json) -> Json:
+        self._number += 1
+        return event | {"sequence_number": self._number}
+
+    def _usage(self) -> Json:
+        usage = self._answer.usage
+        return {
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {
+                "cached_tokens": usage.reused,
+                "cache_write_tokens": usage.prompt_tokens - usage.reused,
+            },
+            "output_tokens": usage.answer_tokens,
+            "output_tokens_details": {"reasoning_tokens": self._answer.thinking_tokens},
+            "total_tokens": usage.prompt_tokens + usage.answer_tokens,
+        }

@@ -1,0 +1,42 @@
+"""How a model shall think: OpenAI's `reasoning_effort`, and the fields of llama.cpp, vLLM and others."""
+
+from __future__ import annotations
+
+from localllm.server.fields import Fields
+from localllm.server.turn import Json, Thinking
+
+EFFORTS = {  # as requests name them: as templates know them
+    "none": "",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
+SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # of `thinking`
+FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
+MAX_BUDGET = 2**31 - 1
+
+
+def read_thinking(fields: Fields, variables: Json) -> Thinking:
+    """Read the fields of chat completions. `variables` are those of the template: `enable_thinking` is among them."""
+    if fields.choice("reasoning_format", FORMATS, "auto") == "none":
+        raise fields.wrong("reasoning_format", "none is not supported: reasoning is always apart from the content")
+    inner = Fields(variables, "chat_template_kwargs")
+    enabled = inner.optional_flag("enable_thinking")
+    if fields.has("enable_thinking"):
+        enabled = fields.flag("enable_thinking")
+    if fields.has("thinking"):
+        enabled = SWITCHES[fields.inner("thinking").choice("type", tuple(SWITCHES))]
+    budget = next((fields.integer(name, None, -1, MAX_BUDGET) for name in BUDGETS if fields.has(name)), -1)
+    return with_effort(fields, "reasoning_effort", enabled, None if budget == -1 else budget)
+
+
+def with_effort(fields: Fields, name: str, enabled: bool | None = None, budget: int | None = None) -> Thinking:
+    """Return the thinking that an effort asks for: "none" switches it off, any other on."""
+    if not fields.has(name):
+        return Thinking(enabled, "", budget)
+    effort = EFFORTS[fields.choice(name, tuple(EFFORTS))]
+    return Thinking(bool(effort) if enabled is None else enabled, effort, budget)

@@ -1,0 +1,202 @@
+"""Run the application on uvicorn: listen, serve, and stop when asked to.
+
+The first SIGTERM or SIGINT stops accepting and lets running answers end, the second ends them. Connections that send no
+complete header in time are closed, which uvicorn leaves to a proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
+
+from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
+from localllm.server.admission import Admission
+from localllm.server.settings import Settings
+from localllm.server.streams import ABORT
+
+HEADER_BYTES = 64 * 1024
+KEEP_ALIVE_SECONDS = 75
+BACKLOG = 512
+Ready = Callable[[], Coroutine[Any, Any, None]]
+
+
+class ListenError(LocalLLMError):
+    """The address cannot be listened on."""
+
+
+def listen(settings: Settings) -> list[socket.socket]:
+    """Open the sockets of all addresses. ListenError in words that say which one cannot be had."""
+    made: list[socket.socket] = []
+    try:
+        for address in settings.addresses:
+            made.append(_socket(address, settings.port if not made else made[0].getsockname()[1]))
+    except ListenError:
+        for each in made:
+            each.close()
+        raise
+    return made
+
+
+def _socket(address: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            made.bind(place)
+            made.listen(BACKLOG)
+        except OSError:
+            made.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        problem = f"cannot listen on {address} port {port}: {reason}; choose another "
+        raise ListenError(Notice(problem, Setting("host"), " or ", Setting("port"))) from None
+    return made
+
+
+def serve(
+    app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
+) -> None:
+    """Serve until told to stop. `ready` is awaited while connections are accepted already: it loads the model.
+
+    An error of `ready` stops the server and is raised.
+    """
+    asyncio.run(start(app, settings, admission, sockets, ready)[1]())
+
+
+def start(
+    app: ASGIApp, settings: Settings, admission: Admission, sockets: Sequence[socket.socket], ready: Ready | None = None
+) -> tuple[_Server, Ready]:
+    """Make a server and what runs it, for a program that has its own event loop."""
+    config = uvicorn.Config(
+        app,
+        http=partial(_Connection, settings.limits.header_seconds),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=settings.drain_seconds or None,
+        h11_max_incomplete_event_size=HEADER_BYTES,
+        limit_concurrency=settings.limits.connections,
+    )
+    server = _Server(config, admission)
+    return server, partial(_serve, server, list(sockets), ready)
+
+
+async def _serve(server: _Server, sockets: list[socket.socket], ready: Ready | None) -> None:
+    serving = asyncio.create_task(server.serve(sockets))
+    loading = asyncio.create_task(_nothing() if ready is None else ready())
+    try:
+        await asyncio.wait((serving, loading), return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit |= loading.done() and loading.exception() is not None
+        await serving
+    finally:
+        unfinished = loading.cancel()
+        serving.cancel()
+    if not unfinished:
+        loading.result()
+
+
+async def _nothing() -> None:
+    pass
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, for which any second signal means now."""
+
+    def __init__(self, config: uvicorn.Config, admission: Admission) -> None:
+        super().__init__(config)
+        self._admission = admission
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+        self._admission.draining = True
+        if self.force_exit:  # from Python 3.12 on, closing the sockets waits for their connections
+            for connection in tuple(self.server_state.connections):
+                connection.transport.abort()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, but the signal is not raised again at the end, because stopping is not a failure."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        handled = (signal.SIGINT, signal.SIGTERM)
+        before = {sig: signal.signal(sig, self.handle_exit) for sig in handled}
+        try:
+            yield
+        finally:
+            for sig, handler in before.items():
+                signal.signal(sig, handler)
+
+
+class _Connection(H11Protocol):
+    """uvicorn's connection, with a time limit for headers, and with a way to close it at once."""
+
+    def __init__(
+        self,
+        header_seconds: float,
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._header_seconds = header_seconds
+        self._deadline: asyncio.TimerHandle | None = None
+        inner: ASGIApp = self.app
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, send)
+
+        self.app = app
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._unwatch()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Start the time of a header that is not complete; it does not start again with every byte."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._unwatch()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(self._header_seconds, self._late)
+
+    def _unwatch(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _late(self) -> None:
+        self._deadline = None
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.abort()

@@ -1,0 +1,105 @@
+"""Kept sequences: found by their blocks, evicted in order of use, and on disk across restarts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import localllm
+from localllm.cache import BlockPool
+from localllm.cache.prefix import PrefixCache, chain, same
+from localllm.cache.prefix_files import LEAST, PrefixFiles
+from localllm.options import SamplingOptions
+from localllm.scheduler.request import Request
+from localllm.scheduler.scheduler import Scheduler
+from tests.localllm.scheduler.support import ask
+from tests.models.kit import KIT
+
+GREEDY = SamplingOptions(temperature=0.0)
+
+
+def kept(pool: BlockPool, cache: PrefixCache, tokens: list[int]) -> object:
+    sequence = pool.new_sequence()
+    sequence.append(tokens)
+    cache.keep(sequence)
+    return sequence
+
+
+def test_the_longest_common_beginning_is_found() -> None:
+    pool = BlockPool(40, 4)
+    cache = PrefixCache(4)
+    short = kept(pool, cache, [1, 2, 3, 4, 5, 6, 7, 8])
+    long = kept(pool, cache, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    kept(pool, cache, [1, 2, 3, 9, 5, 6, 7, 8])
+    tiny = kept(pool, cache, [7, 7])
+    assert cache.find([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]) == (long, 10, 10)
+    assert cache.find([1, 2, 3, 4, 5, 6, 0])[1] == 6  # within a block
+    assert cache.find([7, 7, 7]) == (tiny, 2, 2)
+    assert cache.find([5]) == (None, 0, 0)
+    cache.drop(long)  # type: ignore[arg-type]
+    assert cache.find([1, 2, 3, 4, 5, 6, 7, 8, 9])[0] is short
+
+
+def test_the_least_recently_used_is_evicted_first() -> None:
+    pool = BlockPool(10, 4)
+    told: list[list[int]] = []
+    cache = PrefixCache(4, lambda sequence: told.append(list(sequence.tokens)))
+    kept(pool, cache, [1] * 8)
+    kept(pool, cache, [2] * 8)
+    cache.find([1] * 9)
+    assert cache.evict()
+    assert told == [[2] * 8]
+    assert pool.free_blocks == 8
+    cache.clear()
+    assert not cache.evict()
+    assert pool.free_blocks == 10
+
+
+def test_hashes_cover_whole_blocks_and_all_before_them() -> None:
+    assert list(chain([1, 2, 3, 4, 5], 2)) == list(chain([1, 2, 3, 4], 2))
+    assert list(chain([1, 2, 3, 4], 2))[1] != list(chain([0, 2, 3, 4], 2))[1]
+    assert same(list(range(3000)), [*range(2999), 0]) == 2999
+    assert same([1, 2], [1, 2, 3]) == 2
+
+
+@pytest.mark.parametrize("family", ["llama-dense", "qwen35-mtp", "gpt-oss-moe"])
+def test_prefixes_come_back_after_a_restart(family: str, tmp_path: Path) -> None:
+    path = KIT[family].write(tmp_path / "model.gguf")
+    prompt = [(7 * i) % 100 for i in range(LEAST + 30)]
+
+    def run() -> tuple[list[int], int]:
+        with localllm.load(path, backend="cpu", threads=1, ctx_size=512, sequences=2) as model:
+            store = PrefixFiles(tmp_path / "cache", model)
+            with Scheduler(model.engine, None, model.sampler, store=store) as scheduler:
+                answer = ask(scheduler, Request([*prompt, 5, 6], GREEDY, 40))
+                answer.result()
+        return answer.tokens, answer.reused
+
+    first, none = run()
+    second, reused = run()
+    assert first == second
+    assert none == 0
+    assert reused >= LEAST
+
+
+def test_damaged_files_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "x.prefix").write_bytes(b"LOCALLLM" + bytes(100))
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=512) as model:
+        files = PrefixFiles(tmp_path, model)
+        assert files.best([1] * 300) == 0
+        assert files.load([1] * 300) is None
+    assert (tmp_path / "x.prefix").exists()
+
+
+def test_the_folder_keeps_to_its_size(tmp_path: Path) -> None:
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=1024) as model:
+        files = PrefixFiles(tmp_path, model, most_bytes=1)
+        for first in (3, 4):
+            sequence = model.engine.add()
+            model.engine.step([localllm.engine.Rows(sequence, [first] * (LEAST + 5))])
+            files.save(sequence)
+            model.engine.release(sequence)
+        assert files.best([4] * 500) == LEAST
+        assert files.best([3] * 500) == 0
+        assert len(list(tmp_path.iterdir())) == 1

@@ -1,0 +1,59 @@
+"""What agents change with every request is taken out of the text, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.server.anthropic.stable import stable_prompt
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.101.e51; cc_entrypoint=cli; cch={};"
+REST = "You are Claude Code, Anthropic's official CLI for Claude."
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ""),
+        (REST, REST),
+        (HEADER.format("a5145"), ""),
+        (HEADER.format("a5145") + REST, REST),
+        (HEADER.format("a5145") + "\n" + REST, REST),
+        ("x-anthropic-billing-header: cc_version=2; cch=a5145\n" + REST, REST),
+        ("x-anthropic-billing-header:\n" + REST, REST),
+        (REST + "\n" + HEADER.format("a5145"), REST + "\n" + HEADER.format("a5145")),  # not at the start
+        ("done\n<total_tokens>184921 tokens left</total_tokens>\n", "done\n"),
+        ("a <total_tokens>1,234</total_tokens> b", "a b"),
+        ("<total_tokens>7 remaining</total_tokens>", ""),
+        ("<total_tokens>{{ count }}</total_tokens>", "<total_tokens>{{ count }}</total_tokens>"),  # a program's text
+        ("the tag <total_tokens> counts", "the tag <total_tokens> counts"),
+    ],
+)
+def test_stable_prompt(text: str, expected: str) -> None:
+    assert stable_prompt(text) == expected
+
+
+def test_two_requests_of_an_agent_have_one_prompt() -> None:
+    first, second = (
+        stable_prompt(HEADER.format(checksum) + REST + f"\n<total_tokens>{left} tokens left</total_tokens>")
+        for checksum, left in (("a5145", 184921), ("0fe31", 171002))
+    )
+    assert first == second
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x-anthropic-billing-header:" + " a=b" * 100_000, ""),
+        ("x-anthropic-billing-header:" + " a=;" * 100_000 + "!", "!"),
+        ("x-anthropic-billing-header:" + " " * 400_000, ""),
+        ("x-anthropic-billing-header: " + "a" * 400_000, "a" * 400_000),
+        ("<total_tokens>" * 30_000, "<total_tokens>" * 30_000),
+        ("<total_tokens>1 " * 30_000, "<total_tokens>1 " * 30_000),
+        ("<total_tokens>" + "1" * 400_000, "<total_tokens>" + "1" * 400_000),
+        ("<total_tokens>1</total_tokens>" + " " * 400_000, ""),
+    ],
+    ids=range(8),
+)
+def test_hostile_texts_take_linear_time(text: str, expected: str) -> None:
+    """With quadratic time, each of these would take minutes."""
+    assert stable_prompt(text) == expected

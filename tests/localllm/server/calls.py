@@ -1,0 +1,75 @@
+"""Requests to the application: in this process, or over a real connection to uvicorn on 127.0.0.1."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from starlette.types import ASGIApp
+
+from localllm.server.admission import Admission
+from localllm.server.app import make_app
+from localllm.server.run import listen, start
+from localllm.server.settings import Settings
+from localllm.server.turn import Service
+
+LOCAL = "http://localhost"
+
+
+def call(
+    service: Service | ASGIApp,
+    path: str,
+    body: Any = None,
+    *,
+    method: str = "",
+    settings: Settings | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> httpx.Response:
+    """Send one request: POST with a body (a value for JSON, or bytes), else GET."""
+    app = service if not hasattr(service, "find") else make_app(service, settings or Settings())  # type: ignore[arg-type]
+
+    async def one() -> httpx.Response:
+        # errors that the application raises would be uvicorn's to log; here they fail the test
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
+            content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+            verb = method or ("GET" if body is None else "POST")
+            raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+            return await client.request(verb, path, content=content, headers=raw)
+
+    return asyncio.run(one())
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream of server-sent events."""
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    lines = [line for line in response.text.split("\n") if line.startswith("data: ")]
+    return [json.loads(line[6:]) for line in lines if line != "data: [DONE]"]
+
+
+def lines(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream of lines."""
+    assert response.headers["content-type"] == "application/x-ndjson", response.text
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+@contextmanager
+def served(service: Service, settings: Settings | None = None) -> Iterator[int]:
+    """Serve on a free port of 127.0.0.1, in a thread; give the port."""
+    settings = settings or Settings(port=0)
+    admission = Admission(settings.limits)
+    sockets = listen(settings)
+    server, run = start(make_app(service, settings, admission=admission), settings, admission, sockets)
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        yield sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = server.force_exit = True
+        thread.join(20)
+        assert not thread.is_alive(), "the server does not stop"

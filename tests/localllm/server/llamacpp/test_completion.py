@@ -1,0 +1,442 @@
+"""/completion and /infill in llama.cpp's words (its tools/server/README.md and tests/unit/test_completion.py)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from localllm.scheduler.request import Logprob
+from localllm.server.llamacpp.answer import Cut
+from localllm.server.settings import Settings
+from localllm.server.turn import Begun, Completion, Evaluated, More, Structure
+from tests.localllm.server.calls import call, events
+from tests.localllm.server.scripted import Model, ScriptedService, done, said, script
+
+FINAL = {
+    "index", "content", "tokens", "id_slot", "stop", "model", "tokens_predicted", "tokens_evaluated",
+    "generation_settings", "prompt", "has_new_line", "truncated", "stop_type", "stopping_word", "tokens_cached",
+    "timings",
+}  # fmt: skip
+SETTINGS = {
+    "seed", "temperature", "dynatemp_range", "dynatemp_exponent", "top_k", "top_p", "min_p", "top_n_sigma",
+    "xtc_probability", "xtc_threshold", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
+    "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n",
+    "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta", "adaptive_target", "adaptive_decay", "stop",
+    "max_tokens", "n_predict", "n_keep", "n_discard", "ignore_eos", "stream", "logit_bias", "n_probs", "min_keep",
+    "grammar", "grammar_lazy", "grammar_triggers", "preserved_tokens", "chat_format", "reasoning_format",
+    "reasoning_in_content", "generation_prompt", "samplers", "speculative.types", "timings_per_token",
+    "post_sampling_probs", "backend_sampling", "lora",
+}  # fmt: skip
+
+
+def complete(steps: Any = None, path: str = "/completion", **body: Any) -> Any:
+    service = ScriptedService(script("Hello", " world") if steps is None else steps)
+    response = call(service, path, {"prompt": "x"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def asked(**body: Any) -> Completion:
+    """What the service is asked for by a request."""
+    service = ScriptedService(script("a"))
+    response = call(service, "/completion", {"prompt": "x"} | body)
+    assert response.status_code == 200, response.text
+    found = service.asked[-1]
+    assert isinstance(found, Completion)
+    return found
+
+
+def refusal(**body: Any) -> Any:
+    response = call(ScriptedService(), "/completion", {"prompt": "x"} | body)
+    assert response.status_code in (400, 501), response.text
+    return response.status_code, response.json()["error"]
+
+
+# -- the answer ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/completion", "/completions"])
+def test_the_answer(path: str) -> None:
+    body = complete(path=path)
+    assert body.keys() == FINAL
+    assert body["generation_settings"].keys() == SETTINGS
+    assert body["content"] == "Hello world"
+    assert body["tokens"] == []
+    assert (body["stop"], body["stop_type"], body["stopping_word"]) == (True, "eos", "")
+    assert (body["tokens_predicted"], body["tokens_evaluated"], body["tokens_cached"]) == (2, 5, 6)
+    assert (body["has_new_line"], body["truncated"]) == (False, False)
+    assert body["model"] == "tiny"
+    assert body["prompt"] == "<s>x"
+    assert body["timings"] == {
+        "cache_n": 2, "prompt_n": 3, "prompt_ms": 10.0, "prompt_per_token_ms": pytest.approx(10 / 3),
+        "prompt_per_second": pytest.approx(300), "predicted_n": 2, "predicted_ms": 20.0, "predicted_per_token_ms": 20.0,
+        "predicted_per_second": pytest.approx(50),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("reason", "stop", "expected"),
+    [("end", "", "eos"), ("stop", "User:", "word"), ("length", "", "limit"), ("cancelled", "", "none")],
+)
+def test_why_it_ended(reason: Any, stop: str, expected: str) -> None:
+    body = complete([Begun(5, 2), *said("a"), done(reason, stop=stop)])
+    assert (body["stop_type"], body["stopping_word"]) == (expected, stop)
+
+
+def test_a_full_context_is_truncated() -> None:
+    for tokens, truncated in ((4096 - 5, True), (4096 - 6, False)):
+        assert complete([Begun(5, 0), *said("a"), done("length", answer_tokens=tokens)])["truncated"] is truncated
+
+
+def test_the_first_token_takes_no_step() -> None:
+    timings = complete([Begun(5, 0), *said("a"), done("length", answer_tokens=1)])["timings"]
+    assert (timings["predicted_per_second"], timings["predicted_per_token_ms"]) == (0.0, 0.0)
+    assert all(value is not None and value >= 0 for value in timings.values())
+
+
+def test_tokens_if_wanted() -> None:
+    assert complete(return_tokens=True)["tokens"] == [7, 8]
+
+
+def test_a_text_that_was_held_back_belongs_to_it() -> None:
+    steps = [Begun(5, 0), *said("a"), More((), 9), More(said("bc")[0].parts), done()]
+    assert complete(steps, return_tokens=True)["content"] == "abc"
+    assert complete(steps, return_tokens=True)["tokens"] == [7, 9]
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
+    assert [each["content"] for each in stream] == ["a", "bc", ""]
+    assert [each["tokens"] for each in stream] == [[7], [9], []]
+    steps.remove(steps[2])  # now no token is left to go with the text, which goes with the end
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "stream": True}))
+    assert [(each["content"], each["tokens"]) for each in stream] == [("a", [7]), ("bc", [])]
+
+
+def test_response_fields() -> None:
+    body = complete(response_fields=["content", "generation_settings/n_predict", "prompt", "nothing", "content/x"])
+    assert body == {"content": "Hello world", "generation_settings/n_predict": -1, "prompt": "<s>x"}
+    assert complete(response_fields=[]).keys() == FINAL
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream() -> None:
+    response = call(ScriptedService(script("Hello", "", " world")), "/completion", {"prompt": "x", "stream": True})
+    found = events(response)
+    assert "[DONE]" not in response.text  # as llama.cpp's own protocol
+    assert [each["content"] for each in found] == ["Hello", " world", ""]
+    assert [each["tokens"] for each in found] == [[7], [8, 9], []]
+    assert [each["stop"] for each in found] == [False, False, True]
+    assert found[0].keys() == {
+        "index", "content", "tokens", "stop", "id_slot", "tokens_predicted", "tokens_evaluated",
+    }  # fmt: skip
+    assert found[1]["tokens_predicted"] == 3
+    assert found[-1].keys() == FINAL
+    assert found[-1]["generation_settings"]["stream"] is True
+
+
+def test_progress_and_timings() -> None:
+    steps = [Begun(50, 10), Evaluated(10), Evaluated(30), Evaluated(50), *said("a", "b"), done(prompt=50, reused=10)]
+    found = events(
+        call(
+            ScriptedService(steps),
+            "/completion",
+            {"prompt": "x", "stream": True, "return_progress": True, "timings_per_token": True},
+        )
+    )
+    progress = [each["prompt_progress"] for each in found if "prompt_progress" in each]
+    assert [(each["total"], each["cache"], each["processed"]) for each in progress] == [
+        (50, 10, 10), (50, 10, 30), (50, 10, 50),
+    ]  # fmt: skip
+    assert all(type(each["time_ms"]) is int and each["time_ms"] >= 0 for each in progress)
+    first = found[0]["timings"]
+    assert (first["prompt_n"], first["prompt_ms"], first["predicted_n"], first["predicted_ms"]) == (0, 0.0, 0, 0.0)
+    times = [each["timings"] for each in found[:-1]]
+    assert [each["prompt_n"] for each in times] == [0, 20, 40, 40, 40]
+    assert [each["predicted_n"] for each in times] == [0, 0, 0, 1, 2]
+    assert [each["prompt_ms"] for each in times] == sorted(each["prompt_ms"] for each in times)
+    assert all(value is not None and value >= 0 for each in times for value in each.values())
+
+
+def test_an_error_before_the_stream_has_its_status() -> None:
+    from localllm.server.errors import PromptTooLong
+
+    error = PromptTooLong("request (9 tokens) exceeds the available context size (8 tokens)", 9, 8)
+    response = call(ScriptedService([error]), "/completion", {"prompt": "x", "stream": True})
+    assert response.status_code == 400
+    assert response.json() == {
+        "error": {
+            "code": 400,
+            "message": "request (9 tokens) exceeds the available context size (8 tokens)",
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": 9,
+            "n_ctx": 8,
+        }
+    }
+
+
+# -- prompts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompt", "ids"),
+    [
+        ("ab", [[1, 97, 98]]),
+        ("", [[1]]),
+        ([12, 34], [[12, 34]]),
+        ([12, "ab", 34], [[12, 97, 98, 34]]),
+        (["ab", 34], [[1, 97, 98, 34]]),
+        ({"prompt_string": "ab"}, [[1, 97, 98]]),
+        (["a", "b"], [[1, 97], [1, 98]]),
+        (["a", [12, 34], {"prompt_string": "b"}], [[1, 97], [12, 34], [1, 98]]),
+        ([[12, "a"], [34]], [[12, 97], [34]]),
+        ("a<s>", [[1, 97, 1]]),
+    ],
+)
+def test_shapes_of_prompts(prompt: Any, ids: list[list[int]]) -> None:
+    service = ScriptedService(script("a"))
+    body = call(service, "/completion", {"prompt": prompt}).json()
+    assert [list(each.prompt) for each in service.asked if isinstance(each, Completion)] == ids
+    assert (len(body) if len(ids) > 1 else 1) == len(ids)
+    if len(ids) > 1:
+        assert [each["index"] for each in body] == list(range(len(ids)))
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, [], {}, 5, True, [None], [[1], 1.5], [-1], [256], [1, True], [[1, [2]]], [{"x": 1}], {"prompt_string": 5},
+     {"prompt_string": {"prompt_string": "a"}}, {"prompt_string": "a", "multimodal_data": []}, ["a"] * 2000],
+)  # fmt: skip
+def test_other_shapes_are_refused(prompt: Any) -> None:
+    status, error = refusal(prompt=prompt)
+    assert error["code"] == status
+    assert error["type"] in ("invalid_request_error", "not_supported_error")
+
+
+def test_several_answers() -> None:
+    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a", answer=1), *said("b", answer=0), done(answer=0), done(answer=1)]
+    body = complete(steps, n_cmpl=2)
+    assert [(each["index"], each["content"]) for each in body] == [(0, "b"), (1, "a")]
+    both = complete(steps, prompt=["x", "y"], n=2)
+    assert [(each["index"], each["content"]) for each in both] == [(0, "b"), (1, "a"), (2, "b"), (3, "a")]
+    assert refusal(n=5)[0] == 400  # more than --parallel
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n": 2, "stream": True}))
+    assert sorted(each["index"] for each in stream if each["stop"]) == [0, 1]
+
+
+# -- fields ----------------------------------------------------------------------------------------------------------
+
+
+def test_defaults() -> None:
+    generation = asked().generation
+    assert (generation.sampling, generation.max_tokens, generation.stops) == ({}, None, ())
+    assert generation.reuse
+    assert generation.structure is None
+    settings = complete()["generation_settings"]
+    assert settings["seed"] == 4294967295
+    assert settings["temperature"] == 0.8
+    assert settings["samplers"][:2] == ["penalties", "dry"]
+    assert settings["logit_bias"] == []
+
+
+def test_sampling_fields() -> None:
+    generation = asked(
+        temperature=-1, top_k=-5, top_p=7, min_p=0.1, seed=42, repeat_last_n=8, dynatemp_exponent=2, dry_base=0.5,
+        dry_sequence_breakers=["a"], samplers=["top-k", "nucleus", "infill", "temp"], typical_p=None,
+    ).generation  # fmt: skip
+    assert generation.sampling == {
+        "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.1, "seed": 42, "repeat_last_n": 8, "dynatemp_exp": 2.0,
+        "dry_sequence_breaker": ("a",), "samplers": ("top_k", "top_p", "temperature"),
+    }  # fmt: skip
+    assert asked(samplers="kpt?").generation.sampling == {"samplers": ("top_k", "top_p", "temperature")}
+    assert asked(seed=4294967295).generation.sampling == {"seed": -1}
+    assert asked(seed=-5).generation.sampling == {"seed": 2**64 - 5}
+    assert asked(seed=-1).generation.sampling == {"seed": -1}
+    settings = complete(temperature=0.0, seed=7, dynatemp_exponent=2)["generation_settings"]
+    assert (settings["temperature"], settings["seed"], settings["dynatemp_exponent"]) == (0.0, 7, 2.0)
+
+
+def test_the_limit_and_the_end() -> None:
+    assert asked(n_predict=5).generation.max_tokens == 5
+    assert asked(max_tokens=6).generation.max_tokens == 6
+    assert asked(n_predict=0).generation.max_tokens == 0
+    assert asked(n_predict=-1).generation.max_tokens is None
+    assert asked(stop=["a", "", "b"]).generation.stops == ("a", "b")
+    assert asked(stop="a").generation.stops == ("a",)
+    assert asked(ignore_eos=True).generation.ignore_eos
+    assert not asked(cache_prompt=False).generation.reuse
+    service = ScriptedService(script("a"))
+    body = call(service, "/completion", {"prompt": "x"}, settings=Settings(max_tokens=64)).json()
+    assert body["generation_settings"]["n_predict"] == 64
+
+
+def test_grammars() -> None:
+    assert asked(grammar='root ::= "a"').generation.structure == Structure(gbnf='root ::= "a"')
+    assert asked(json_schema={"type": "string"}).generation.structure == Structure(schema={"type": "string"})
+    assert asked(json_schema={}).generation.structure == Structure(any_object=True)
+    assert asked(grammar="g", json_schema={"a": 1}).generation.structure == Structure(gbnf="g")
+    assert asked(grammar="").generation.structure is None
+    assert complete(grammar="g")["generation_settings"]["grammar"] == "g"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ([[97, -100]], {97: -100.0}),
+        ([["ab", -0.5], [97, 1]], {97: 0.5, 98: -0.5}),
+        ([[97, False]], {97: -math.inf}),
+        ([[97, True], [97], "x", [300, 1], [-1, 1], [97, None]], {}),
+        ({"97": 2, "b": False}, {97: 2.0, 98: -math.inf}),
+        ([], {}),
+    ],
+)
+def test_logit_bias(given: Any, expected: dict[int, float]) -> None:
+    assert asked(logit_bias=given).generation.sampling == {"logit_bias": expected}
+
+
+def test_ignore_eos_bans_the_tokens_that_end_an_answer() -> None:
+    biases = complete(ignore_eos=True, logit_bias=[[97, 2]])["generation_settings"]["logit_bias"]
+    assert biases == [{"bias": 2.0, "token": 97}, {"bias": None, "token": 2}, {"bias": None, "token": 3}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"n_predict": -2}, {"n_predict": "5"}, {"n_predict": 2**31}, {"temperature": "hot"}, {"top_k": 1.5},
+        {"repeat_last_n": -1}, {"repeat_penalty": 0}, {"stop": 5}, {"stop": [5]}, {"stream": "yes"}, {"seed": 2**64},
+        {"seed": 1.5}, {"samplers": 5}, {"samplers": [5]}, {"dry_sequence_breakers": []}, {"grammar": {}},
+        {"json_schema": "x"}, {"json_schema": []}, {"logit_bias": "x"}, {"logit_bias": 5}, {"n_probs": -1},
+        {"n_probs": 10**6}, {"id_slot": -2}, {"n_keep": -2}, {"response_fields": [5]}, {"sse_ping_interval": -2},
+        {"cache_prompt": 1}, {"ignore_eos": "x"}, {"n_cmpl": 0}, {"t_max_predict_ms": -2}, {"model": 5},
+        {"lora": {}}, {"mirostat": "x"}, {"logit_bias": [[97, 1]] * 10_001}, {"stop": ["x"] * 1000},
+    ],
+)  # fmt: skip
+def test_bad_fields_are_refused(body: dict[str, Any]) -> None:
+    status, error = refusal(**body)
+    assert (status, error["code"], error["type"]) == (400, 400, "invalid_request_error")
+    assert next(iter(body)).split("_")[0] in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"mirostat": 2}, {"post_sampling_probs": True}, {"lora": [{"id": 0, "scale": 1}]}, {"adaptive_target": 0.5},
+     {"grammar_lazy": True}],
+)  # fmt: skip
+def test_what_cannot_be_done_is_refused(body: dict[str, Any]) -> None:
+    status, error = refusal(**body)
+    assert (status, error["type"]) == (501, "not_supported_error")
+    assert next(iter(body)) in error["message"]
+
+
+# -- log-probabilities -----------------------------------------------------------------------------------------------
+
+PROBABILITY = Logprob(97, -0.25, ((97, -0.25), (200, -math.inf)))
+SHOWN = {
+    "id": 97, "token": "a", "bytes": [97], "logprob": -0.25, "top_logprobs": [
+        {"id": 97, "token": "a", "bytes": [97], "logprob": -0.25},
+        {"id": 200, "token": "\ufffd", "bytes": [200], "logprob": -3.4028234663852886e38},
+    ],
+}  # fmt: skip
+
+
+def test_probabilities() -> None:
+    steps = [Begun(5, 0), *said("a", "b", logprob=PROBABILITY), done(answer_tokens=2)]
+    assert asked(n_probs=2).generation.logprobs == 2
+    assert asked(logprobs=3).generation.logprobs == 3
+    assert asked().generation.logprobs is None
+    assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN, SHOWN]
+    assert "completion_probabilities" not in complete(steps)
+    stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n_probs": 2, "stream": True}))
+    assert [each.get("completion_probabilities") for each in stream] == [[SHOWN], [SHOWN], None]
+
+
+def test_the_tokens_of_a_stop_string_have_none() -> None:
+    steps = [Begun(5, 0), *said("a", "", "", logprob=PROBABILITY), done("stop", stop="xy")]
+    assert complete(steps, n_probs=2)["completion_probabilities"] == [SHOWN]
+
+
+# -- editors' fields -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("indent", "texts", "kept"),
+    [
+        (4, ["a\n", "    b\n", "c", "d"], "a\n    b\n"),
+        (4, ["a\n    b\n  c"], "a\n    b\n  "),
+        (4, ["a\n  ", "  b"], "a\n    b"),
+        (4, ["a\n\tb"], "a\n\t"),
+        (1, ["  a", "\n b\n\nc"], "  a\n b\n"),
+        (0, ["a\nb"], "a\nb"),
+    ],
+)
+def test_indentation(indent: int, texts: list[str], kept: str) -> None:
+    cut, found = Cut(indent, -1), ""
+    for text in texts:
+        new, ends = cut.take(text, 0)
+        found += new
+        if ends:
+            break
+    assert found == kept
+
+
+def test_an_answer_ends_at_its_indentation_and_the_service_is_told() -> None:
+    service = ScriptedService([Begun(5, 0), *said("a\n", "b", "c"), 3600.0])
+    body = call(service, "/completion", {"prompt": "x", "n_indent": 2}).json()
+    assert (body["content"], body["stop_type"], body["tokens_predicted"]) == ("a\n", "limit", 2)
+    assert service.closed == 1
+
+
+def test_an_answer_that_was_cut_off_stays_so_while_its_siblings_go_on() -> None:
+    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a\nb", "c", answer=0), *said("d", answer=1), done(answer=1), 3600.0]
+    service = ScriptedService(steps)
+    body = call(service, "/completion", {"prompt": "x", "n_indent": 2, "n": 2}).json()
+    assert [each["content"] for each in body] == ["a\n", "d"]
+    assert [each["stop_type"] for each in body] == ["limit", "eos"]
+    assert service.closed == 1
+
+
+def test_the_time_limit_waits_for_a_line_break() -> None:
+    assert Cut(0, 100).take("a", 1000) == ("a", False)
+    assert Cut(0, 100).take("a\n", 99) == ("a\n", False)
+    assert Cut(0, 100).take("a\n", 101) == ("a\n", True)
+    assert Cut(0, -1).take("a\n", 10**9) == ("a\n", False)
+
+
+# -- /infill ---------------------------------------------------------------------------------------------------------
+
+
+def test_infill() -> None:
+    service = ScriptedService(script("b"))
+    body = {"input_prefix": "a", "prompt": "p", "input_suffix": "c", "n_predict": 4,
+            "input_extra": [{"filename": "f", "text": "t"}, {"text": "u"}]}  # fmt: skip
+    response = call(service, "/infill", body)
+    assert response.json()["content"] == "b"
+    found = service.asked[-1]
+    assert isinstance(found, Completion)
+    assert (found.prompt, found.suffix, found.extra) == ("ap", "c", (("f", "t"), ("tmp", "u")))
+    assert found.generation.max_tokens == 4
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"input_prefix": "a"},
+        {"input_suffix": "a"},
+        {"input_prefix": "a", "input_suffix": "b", "prompt": 5},
+        {"input_prefix": 5, "input_suffix": "b"},
+        *({"input_prefix": "a", "input_suffix": "b", "input_extra": extra} for extra in (
+            5, {}, ["x"], [{}], [{"filename": "ok"}], [{"filename": 123}], [{"filename": 123, "text": "abc"}],
+            [{"filename": 123, "text": 456}])),
+    ],
+)  # fmt: skip
+def test_bad_infill_is_refused(body: Any) -> None:
+    response = call(ScriptedService(), "/infill", body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 400)
+
+
+def test_a_model_without_infill_tokens() -> None:
+    service = ScriptedService(all_models=[Model(capabilities=("completion",))])
+    response = call(service, "/infill", {"input_prefix": "a", "input_suffix": "b"})
+    assert response.status_code == 501
+    assert "not supported by this model" in response.json()["error"]["message"]

@@ -1,0 +1,94 @@
+"""/tokenize, /detokenize, /apply-template."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from localllm.server.turn import Turn
+from tests.localllm.server.calls import call
+from tests.localllm.server.scripted import ScriptedService
+
+
+def post(path: str, body: Any) -> Any:
+    response = call(ScriptedService(), path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def test_tokenize() -> None:
+    assert post("/tokenize", {"content": "ab"}) == {"tokens": [97, 98]}
+    assert post("/tokenize", {"content": "ab", "add_special": True}) == {"tokens": [1, 97, 98]}
+    assert post("/tokenize", {"content": "<s>"}) == {"tokens": [1]}
+    assert post("/tokenize", {"content": "<s>", "parse_special": False}) == {"tokens": list(b"<s>")}
+    assert post("/tokenize", {"content": [12, "ab"]}) == {"tokens": [12, 97, 98]}
+    assert post("/tokenize", {}) == {"tokens": []}
+
+
+def test_pieces_are_texts_or_bytes() -> None:
+    found = post("/tokenize", {"content": "aá", "with_pieces": True})["tokens"]
+    assert found == [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 161, "piece": [161]}]
+
+
+def test_detokenize() -> None:
+    assert post("/detokenize", {"tokens": list("aá".encode())}) == {"content": "aá"}
+    assert post("/detokenize", {"tokens": [195]}) == {"content": "\ufffd"}
+    assert post("/detokenize", {}) == {"content": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"content": 5}),
+        ("/tokenize", {"content": {"a": 1}}),
+        ("/tokenize", {"content": "a", "add_special": 1}),
+        ("/tokenize", {"content": [999]}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {"tokens": [999]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": [10**300]}),
+        ("/detokenize", {"tokens": [1.5]}),
+    ],
+)
+def test_bad_texts_are_refused(path: str, body: Any) -> None:
+    assert call(ScriptedService(), path, body).status_code == 400
+
+
+def test_apply_template() -> None:
+    service = ScriptedService()
+    body = {
+        "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "u"}]}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "add_generation_prompt": False,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    response = call(service, "/apply-template", body)
+    assert response.json().keys() == {"prompt"}
+    assert response.json()["prompt"].startswith("<|system|>s <|user|>")
+    turn = service.asked[-1]
+    assert isinstance(turn, Turn)
+    assert list(turn.tools) == body["tools"]
+    assert turn.template_variables == {"enable_thinking": False, "add_generation_prompt": False}
+    assert turn.thinking.enabled is False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"messages": []},
+        {"messages": "x"},
+        {"messages": ["x"]},
+        {"messages": [{}]},
+        {"messages": [{"role": "robot", "content": "x"}]},
+        {"messages": [{"role": "user", "content": 5}]},
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {}}]}]},
+        {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
+        {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": []},
+    ],
+)
+def test_bad_messages_are_refused(body: Any) -> None:
+    assert call(ScriptedService(), "/apply-template", body).status_code in (400, 501)

@@ -1,0 +1,75 @@
+"""Requests to the application over a scripted service, and the events of its streams."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+
+from localllm.server.app import make_app
+from localllm.server.fields import Fields
+from localllm.server.settings import Settings
+from tests.localllm.server.scripted import ScriptedService
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+def send(service: ScriptedService, path: str, body: Any = None, method: str = "POST") -> httpx.Response:
+    """Send one request to the application; an exception in it is a response with status 500."""
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(make_app(service, Settings()), raise_app_exceptions=False)  # type: ignore[arg-type]
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, json=body if method == "POST" else None)
+
+    return asyncio.run(run())
+
+
+def ok(service: ScriptedService, path: str, **body: Any) -> dict[str, Any]:
+    """Return the object that a request is answered with."""
+    response = send(service, path, body)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def stream(service: ScriptedService, path: str, **body: Any) -> list[tuple[str, Any]]:
+    """Return the events of a stream: their names ("" if they have none) and their data; "[DONE]" stays a text."""
+    response = send(service, path, {"stream": True, **body})
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return parse_events(response.text)
+
+
+def parse_events(text: str) -> list[tuple[str, Any]]:
+    """Return the events of a text as the standard of server-sent events says."""
+    found = []
+    for block in text.split("\n\n"):
+        lines = [line.partition(": ") for line in block.split("\n") if line and not line.startswith(":")]
+        data = "\n".join(value for name, _, value in lines if name == "data")
+        if data:
+            name = next((value for name, _, value in lines if name == "event"), "")
+            found.append((name, data if data == "[DONE]" else json.loads(data)))
+    return found
+
+
+def chunks(service: ScriptedService, path: str, **body: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream that ends with [DONE]."""
+    events = stream(service, path, **body)
+    assert events[-1] == ("", "[DONE]")
+    assert {name for name, _ in events} == {""}
+    return [data for _, data in events[:-1]]
+
+
+def refusal(service: ScriptedService, path: str, **body: Any) -> tuple[int, dict[str, Any]]:
+    """Return the status and the error of a request that is refused before the model is asked."""
+    response = send(service, path, body)
+    assert response.status_code >= 400, response.text
+    assert service.asked == []
+    return response.status_code, response.json()["error"]
+
+
+def fields(**body: Any) -> Fields:
+    return Fields(body)

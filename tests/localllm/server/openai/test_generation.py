@@ -1,0 +1,231 @@
+"""The common fields of requests: what each means, and which values are refused with their name."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import pytest
+
+from localllm.options import SamplingOptions
+from localllm.server.errors import BadRequest
+from localllm.server.openai.generation import read_generation, settled
+from localllm.server.turn import Structure
+from tests.localllm.server.openai.support import fields
+from tests.localllm.server.scripted import ScriptedService
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "option", "expected"),
+    [
+        ("temperature", 0, "temperature", 0.0),
+        ("temperature", 1.5, "temperature", 1.5),
+        ("top_p", 0.9, "top_p", 0.9),
+        ("top_k", 20, "top_k", 20),
+        ("top_k", -1, "top_k", -1),
+        ("min_p", 0.1, "min_p", 0.1),
+        ("typical_p", 0.5, "typical_p", 0.5),
+        ("repeat_penalty", 1.1, "repeat_penalty", 1.1),
+        ("repetition_penalty", 1.2, "repeat_penalty", 1.2),
+        ("presence_penalty", -2, "presence_penalty", -2.0),
+        ("frequency_penalty", 2, "frequency_penalty", 2.0),
+        ("dynatemp_exponent", 2, "dynatemp_exp", 2.0),
+        ("dry_multiplier", 0.8, "dry_multiplier", 0.8),
+        ("dry_sequence_breakers", ["\n", "x"], "dry_sequence_breaker", ("\n", "x")),
+        ("xtc_probability", 0.5, "xtc_probability", 0.5),
+        ("seed", 42, "seed", 42),
+        ("seed", -5, "seed", 2**64 - 5),
+        ("samplers", ["top_k", "temp", "min-p"], "samplers", ("top_k", "temperature", "min_p")),
+        (
+            "samplers",
+            "edkypmxt",
+            "samplers",
+            ("penalties", "dry", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature"),
+        ),
+    ],
+)
+def test_sampling(name: str, value: Any, option: str, expected: Any) -> None:
+    sampling = read_generation(fields(**{name: value}), "").generation.sampling
+    assert sampling == {option: expected}
+    assert getattr(SamplingOptions.of(sampling), option) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", "hot"),
+        ("temperature", True),
+        ("top_p", 1.5),
+        ("min_p", -0.1),
+        ("top_k", 1.5),
+        ("top_k", 10**399),
+        ("seed", 2**64),
+        ("seed", "x"),
+        ("repeat_penalty", 0),
+        ("repeat_last_n", -1),
+        ("dry_base", 0.5),
+        ("samplers", ["mirostat"]),
+        ("samplers", 3),
+        ("samplers", ["top_k"] * 10),
+        ("mirostat", 2),
+        ("lora", [{"id": 0, "scale": 1}]),
+        ("max_tokens", -2),
+        ("max_tokens", "9"),
+        ("n", 0),
+        ("n", 1000),
+        ("stop", 3),
+        ("stop", ["x" * 1001]),
+        ("stop", ["x"] * 129),
+        ("logit_bias", "x"),
+        ("logit_bias", {"5": "x"}),
+        ("logit_bias", {"5": True}),
+        ("logit_bias", {"5": 1e7}),
+        ("ignore_eos", 1),
+        ("user", 5),
+        ("service_tier", {}),
+        ("json_schema", 5),
+        ("grammar", 5),
+        ("guided_choice", []),
+        ("guided_choice", ["(" * 1000] * 1001),
+        ("guided_choice", ["(" * 1_000_001]),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name(name: str, value: Any) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_generation(fields(**{name: value}), "")
+    assert caught.value.param == name
+    assert str(caught.value).startswith(name)
+
+
+def test_unknown_fields_and_null_are_ignored() -> None:
+    plain = read_generation(fields(), "me")
+    assert read_generation(fields(unheard_of=[1], temperature=None, stop=None, n=None, metadata={}), "me") == plain
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, None),
+        ({"max_tokens": -1}, None),
+        ({"max_tokens": 0}, 0),
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 5, "max_tokens": 7}, 5),
+        ({"n_predict": 3, "max_completion_tokens": 5}, 3),
+        ({"max_tokens": 10**300}, 2**31 - 1),
+    ],
+)
+def test_max_tokens(body: dict[str, Any], expected: int | None) -> None:
+    assert read_generation(fields(**body), "").generation.max_tokens == expected
+
+
+def test_stops_are_one_text_or_many_and_empty_ones_end_nothing() -> None:
+    assert read_generation(fields(stop="END"), "").generation.stops == ("END",)
+    assert read_generation(fields(stop=["a", "", "b", "a"]), "").generation.stops == ("a", "b")
+
+
+def test_the_client_is_the_connections_and_the_user_that_it_names() -> None:
+    def client(**body: str) -> str:
+        return read_generation(fields(**body), "10.0.0.1").generation.client
+
+    assert client() == "10.0.0.1"
+    assert client(user="u") == "10.0.0.1/u"
+    assert client(prompt_cache_key="k", user="u") == "10.0.0.1/u"
+    assert client(safety_identifier="s", user="u") == "10.0.0.1/s"
+    assert len(client(user="u" * 100_000)) <= 256
+
+
+def test_priority_and_reuse() -> None:
+    asked = read_generation(fields(service_tier="flex", cache_prompt=False), "").generation
+    assert (asked.priority, asked.reuse) == (-1, False)
+    assert read_generation(fields(service_tier="default"), "").generation.priority == 0
+
+
+# -- biases ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"7": -100}, {7: -100.0}),
+        ([[7, 1.5], [8, False]], {7: 1.5, 8: -math.inf}),
+        ([["ab", -1]], {97: -1.0, 98: -1.0}),  # a token of the scripted service is a byte
+        ({"ab": -1, "7": 2}, {7: 2.0, 97: -1.0, 98: -1.0}),
+        ({"255": 1, "256": 1, "99999999999": 1}, {255: 1.0}),  # the model has 256 tokens
+        ([[-1, 5]], {}),
+    ],
+)
+def test_biases_are_of_tokens_or_texts(value: Any, expected: dict[int, float]) -> None:
+    service = ScriptedService()
+    asked = read_generation(fields(logit_bias=value), "")
+    found = asyncio.run(settled(asked, service, "tiny", 256))
+    assert found.sampling["logit_bias"] == expected
+    SamplingOptions.of(found.sampling)
+
+
+@pytest.mark.parametrize("value", [[7], [[7]], [[7, 1, 1]], [[True, 1]], [[None, 1]], [{"7": 1}]])
+def test_a_bias_that_is_no_pair_is_refused(value: Any) -> None:
+    with pytest.raises(BadRequest, match=r"^logit_bias\[0\]: expected a pair"):
+        read_generation(fields(logit_bias=value), "")
+
+
+# -- structures ------------------------------------------------------------------------------------------------------
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, Structure(any_object=True)),
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, Structure(schema=SCHEMA)),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "strict": True, "schema": SCHEMA},
+                }
+            },
+            Structure(schema=SCHEMA),
+        ),
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA}}, Structure(schema=SCHEMA)),
+        ({"json_schema": SCHEMA}, Structure(schema=SCHEMA)),
+        ({"json_schema": {}}, Structure(any_object=True)),
+        ({"grammar": 'root ::= "a"'}, Structure(gbnf='root ::= "a"')),
+        ({"grammar": ""}, None),
+        ({"guided_json": SCHEMA}, Structure(schema=SCHEMA)),
+        ({"guided_regex": "a+"}, Structure(regex="a+")),
+        ({"guided_choice": ["a.b", "c|d"]}, Structure(regex="a\\.b|c\\|d")),
+        ({"guided_grammar": 'root ::= "a"'}, Structure(gbnf='root ::= "a"')),
+        ({"guided_grammar": 'start: "a"'}, Structure(lark='start: "a"')),
+        ({"structured_outputs": {"json": SCHEMA}}, Structure(schema=SCHEMA)),
+        ({"structured_outputs": {"regex": "a"}}, Structure(regex="a")),
+        ({"structured_outputs": {"choice": ["x", "y"]}}, Structure(regex="x|y")),
+        ({"structured_outputs": {"json_object": True}}, Structure(any_object=True)),
+    ],
+)
+def test_structures(body: dict[str, Any], expected: Structure | None) -> None:
+    assert read_generation(fields(**body), "").generation.structure == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "sound"}}, "response_format.type"),
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "json_object", "schema": 123}}, "response_format.schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}},
+            "response_format.json_schema.schema",
+        ),
+        ({"json_schema": SCHEMA, "grammar": 'root ::= "a"'}, "grammar"),
+        ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs"),
+        ({"structured_outputs": {"structural_tag": "x"}}, "structured_outputs.structural_tag"),
+    ],
+)
+def test_a_structure_that_is_none_is_refused(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        read_generation(fields(**body), "")
+    assert caught.value.param == param

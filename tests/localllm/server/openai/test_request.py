@@ -1,0 +1,292 @@
+"""Messages, tools and thinking of chat completions as they reach the service."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from localllm.server.errors import BadRequest
+from localllm.server.openai.request import read_chat
+from localllm.server.turn import Thinking, Turn
+from tests.localllm.server.openai.support import USER, fields
+
+
+def turn(**body: Any) -> Turn:
+    return read_chat(fields(**{"messages": USER, **body}), "").turn
+
+
+def refused(**body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        turn(**body)
+    return caught.value
+
+
+def weather(name: str = "weather") -> dict[str, Any]:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}}
+    return {"type": "function", "function": {"name": name, "description": "d", "parameters": parameters}}
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+def test_messages_have_texts_and_the_roles_of_templates() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"}]
+    given = [
+        {"role": "developer", "content": "rules"},
+        {"role": "user", "content": parts, "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "7"}]},
+        {"role": "assistant", "content": "it is 7", "reasoning_content": "hm", "refusal": None},
+        {"role": "user", "content": ""},
+    ]
+    assert turn(messages=given).messages == [
+        {"role": "system", "content": "rules"},
+        {"role": "user", "content": "a\nb", "name": "Ann"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}],
+        },
+        {"role": "tool", "content": "7", "tool_call_id": "c1"},
+        {"role": "assistant", "content": "it is 7", "reasoning_content": "hm"},
+        {"role": "user", "content": ""},
+    ]
+
+
+def test_older_and_neighbouring_forms_of_calls() -> None:
+    given = [
+        *USER,
+        {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "function", "name": "f", "content": "1"},
+        {"role": "assistant", "reasoning": "so", "tool_calls": [{"function": {"name": "g", "arguments": {"x": "ü"}}}]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_0"},
+    ]
+    found = turn(messages=given).messages
+    assert found[1]["tool_calls"][0]["id"] == found[2]["tool_call_id"]
+    assert found[2]["role"] == "tool"
+    assert found[3]["reasoning_content"] == "so"
+    call = found[3]["tool_calls"][0]
+    assert call["id"] == "call_0"
+    assert json.loads(call["function"]["arguments"]) == {"x": "ü"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (None, "messages"),
+        ("string", "messages"),
+        ([], "messages"),
+        ([123], "messages[0]"),
+        ([{}], "messages[0].role"),
+        ([{"role": 123}], "messages[0].role"),
+        ([{"role": "king", "content": "x"}], "messages[0].role"),
+        ([{"role": "user"}], "messages[0].content"),
+        ([{"role": "system", "content": 123}], "messages[0].content"),
+        ([{"role": "user", "content": ["x"]}], "messages[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "messages[0].content[0].text"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], "messages[0].content[0].type"),
+        ([{"role": "system", "content": "t"}, {}], "messages[1].role"),
+        ([*USER, {"role": "assistant"}], "messages[1].content"),
+        ([*USER, {"role": "assistant", "tool_calls": [{}]}], "messages[1].tool_calls[0].function"),
+        (
+            [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": 1}}]}],
+            "messages[1].tool_calls[0].function.name",
+        ),
+        ([*USER, {"role": "assistant", "tool_calls": 5}], "messages[1].tool_calls"),
+        (
+            [*USER, {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": 5}}]}],
+            "messages[1].tool_calls[0].function.arguments",
+        ),
+    ],
+)
+def test_a_wrong_message_is_refused_with_its_place(messages: Any, param: str) -> None:
+    assert refused(messages=messages).param == param
+
+
+@pytest.mark.parametrize(
+    ("part", "noun"),
+    [
+        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, "image"),
+        ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}, "audio"),
+        ({"type": "file", "file": {"file_id": "f"}}, "file"),
+    ],
+)
+def test_images_audio_and_files_are_refused_in_words(part: dict[str, Any], noun: str) -> None:
+    error = refused(messages=[{"role": "user", "content": [{"type": "text", "text": "see"}, part]}])
+    assert f"{noun} input is not supported" in str(error)
+    assert error.param == "messages[0].content[1]"
+
+
+# -- continuing the last message -------------------------------------------------------------------------------------
+
+PREFILLED = [*USER, {"role": "assistant", "content": "Well"}]
+CALLED = [*USER, {"role": "assistant", "tool_calls": [weather() | {"id": "c"}]}]
+
+
+@pytest.mark.parametrize(
+    ("body", "continued"),
+    [
+        ({"messages": USER}, False),
+        ({"messages": PREFILLED}, True),
+        ({"messages": PREFILLED, "continue_final_message": True, "add_generation_prompt": False}, True),
+        ({"messages": PREFILLED, "continue_final_message": "content"}, True),
+        ({"messages": PREFILLED, "continue_final_message": False}, False),
+        ({"messages": PREFILLED, "add_generation_prompt": True}, False),
+    ],
+)
+def test_an_answer_continues_the_assistants_last_message(body: dict[str, Any], continued: bool) -> None:
+    assert turn(**body).continued is continued
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"messages": PREFILLED, "continue_final_message": True, "add_generation_prompt": True},
+        {"messages": USER, "continue_final_message": True},
+        {"messages": PREFILLED, "continue_final_message": "yes"},
+        {"messages": [*PREFILLED, *PREFILLED[1:]]},
+        {"messages": CALLED},
+    ],
+)
+def test_what_cannot_be_continued_is_refused(body: dict[str, Any]) -> None:
+    assert refused(**body).param in ("continue_final_message", "messages")
+
+
+def test_add_generation_prompt_reaches_the_template() -> None:
+    assert turn(add_generation_prompt=False).template_variables == {"add_generation_prompt": False}
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_tools_keep_what_templates_read() -> None:
+    extra = weather() | {"cache_control": {}}
+    bare = {"type": "function", "function": {"name": "now"}}
+    found = turn(tools=[extra, bare])
+    assert found.tools == (
+        weather(),
+        {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}},
+    )
+    assert (found.tool_choice, found.forced_tool, found.parallel_calls) == ("auto", "", True)
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted", "forced", "names"),
+    [
+        ("none", "none", "", ["a", "b"]),
+        ("required", "required", "", ["a", "b"]),
+        ({"type": "function", "function": {"name": "b"}}, "required", "b", ["a", "b"]),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [weather("b")]}}, "auto", "", ["b"]),
+        (
+            {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [weather("a")]}},
+            "required",
+            "",
+            ["a"],
+        ),
+    ],
+)
+def test_the_choice_of_tools(choice: Any, wanted: str, forced: str, names: list[str]) -> None:
+    found = turn(tools=[weather("a"), weather("b")], tool_choice=choice, parallel_tool_calls=False)
+    assert (found.tool_choice, found.forced_tool) == (wanted, forced)
+    assert [tool["function"]["name"] for tool in found.tools] == names
+    assert found.parallel_calls is False
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": {}}, "tools"),
+        ({"tools": ["x"]}, "tools[0]"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a\nb"}}]}, "tools[0].function.name"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "maybe"}, "tool_choice"),
+        ({"tool_choice": 5}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function", "function": {"name": "zz"}}}, "tool_choice.function.name"),
+        ({"functions": [{"name": "a"}], "function_call": {"name": "b"}}, "function_call.name"),
+        ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+    ],
+)
+def test_wrong_tools_are_refused(body: dict[str, Any], param: str) -> None:
+    assert refused(**body).param == param
+
+
+def test_functions_are_tools_of_which_one_is_called() -> None:
+    asked = read_chat(fields(messages=USER, functions=[weather()["function"]], function_call={"name": "weather"}), "")
+    assert asked.turn.tools == (weather(),)
+    assert (asked.turn.tool_choice, asked.turn.forced_tool) == ("required", "weather")
+    assert asked.turn.parallel_calls is False
+    assert asked.show.legacy
+
+
+# -- thinking --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, Thinking()),
+        ({"reasoning_effort": "none"}, Thinking(False)),
+        ({"reasoning_effort": "minimal"}, Thinking(True, "low")),
+        ({"reasoning_effort": "high"}, Thinking(True, "high")),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, Thinking(False)),
+        ({"enable_thinking": True, "thinking_budget_tokens": 100}, Thinking(True, "", 100)),
+        ({"thinking": {"type": "disabled"}}, Thinking(False)),
+        ({"thinking": {"type": "auto"}, "thinking_budget_tokens": -1}, Thinking()),
+        ({"reasoning_format": "deepseek", "reasoning_budget_tokens": 0}, Thinking(None, "", 0)),
+    ],
+)
+def test_thinking(body: dict[str, Any], expected: Thinking) -> None:
+    assert turn(**body).thinking == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
+        ({"chat_template_kwargs": []}, "chat_template_kwargs"),
+        ({"reasoning_format": "none"}, "reasoning_format"),
+        ({"thinking_budget_tokens": -2}, "thinking_budget_tokens"),
+    ],
+)
+def test_wrong_thinking_is_refused(body: dict[str, Any], param: str) -> None:
+    assert refused(**body).param == param
+
+
+def test_variables_of_the_template() -> None:
+    assert turn(chat_template_kwargs={"date": "today"}).template_variables == {"date": "today"}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 5}, 5),
+        ({"n_probs": 3}, 3),
+        ({"n_probs": 0}, None),
+    ],
+)
+def test_logprobs(body: dict[str, Any], expected: int | None) -> None:
+    assert turn(**body).generation.logprobs == expected
+
+
+def test_logprobs_that_are_not_asked_for_properly() -> None:
+    assert refused(top_logprobs=5).param == "top_logprobs"
+    assert refused(logprobs=True, top_logprobs=101).param == "top_logprobs"
+    assert refused(logprobs=3).param == "logprobs"

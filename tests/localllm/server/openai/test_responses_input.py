@@ -1,0 +1,236 @@
+"""The input of responses: items as messages, tools, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from localllm.server.errors import BadRequest
+from localllm.server.openai.responses.request import ResponseRequest, read_response
+from localllm.server.turn import Structure, Thinking
+from tests.localllm.server.openai.support import fields
+from tests.localllm.server.openai.test_responses import ADD, FILES, PATCH
+
+
+def asked(**body: Any) -> ResponseRequest:
+    return read_response(fields(**{"input": "Hi", **body}), "")
+
+
+def refused(**body: Any) -> BadRequest:
+    with pytest.raises(BadRequest) as caught:
+        asked(**body)
+    return caught.value
+
+
+def text(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+# -- input -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_text_and_instructions() -> None:
+    turn = asked(instructions="Be short.").turn
+    assert turn.messages == [text("system", "Be short."), text("user", "Hi")]
+
+
+def test_the_items_of_an_agent() -> None:
+    """A turn of Codex: reasoning, text and two calls are one message of the assistant."""
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
+        {"role": "user", "content": "fix it"},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "first"}],
+            "encrypted_content": None,
+        },
+        {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [{"type": "output_text", "text": "Looking", "annotations": []}],
+        },
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "add", "arguments": '{"a":1}'},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "apply_patch", "input": "x\n"},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok"}]},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "then"}]},
+        {"type": "function_call", "call_id": "c3", "namespace": "files", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c3", "output": ""},
+    ]
+    assert asked(input=items).turn.messages == [
+        text("system", "rules"),
+        text("user", "fix it"),
+        text("assistant", "Looking")
+        | {
+            "reasoning_content": "first",
+            "tool_calls": [call("c1", "add", '{"a":1}'), call("c2", "apply_patch", '{"input": "x\\n"}')],
+        },
+        text("tool", "2") | {"tool_call_id": "c1"},
+        text("tool", "ok") | {"tool_call_id": "c2"},
+        text("assistant", "") | {"reasoning_content": "then", "tool_calls": [call("c3", "files__read", "{}")]},
+        text("tool", "") | {"tool_call_id": "c3"},
+    ]
+
+
+def test_calls_of_built_in_tools_that_the_client_ran_are_kept() -> None:
+    items = [
+        text("user", "ls"),
+        {"type": "local_shell_call", "id": "l1", "call_id": "c1", "status": "completed", "action": {"command": ["ls"]}},
+        {"type": "local_shell_call_output", "id": "c1", "output": "a b"},
+        {"type": "web_search_call", "id": "w1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "shell_call_output", "call_id": "c2", "output": [{"stdout": "a", "outcome": {}}]},
+    ]
+    found = asked(input=items).turn.messages
+    assert found[1]["tool_calls"] == [call("c1", "local_shell", '{"action": {"command": ["ls"]}}')]
+    assert found[2] == text("tool", "a b") | {"tool_call_id": "c1"}
+    assert json.loads(found[3]["content"]) == [{"stdout": "a", "outcome": {}}]
+    assert len(found) == 4
+
+
+def test_new_thoughts_start_a_new_message() -> None:
+    thoughts = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "t"}]}
+    found = asked(input=[text("user", "a"), text("assistant", "b"), thoughts, text("assistant", "c")]).turn.messages
+    assert found[1:] == [text("assistant", "b"), text("assistant", "c") | {"reasoning_content": "t"}]
+
+
+def test_the_assistants_last_text_is_continued() -> None:
+    assert asked(input=[text("user", "a"), text("assistant", "b")]).turn.continued
+    assert not asked(input=[text("user", "a")]).turn.continued
+
+
+@pytest.mark.parametrize(
+    ("value", "param"),
+    [
+        (None, "input"),
+        (5, "input"),
+        (["x"], "input[0]"),
+        ([{}], "input[0].type"),
+        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
+        ([{"id": "msg_1"}], "input[0].type"),
+        ([{"type": "compaction", "encrypted_content": "x"}], "input[0].type"),
+        ([{"type": "telepathy"}], "input[0].type"),
+        ([{"type": 5}], "input[0].type"),
+        ([{"role": "king", "content": "x"}], "input[0].role"),
+        ([{"role": "user"}], "input[0].content"),
+        ([{"role": "user", "content": [{"type": "input_image", "image_url": "data:"}]}], "input[0].content[0]"),
+        ([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}], "input[0].content[0]"),
+        ([{"type": "function_call", "name": "f", "arguments": "{}"}], "input[0].call_id"),
+        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": 5}], "input[0].arguments"),
+        ([{"type": "function_call_output", "output": "x"}], "input[0].id"),
+        (
+            [{"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}}],
+            "input[0].output",
+        ),
+        ([{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}], "input"),
+        ([{"type": "reasoning", "content": 5}], "input[0].content"),
+    ],
+)
+def test_an_item_that_is_none_is_refused_with_its_place(value: Any, param: str) -> None:
+    assert refused(input=value).param == param
+
+
+@pytest.mark.parametrize("name", ["previous_response_id", "conversation"])
+def test_what_needs_a_server_that_stores_is_refused(name: str) -> None:
+    error = refused(**{name: "resp_1"})
+    assert error.param == name
+    assert "send the whole conversation" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"background": True}, "background"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": "x"}, "text"),
+        ({"reasoning": {"effort": "huge"}}, "reasoning.effort"),
+        ({"max_output_tokens": "x"}, "max_output_tokens"),
+        ({"instructions": 5}, "instructions"),
+        ({"tools": [{"name": "x"}]}, "tools[0].type"),
+        ({"tools": [{"type": "function"}]}, "tools[0].name"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": [5]}]}, "tools[0].tools[0]"),
+        ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice"),
+        ({"tool_choice": {"type": "web_search"}, "tools": [{"type": "web_search"}]}, "tool_choice.type"),
+        ({"tool_choice": {"type": "function", "name": "zz"}, "tools": [ADD]}, "tool_choice.name"),
+    ],
+)
+def test_wrong_fields_are_refused(body: dict[str, Any], param: str) -> None:
+    assert refused(**body).param == param
+
+
+def test_the_other_fields() -> None:
+    schema = {"type": "object"}
+    turn = asked(
+        max_output_tokens=9,
+        reasoning={"effort": "low", "summary": "auto"},
+        text={"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": True}, "verbosity": "low"},
+        temperature=0.5,
+        parallel_tool_calls=False,
+        include=["reasoning.encrypted_content", "message.output_text.logprobs"],
+        top_logprobs=3,
+        prompt_cache_key="k",
+        store=True,
+        n=4,
+    ).turn
+    assert turn.generation.max_tokens == 9
+    assert turn.generation.structure == Structure(schema=schema)
+    assert turn.generation.sampling == {"temperature": 0.5}
+    assert (turn.generation.logprobs, turn.generation.n, turn.generation.client) == (3, 1, "/k")
+    assert turn.thinking == Thinking(True, "low")
+    assert turn.parallel_calls is False
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def test_functions_custom_tools_and_namespaces_are_kept_and_others_skipped() -> None:
+    tools = [ADD, {"type": "web_search"}, PATCH, FILES, {"type": "local_shell"}, {"type": "mcp", "server_label": "x"}]
+    found = asked(tools=tools)
+    functions = [tool["function"] for tool in found.turn.tools]
+    assert [function["name"] for function in functions] == ["add", "apply_patch", "files__read", "files__write"]
+    assert functions[0]["parameters"] == ADD["parameters"]
+    assert functions[1]["parameters"]["required"] == ["input"]
+    assert 'start: "x"' in functions[1]["description"]
+    assert found.tools["files__write"].custom
+    assert (found.tools["files__read"].namespace, found.tools["files__read"].name) == ("files", "read")
+
+
+def test_tools_among_the_items() -> None:
+    items = [text("user", "x"), {"type": "additional_tools", "role": "developer", "tools": [ADD]}]
+    found = asked(input=items, tool_choice={"type": "function", "name": "add"}).turn
+    assert found.forced_tool == "add"
+    assert found.messages == [text("user", "x")]
+
+
+@pytest.mark.parametrize(
+    ("choice", "wanted", "forced", "names"),
+    [
+        ("none", "none", "", ["add", "apply_patch"]),
+        ("required", "required", "", ["add", "apply_patch"]),
+        ({"type": "custom", "name": "apply_patch"}, "required", "apply_patch", ["add", "apply_patch"]),
+        (
+            {
+                "type": "allowed_tools",
+                "mode": "required",
+                "tools": [{"type": "function", "name": "add"}, {"type": "web_search"}],
+            },
+            "required",
+            "",
+            ["add"],
+        ),
+    ],
+)
+def test_the_choice_of_tools(choice: Any, wanted: str, forced: str, names: list[str]) -> None:
+    found = asked(tools=[ADD, PATCH], tool_choice=choice).turn
+    assert (found.tool_choice, found.forced_tool) == (wanted, forced)
+    assert [tool["function"]["name"] for tool in found.tools] == names

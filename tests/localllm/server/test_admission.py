@@ -1,0 +1,79 @@
+"""Limits on open requests, of all and of each client, and none new while the server stops."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from localllm.server.admission import Admission
+from localllm.server.app import make_app
+from localllm.server.errors import Draining, TooManyRequests
+from localllm.server.limits import Limits
+from localllm.server.settings import Settings, digest
+from localllm.server.turn import Begun
+from tests.localllm.server.scripted import ScriptedService, done, said, script
+
+
+def test_requests_are_counted() -> None:
+    admission = Admission(Limits(requests=3, client_requests=2))
+    admission.enter("a")
+    admission.enter("a")
+    with pytest.raises(TooManyRequests, match="2 requests of yours"):
+        admission.enter("a")
+    admission.enter("b")
+    with pytest.raises(TooManyRequests, match="3 requests are open"):
+        admission.enter("c")
+    for client in ("a", "a", "b"):
+        admission.leave(client)
+    assert admission.open == 0
+    assert not admission.clients  # no trace of clients that are gone
+    admission.draining = True
+    with pytest.raises(Draining):
+        admission.enter("a")
+
+
+async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:
+    """Send requests at once, each of which takes a while; then one more."""
+    service = ScriptedService([Begun(5, 0), *said("a"), 0.05, done()])
+    app = make_app(service, settings, admission=admission)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        bodies: Any = [client.post("/completion", json={"prompt": "x"}, headers=each) for each in headers]
+        found = await asyncio.gather(*bodies)
+        assert (await client.get("/health")).status_code == 200
+        return found
+
+
+def test_too_many_are_refused_and_the_others_answered() -> None:
+    settings = Settings(limits=Limits(requests=2))
+    admission = Admission(settings.limits)
+    found = asyncio.run(together(settings, admission, [{}] * 5))
+    assert sorted(each.status_code for each in found) == [200, 200, 429, 429, 429]
+    refused = next(each for each in found if each.status_code == 429)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["type"] == "rate_limit_error"
+    assert admission.open == 0
+
+
+def test_clients_with_keys_have_limits_of_their_own() -> None:
+    keys = frozenset({digest("one"), digest("two")})
+    settings = Settings(limits=Limits(client_requests=1), keys=keys)
+    headers = [{"X-Api-Key": "one"}, {"X-Api-Key": "two"}, {"X-Api-Key": "one"}]
+    found = asyncio.run(together(settings, Admission(settings.limits), headers))
+    assert [each.status_code for each in found] == [200, 200, 429]
+
+
+def test_a_stopping_server_answers_only_questions() -> None:
+    settings = Settings()
+    admission = Admission(settings.limits, draining=True)
+
+    async def main() -> None:
+        app = make_app(ScriptedService(script("a")), settings, admission=admission)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            response = await client.post("/completion", json={"prompt": "x"})
+            assert (response.status_code, response.headers["retry-after"]) == (503, "5")
+            assert (await client.get("/slots")).status_code == 200
+
+    asyncio.run(main())

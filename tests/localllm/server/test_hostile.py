@@ -1,0 +1,173 @@
+"""Hostile requests to every route: each has an answer, an error in its protocol's shape, and never our bug (500)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from localllm.server.app import make_app
+from localllm.server.limits import Limits
+from localllm.server.settings import Settings
+from localllm.server.shapes import shape_of
+from tests.localllm.server.scripted import ScriptedService, script
+
+TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
+SAMPLING = {
+    "n_predict": 4, "temperature": 0.5, "top_k": 3, "seed": 1, "stop": ["a"], "samplers": ["top_k"], "grammar": "g",
+    "json_schema": {"type": "object"}, "logit_bias": [[5, 1.0]], "n_probs": 1, "n_cmpl": 1, "id_slot": 0,
+    "cache_prompt": True, "response_fields": ["a/b"], "lora": [{"id": 0, "scale": 0}], "n_indent": 1, "stream": True,
+    "dry_sequence_breakers": ["a"], "t_max_predict_ms": 5, "sse_ping_interval": 1, "mirostat": 0, "repeat_last_n": 1,
+    "return_progress": True, "timings_per_token": True, "return_tokens": True, "ignore_eos": True, "model": "tiny",
+}  # fmt: skip
+MESSAGES = [
+    {"role": "user", "content": "x", "images": []},
+    {"role": "assistant", "content": "x", "thinking": "x", "tool_calls": [{"id": "a", "function": {
+        "name": "f", "arguments": {"a": 1}}}]},
+    {"role": "tool", "content": "x", "tool_name": "f", "tool_call_id": "a"},
+]  # fmt: skip
+OLLAMA = {
+    "model": "tiny", "stream": False, "format": {"type": "object"}, "keep_alive": "5m", "think": True, "logprobs": True,
+    "top_logprobs": 2, "options": {"temperature": 0.5, "top_k": 2, "stop": ["a"], "num_predict": 3, "mirostat": 0},
+}  # fmt: skip
+VALID: dict[str, dict[str, Any]] = {
+    "/completion": {"prompt": ["x", [1, "a"], {"prompt_string": "a"}], **SAMPLING},
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "prompt": "c",
+                "input_extra": [{"filename": "a", "text": "b"}]},
+    "/tokenize": {"content": ["a", 5], "add_special": True, "parse_special": True, "with_pieces": True},
+    "/detokenize": {"tokens": [1, 2]},
+    "/apply-template": {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}], "tools": [TOOL],
+                        "tool_choice": "auto", "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True},
+    "/embedding": {"input": ["a", {"content": [{"type": "text", "text": "a"}]}], "embd_normalize": 2,
+                   "encoding_format": "float"},
+    "/rerank": {"query": "a", "documents": ["a", "b"], "top_n": 1, "texts": ["a"], "return_text": True,
+                "model": "tiny"},
+    "/api/chat": {"messages": MESSAGES, "tools": [TOOL], **OLLAMA},
+    "/api/generate": {"prompt": "a", "suffix": "", "system": "s", "raw": False, "context": [1], "images": [],
+                      "template": "", **OLLAMA},
+    "/api/embed": {"input": ["a"], "truncate": True, "dimensions": 2, "options": {}, "keep_alive": 5},
+    "/api/embeddings": {"prompt": "a"},
+    "/api/show": {"model": "tiny", "name": "x", "verbose": True},
+    "/api/pull": {"model": "tiny", "stream": True},
+}  # fmt: skip
+HOSTILE: list[Any] = [
+    None, True, False, 0, -1, 1.5, 1e308, -1e308, 10**300, -(10**300), 2**31, 2**63, "", "x", "\x00",
+    "é\u2028\U0010ffff", "\u202e" * 50, "%s{}{{", "x" * 70_000, [], [None], [[]], [{}], [[[[]]]], [True],
+    ["x", 5, {}], {}, {"a": {}}, {"": ""}, {"type": "x"}, [0] * 1000, ["x"] * 1000,
+    [[5, 1e308]], {"5": 1e308}, {"prompt_string": {}},
+]  # fmt: skip
+RAW: list[bytes] = [
+    b"", b" ", b"\x00", b"{", b"}", b"[]", b"null", b"5", b'"x"', b"{}", b"{}{}", b"[" * 100_000, b'{"a":' * 100_000,
+    b'{"prompt":' + b"[" * 90 + b"]" * 90 + b"}", b"\xff\xfe{\x00}\x00", b"\xef\xbb\xbf{}", b'{"prompt": "\xff"}',
+    b'{"prompt": "\\ud800"}', b'{"prompt": NaN}', b'{"prompt": 1e999}', b'{"prompt": ' + b"9" * 5000 + b"}",
+    b'{"prompt": "x", "prompt": "y"}', b'{"prompt": "x"} trailing', b"prompt=x", b"--boundary\r\n\r\nx", b"x" * 300_000,
+    b'{"messages": [' + b'{"role":"user","content":"x"},' * 3000 + b'{"role":"user","content":"x"}]}',
+    b'{"prompt": [' + b"1," * 150_000 + b"1]}", b'{"\\u0000": 1}', b'{"__proto__": {}, "constructor": 1}',
+]  # fmt: skip
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Every place in a body where another value can stand."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield (*path, key)
+        yield from places(inner, (*path, key))
+
+
+def changed(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+def judge(path: str, response: httpx.Response) -> None:
+    """An answer, or an error that a client understands."""
+    status = response.status_code
+    assert status in (200, 400, 404, 413, 501), (path, status, response.text[:300])
+    if status != 200:
+        found, expected = response.json(), shape_of(path).body
+        assert found.keys() == {"error"}
+        message = found["error"] if path.startswith("/api/") else found["error"]["message"]
+        assert message
+        assert len(message) < 2500
+        assert "\n" not in message
+        assert "Traceback" not in message
+        assert expected is not None
+    else:
+        assert "internal error" not in response.text
+
+
+def send_all(bodies: list[tuple[str, bytes]]) -> None:
+    limits = Limits(body_bytes=500_000, items=100_000)
+
+    async def main() -> None:
+        app = make_app(ScriptedService(script("a", "b")), Settings(limits=limits))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for path, body in bodies:
+                judge(path, await client.post(path, content=body))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_the_requests_that_are_changed_are_good(path: str) -> None:
+    async def main() -> int:
+        app = make_app(ScriptedService(script("a")), Settings())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            return (await client.post(path, content=json.dumps(VALID[path]))).status_code
+
+    assert asyncio.run(main()) == 200
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_every_field_with_every_hostile_value(path: str) -> None:
+    valid = VALID[path]
+    bodies = [json.dumps(changed(valid, place, new)).encode() for place in places(valid) for new in HOSTILE]
+    send_all([(path, body) for body in bodies])
+
+
+@pytest.mark.parametrize("path", VALID)
+def test_bodies_that_are_no_requests(path: str) -> None:
+    send_all([(path, body) for body in RAW])
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+NAMES = sorted({name for body in VALID.values() for name in body})
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(VALID)), st.dictionaries(st.sampled_from(NAMES), JSON, max_size=6))
+def test_any_fields(path: str, fields: dict[str, Any]) -> None:
+    body = json.dumps(VALID[path] | fields).encode("utf-8", "surrogatepass")
+    send_all([(path, body)])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.sampled_from(sorted(VALID)), st.binary(max_size=200))
+def test_any_bytes(path: str, body: bytes) -> None:
+    send_all([(path, body), (path, b'{"prompt": "' + body + b'"}')])
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/props", "/slots", "/metrics", "/", "/api/tags", "/api/ps", "/api/version"]
+)
+@pytest.mark.parametrize("query", ["", "?", "?model=%00", "?model=a&model=b", "?fail_on_no_slot=%ff", "?" + "a" * 5000])
+def test_questions_with_any_query(path: str, query: str) -> None:
+    async def main() -> None:
+        app = make_app(ScriptedService(), Settings())
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            assert (await client.get(path + query)).status_code == 200
+
+    asyncio.run(main())

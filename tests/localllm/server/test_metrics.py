@@ -1,0 +1,155 @@
+"""GET /metrics: llama.cpp's names, and what the answers took."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from localllm.scheduler.request import Usage
+from localllm.server.metrics import Metrics
+from localllm.server.observed import Observed
+from localllm.server.settings import Settings
+from localllm.server.turn import Begun, Completion, Evaluated, Generation
+from tests.localllm.server.calls import call
+from tests.localllm.server.scripted import ScriptedService, done, said, script
+
+COUNTERS = (
+    "prompt_tokens_total", "prompt_tokens_cached_total", "prompt_seconds_total", "tokens_predicted_total",
+    "tokens_predicted_seconds_total", "n_decode_total", "n_tokens_max", "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total", "spec_decode_num_drafts_total",
+)  # fmt: skip
+GAUGES = (
+    "prompt_tokens_seconds", "predicted_tokens_seconds", "requests_processing", "requests_deferred",
+    "n_busy_slots_per_decode",
+)  # fmt: skip
+
+
+def read(text: str) -> tuple[dict[str, str], dict[str, float]]:
+    """The types and the values of a text in Prometheus's format."""
+    types, values = {}, {}
+    for line in text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ")
+            types[name] = kind
+        elif not line.startswith("#"):
+            name, value = line.rsplit(" ", 1)
+            values[name] = float(value)
+    return types, values
+
+
+def test_the_names_and_types_are_llamas() -> None:
+    metrics = Metrics()
+    text = metrics.text().decode()
+    types, values = read(text)
+    for name in COUNTERS:
+        assert types[f"llamacpp:{name}"] == "counter"
+    for name in GAUGES:
+        assert types[f"llamacpp:{name}"] == "gauge"
+    for name in COUNTERS + GAUGES:
+        assert values[f"llamacpp:{name}"] == 0
+        assert f"# HELP llamacpp:{name} " in text
+
+
+def test_answers_are_added_up() -> None:
+    metrics = Metrics(lambda: (2, 3))
+    usage = Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0, drafted=8, accepted=7)
+    metrics.answered(usage, "end")
+    metrics.answered(usage, "length")
+    metrics.embedded(100, 1.0)
+    for sequences in (1, 4, 4):
+        metrics.step(sequences, drafts=1)
+    _, values = read(metrics.text().decode())
+    expected = {
+        "prompt_tokens_total": 112, "prompt_tokens_cached_total": 8, "prompt_seconds_total": 5,
+        "tokens_predicted_total": 12, "tokens_predicted_seconds_total": 10, "n_decode_total": 3, "n_tokens_max": 16,
+        "spec_decode_num_draft_tokens_total": 16, "spec_decode_num_accepted_tokens_total": 14,
+        "spec_decode_num_drafts_total": 3, "prompt_tokens_seconds": 112 / 5, "predicted_tokens_seconds": 10 / 10,
+        "requests_processing": 2, "requests_deferred": 3, "n_busy_slots_per_decode": 3,
+    }  # fmt: skip
+    assert {name: values[f"llamacpp:{name}"] for name in expected} == expected
+    assert values['localllm_answers_total{reason="end"}'] == 1
+    _, again = read(metrics.text().decode())
+    assert again["llamacpp:prompt_tokens_seconds"] == 0  # since the last look
+
+
+def test_servers_count_by_themselves() -> None:
+    one, two = Metrics(), Metrics()
+    one.step(1)
+    assert read(two.text().decode())[1]["llamacpp:n_decode_total"] == 0
+
+
+def test_requests_are_counted_by_route_and_never_by_path() -> None:
+    from localllm.server.app import make_app
+
+    app = make_app(ScriptedService(script("a", "b")), Settings())
+    call(app, "/completion", {"prompt": "x"})
+    call(app, "/completion", {})
+    call(app, "/secret-path-of-a-stranger")
+    response = call(app, "/metrics")
+    assert int(response.headers["process-start-time-unix"]) > 1_700_000_000
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    _, values = read(response.text)
+    assert values['localllm_requests_total{route="/completion",status="200"}'] == 1
+    assert values['localllm_requests_total{route="/completion",status="400"}'] == 1
+    assert values['localllm_requests_total{route="other",status="404"}'] == 1
+    assert "stranger" not in response.text
+    assert values["llamacpp:prompt_tokens_total"] == 3
+    assert values["llamacpp:prompt_tokens_cached_total"] == 2
+    assert values["llamacpp:tokens_predicted_total"] == 2
+    assert values["llamacpp:requests_processing"] == 0
+
+
+def test_the_log_has_a_harmless_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "localllm.server"):
+        call(ScriptedService(script("a")), "/completion", {"prompt": "the secret"})
+        call(ScriptedService(), "/%1b[31m%0a" + "x" * 1000)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("POST /completion 200 0.")
+    assert second.startswith("GET /\\x1b[31m\\nxxx")
+    assert len(second) < 150
+    assert "secret" not in caplog.text
+
+
+def test_no_metrics() -> None:
+    response = call(ScriptedService(), "/metrics", settings=Settings(metrics=False))
+    assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+
+
+def test_answers_wait_run_and_end() -> None:
+    async def main() -> None:
+        service = ScriptedService(
+            [Begun(5, 2, 0), Begun(5, 5, 1), Evaluated(5, 0), *said("a\n"), done(), done(answer=1)]
+        )
+        observed = Observed(service, Metrics())
+        seen = []
+        async for _ in observed.complete("tiny", Completion("x", Generation(n=2))):
+            seen.append(observed.load())
+        assert seen == [(1, 1), (2, 0), (2, 0), (2, 0), (1, 0), (0, 0)]
+
+    asyncio.run(main())
+
+
+def test_an_answer_that_is_broken_off_counts_with_what_it_took() -> None:
+    metrics = Metrics()
+
+    async def main() -> None:
+        service = ScriptedService([Begun(50, 10), Evaluated(30), *said("a", "b"), 3600.0])
+        observed = Observed(service, metrics)
+        events = observed.complete("tiny", Completion("x"))
+        count = 0
+        async for _ in events:
+            count += 1
+            if count == 4:
+                break
+        await events.aclose()  # type: ignore[attr-defined]
+        assert observed.load() == (0, 0)
+        assert service.closed == 1
+
+    asyncio.run(main())
+    _, values = read(metrics.text().decode())
+    assert values["llamacpp:prompt_tokens_total"] == 20
+    assert values["llamacpp:prompt_tokens_cached_total"] == 10
+    assert values["llamacpp:tokens_predicted_total"] == 2
+    assert values['localllm_answers_total{reason="broken off"}'] == 1

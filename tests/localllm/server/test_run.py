@@ -1,0 +1,268 @@
+"""Listening, loading beside it, time limits of connections, and stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from localllm.server.limits import Limits
+from localllm.server.run import ListenError, listen
+from localllm.server.settings import Settings
+from localllm.server.turn import Begun
+from tests.localllm.server.calls import served
+from tests.localllm.server.scripted import ScriptedService, said, script
+from tests.localllm.server.test_streams import wait_for
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def connect(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), 20)
+
+
+def ask(path: str = "/health", method: str = "GET", body: bytes = b"") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def until(client: socket.socket, end: bytes) -> bytes:
+    """Read until `end` came, or the connection is closed."""
+    seen = b""
+    while end not in seen and (new := client.recv(65536)):
+        seen += new
+    return seen
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
+            listen(Settings(port=port))
+
+
+@pytest.mark.parametrize("address", ["256.0.0.1.invalid", "192.0.2.1", "\x00", "a" * 300])
+def test_addresses_that_cannot_be_had_are_one_line(address: str) -> None:
+    with pytest.raises(ListenError) as caught:
+        listen(Settings(addresses=("127.0.0.1", address), port=0))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_addresses_have_one_port() -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6")
+    try:
+        sockets = listen(Settings(addresses=("127.0.0.1", "::1"), port=0))
+    except ListenError:
+        pytest.skip("no IPv6 loopback")
+    assert len({each.getsockname()[1] for each in sockets}) == 1
+    for each in sockets:
+        each.close()
+
+
+def test_requests_on_one_connection() -> None:
+    with served(ScriptedService(script("a"))) as port, connect(port) as client:
+        for _ in range(3):
+            client.sendall(ask())
+            assert b'{"status":"ok"}' in until(client, b"}")
+        client.sendall(ask("/completion", "POST", b'{"prompt": "x"}'))
+        assert b'"content":"a"' in until(client, b"}}")
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
+def test_headers_that_do_not_come_close_the_connection(sent: bytes) -> None:
+    with (
+        served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.1))) as port,
+        connect(port) as client,
+    ):
+        client.sendall(sent)
+        assert closed(client)
+
+
+def test_a_byte_now_and_then_does_not_keep_a_connection() -> None:
+    with (
+        served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.3))) as port,
+        connect(port) as client,
+    ):
+        client.sendall(ask())
+        until(client, b"}")
+        client.settimeout(0.05)
+        ended = False
+        for letter in ask("/" + "x" * 2000):
+            try:
+                client.sendall(bytes([letter]))
+                ended = client.recv(1) == b""
+            except TimeoutError:
+                continue
+            except OSError:
+                ended = True
+            if ended:
+                break
+        assert ended
+
+
+def test_headers_are_limited() -> None:
+    with served(ScriptedService()) as port, connect(port) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: " + b"a" * 100_000)
+        assert until(client, b"\r\n\r\n").startswith(b"HTTP/1.1 4")
+
+
+def test_a_body_over_the_limit_is_refused_before_it_is_sent() -> None:
+    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port, connect(port) as client:
+        client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n{")
+        assert until(client, b"}}").startswith(b"HTTP/1.1 413")
+
+
+def test_a_chunked_body_over_the_limit_is_refused() -> None:
+    with served(ScriptedService(), Settings(port=0, limits=Limits(body_bytes=1000))) as port, connect(port) as client:
+        client.sendall(b"POST /completion HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+        client.sendall(b"800\r\n" + b" " * 2048 + b"\r\n")
+        assert until(client, b"}}").startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc",  # TLS
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"\r\n\r\n\r\n\r\n\r\nnonsense\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"GET /%ff%00 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    ],
+)
+def test_what_is_not_http_harms_nobody(sent: bytes) -> None:
+    with served(ScriptedService(), Settings(port=0, limits=Limits(header_seconds=0.2))) as port:
+        with connect(port) as client:
+            client.sendall(sent)
+            seen = until(client, b"\r\n\r\n")
+            assert seen == b"" or seen.startswith(b"HTTP/1.1 ")
+            assert b"HTTP/1.1 5" not in seen
+        with connect(port) as client:
+            client.sendall(ask())
+            assert until(client, b"}").startswith(b"HTTP/1.1 200")
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    endless = [Begun(1, 0), *said(*["x" * 1000] * 20_000)]
+    service = ScriptedService(endless)
+    with served(service, Settings(port=0, limits=Limits(send_seconds=0.2))) as port, connect(port) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.sendall(ask("/completion", "POST", b'{"prompt": "x", "stream": true}'))
+        wait_for(lambda: service.closed == 1)
+
+
+# -- stopping --------------------------------------------------------------------------------------------------------
+
+PROGRAM = """
+import asyncio, sys
+from localllm.errors import LocalLLMError
+from localllm.server.admission import Admission
+from localllm.server.app import make_app
+from localllm.server.run import listen, serve
+from localllm.server.settings import Settings
+from localllm.server.turn import Begun
+from tests.localllm.server.scripted import Model, ScriptedService, done, said
+settings = Settings(port=0)
+sockets = listen(settings)
+print(sockets[0].getsockname()[1], flush=True)
+model = Model(state="loading")
+service = ScriptedService([Begun(1, 0), *said("a"), float(sys.argv[1]), *said("last"), done()], [model])
+async def load():
+    await asyncio.sleep(0.1)
+    if len(sys.argv) > 2:
+        raise LocalLLMError("the file is broken")
+    model.state = "loaded"
+admission = Admission(settings.limits)
+try:
+    serve(make_app(service, settings, admission=admission), settings, admission, sockets, load)
+except LocalLLMError as error:
+    print(error, flush=True)
+print("closed", service.closed, flush=True)
+"""
+
+
+class Program:
+    """A server in a process of its own."""
+
+    def __init__(self, *words: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+        )
+        assert self.process.stdout is not None
+        self.port = int(self.process.stdout.readline())
+
+    def ended(self) -> tuple[int, str, str]:
+        out, err = self.process.communicate(timeout=60)
+        return self.process.returncode, out.decode(), err.decode()
+
+    def ready(self) -> None:
+        for _ in range(500):
+            with connect(self.port) as client:
+                client.sendall(ask())
+                seen = until(client, b"}")
+            if b" 200 " in seen:
+                return
+            assert b'"status":"loading model"' in seen
+            time.sleep(0.02)
+        raise AssertionError("not ready")
+
+    def stream(self) -> socket.socket:
+        """Begin an answer; return when its first word came."""
+        client = connect(self.port)
+        client.sendall(ask("/completion", "POST", b'{"prompt": "x", "stream": true}'))
+        assert b'"content":"a"' in until(client, b"}\n\n")
+        return client
+
+
+def closed(client: socket.socket) -> bool:
+    """Whether nothing more comes from a connection: it is closed, or reset."""
+    try:
+        return until(client, b"\x00") == b""
+    except OSError:
+        return True
+
+
+def test_a_signal_lets_answers_end() -> None:
+    program = Program("1.0")
+    program.ready()
+    with program.stream() as client:
+        program.process.send_signal(signal.SIGTERM)
+        rest = until(client, b"\x00")
+        assert b'"content":"last"' in rest
+        assert b'"stop":true' in rest
+    code, out, err = program.ended()
+    assert (code, out, err) == (0, "closed 1\n", "")
+
+
+def test_a_second_signal_ends_them() -> None:
+    program = Program("3600")
+    program.ready()
+    with program.stream() as client:
+        program.process.send_signal(signal.SIGTERM)
+        refused = False
+        for _ in range(500):  # the first signal takes effect: nobody is let in any more
+            try:
+                connect(program.port).close()
+            except OSError:
+                refused = True
+                break
+            time.sleep(0.02)
+        assert refused
+        program.process.send_signal(signal.SIGTERM)
+        code, out, _ = program.ended()
+        assert (code, out) == (0, "closed 1\n")
+        assert closed(client)
+
+
+def test_a_model_that_cannot_be_loaded_stops_the_server() -> None:
+    code, out, err = Program("0", "broken").ended()
+    assert (code, out, err) == (0, "the file is broken\nclosed 0\n", "")

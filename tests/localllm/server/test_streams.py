@@ -1,0 +1,269 @@
+"""Streams end with their clients, start with their first event, and say how they failed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+
+from localllm.server.errors import BadRequest, Draining
+from localllm.server.fields import Fields
+from localllm.server.http import frame, ndjson, post, sse
+from localllm.server.limits import Limits
+from localllm.server.turn import Begun
+from tests.localllm.server.calls import call, events, lines, served
+from tests.localllm.server.scripted import ScriptedService, said
+
+Source = Callable[[], AsyncGenerator[Any, None]]
+
+
+def app(source: Source, *, jsonl: bool = False, limits: Limits | None = None) -> Starlette:
+    limits = limits or Limits()
+
+    async def handler(request: Request, fields: Fields) -> Response:
+        return ndjson(source(), limits) if jsonl else sse(source(), limits)
+
+    return Starlette(routes=post(("/v1/chat/completions", "/v1/messages", "/api/chat", "/completion"), handler, limits))
+
+
+async def two() -> AsyncGenerator[Any, None]:
+    yield {"a": "é\u2028"}
+    yield frame({"b": 1}, "named")
+
+
+async def early() -> AsyncGenerator[Any, None]:
+    raise Draining("not now", 3)
+    yield {}
+
+
+async def late() -> AsyncGenerator[Any, None]:
+    yield {"a": 1}
+    raise BadRequest("no more")
+
+
+async def bug() -> AsyncGenerator[Any, None]:
+    yield {"a": 1}
+    raise ZeroDivisionError("secret")
+
+
+async def nothing() -> AsyncGenerator[Any, None]:
+    return
+    yield {}
+
+
+def test_server_sent_events() -> None:
+    response = call(app(two), "/completion", {})
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/event-stream")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.content == 'data: {"a":"é\u2028"}\n\nevent: named\ndata: {"b":1}\n\n'.encode()
+
+
+def test_lines() -> None:
+    assert lines(call(app(late, jsonl=True), "/api/chat", {})) == [{"a": 1}, {"error": "no more"}]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat", "/completion"])
+def test_an_error_before_the_first_event_has_its_status(path: str) -> None:
+    response = call(app(early), path, {})
+    assert response.status_code == 503
+    assert response.headers["retry-after"] == "3"
+    assert response.headers["content-type"] == "application/json"
+    assert "not now" in response.text
+
+
+def test_an_error_after_it_is_an_event() -> None:
+    assert events(call(app(late), "/completion", {})) == [
+        {"a": 1},
+        {"error": {"code": 400, "message": "no more", "type": "invalid_request_error"}},
+    ]
+    assert "event: error\n" in call(app(late), "/v1/messages", {}).text
+
+
+def test_a_bug_tells_nothing() -> None:
+    response = call(app(bug), "/v1/chat/completions", {})
+    assert "secret" not in response.text
+    assert events(response)[1]["error"]["type"] == "server_error"
+
+
+def test_a_stream_without_events_is_complete() -> None:
+    response = call(app(nothing), "/completion", {})
+    assert (response.status_code, response.content) == (200, b"")
+
+
+# -- as uvicorn would call it ----------------------------------------------------------------------------------------
+
+
+class Wire:
+    """The two ends of an ASGI connection, driven by a test."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.gone = asyncio.Event()
+        self.first = True
+        self.stuck = False
+
+    async def receive(self) -> Any:
+        if self.first:
+            self.first = False
+            return {"type": "http.request", "body": b"{}", "more_body": False}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        while self.stuck:
+            await asyncio.sleep(3600)
+        self.sent.append(message)
+
+    def scope(self, **more: Any) -> Any:
+        return {
+            "type": "http", "method": "POST", "path": "/completion", "headers": [], "query_string": b"",
+            "client": None, "server": None, "scheme": "http", "root_path": "", "http_version": "1.1", **more,
+        }  # fmt: skip
+
+
+class Held:
+    """A source that says one thing and then nothing, and knows when it was closed."""
+
+    def __init__(self, first: bool = True) -> None:
+        self.first = first
+        self.closed = asyncio.Event()
+
+    async def __call__(self) -> AsyncGenerator[Any, None]:
+        try:
+            if self.first:
+                yield {"a": 1}
+            await asyncio.sleep(3600)
+        finally:
+            self.closed.set()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_source_is_closed_when_the_client_goes_even_while_it_is_silent(first: bool) -> None:
+    async def main() -> None:
+        wire, held = Wire(), Held(first)
+        task = asyncio.create_task(app(held.__call__)(wire.scope(), wire.receive, wire.send))
+        await asyncio.sleep(0.01)
+        assert not held.closed.is_set()
+        wire.gone.set()
+        await asyncio.wait_for(held.closed.wait(), 10)
+        await asyncio.wait_for(task, 10)
+        assert len(wire.sent) == (2 if first else 0)
+
+    asyncio.run(main())
+
+
+def test_the_source_is_closed_when_the_task_is_cancelled() -> None:
+    async def main() -> None:
+        wire, held = Wire(), Held()
+        task = asyncio.create_task(app(held.__call__)(wire.scope(), wire.receive, wire.send))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert held.closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_takes_nothing_is_cut_off() -> None:
+    async def main() -> None:
+        wire, held, cut = Wire(), Held(), asyncio.Event()
+        wire.stuck = True
+        scope = wire.scope(extensions={"localllm.abort": cut.set})
+        await asyncio.wait_for(
+            app(held.__call__, limits=Limits(send_seconds=0.02))(scope, wire.receive, wire.send), 10
+        )  # fmt: skip
+        assert cut.is_set()
+        assert held.closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_silent_stream_has_comments() -> None:
+    async def main() -> list[Any]:
+        wire, held = Wire(), Held(first=False)
+        asyncio.get_running_loop().call_later(0.2, wire.gone.set)
+        await asyncio.wait_for(
+            app(held.__call__, limits=Limits(ping_seconds=0.01))(wire.scope(), wire.receive, wire.send), 10
+        )  # fmt: skip
+        return wire.sent
+
+    sent = asyncio.run(main())
+    assert sent[0]["status"] == 200
+    assert {message["body"] for message in sent[1:]} == {b": keep-alive\n\n"}
+    assert len(sent) > 2
+
+
+def test_a_handler_is_cancelled_when_the_client_goes() -> None:
+    async def main() -> None:
+        wire, closed = Wire(), asyncio.Event()
+
+        async def slow(request: Request, fields: Fields) -> Any:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                closed.set()
+
+        routed = Starlette(routes=post(("/completion",), slow, Limits()))
+        task = asyncio.create_task(routed(wire.scope(), wire.receive, wire.send))
+        await asyncio.sleep(0.01)
+        wire.gone.set()
+        await asyncio.wait_for(task, 10)
+        assert closed.is_set()
+
+    asyncio.run(main())
+
+
+def test_a_body_that_does_not_come_is_refused() -> None:
+    async def main() -> list[Any]:
+        wire = Wire()
+        wire.first = False  # it never sends a body, nor goes away
+        await app(two, limits=Limits(body_seconds=0.02))(wire.scope(), wire.receive, wire.send)
+        return wire.sent
+
+    assert asyncio.run(main())[0]["status"] == 408
+
+
+def test_a_client_that_goes_while_it_sends_is_nobody() -> None:
+    async def main() -> None:
+        wire = Wire()
+        wire.first = False
+        wire.gone.set()
+        await app(two)(wire.scope(), wire.receive, wire.send)
+
+    asyncio.run(main())
+
+
+# -- over a real connection ------------------------------------------------------------------------------------------
+
+
+def test_a_closed_socket_closes_the_source() -> None:
+    service = ScriptedService([Begun(5, 0), *said("a"), 3600.0])
+    with served(service) as port:
+        body = b'{"prompt": "x", "stream": true}'
+        with socket.create_connection(("127.0.0.1", port), 10) as client:
+            head = f"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+            client.sendall(head.encode() + body)
+            seen = b""
+            while b"data: " not in seen:
+                seen += client.recv(4096)
+            assert service.closed == 0
+        wait_for(lambda: service.closed == 1)
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Wait until something is true; 20 seconds are enough for any machine."""
+    waiting = threading.Event()
+    for _ in range(2000):
+        if true():
+            return
+        waiting.wait(0.01)
+    raise AssertionError("it did not become true")
