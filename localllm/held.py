@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.generation.statistics import Piece
-from localllm.options import AnswerOptions
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
@@ -41,15 +40,17 @@ def held_text(model: Worded, structure: Structure | None) -> Constraint | None:
     return structured(model.grammars, structure)()
 
 
-def held(model: Worded, answer: AnswerOptions, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
+def held(
+    model: Worded, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
+) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
-    if answer.structure is None and answer.thought_tokens is None:
+    if structure is None and thought_tokens is None:
         return None
     from localllm.answer.asked import constrained
     from localllm.answer.formats import find_format
 
-    format_, budget = find_format(template.source), answer.thought_tokens
-    return constrained(model.grammars, format_, tail, structure=answer.structure, budget=budget)
+    format_ = find_format(template.source)
+    return constrained(model.grammars, format_, tail, structure=structure, budget=thought_tokens)
 
 
 def without_thought(
