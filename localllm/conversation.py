@@ -57,7 +57,8 @@ class Conversation:
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._options, self._variables = options, options.template_variables
+        self._structure, self._thought_tokens = options.structure, options.thought_tokens
+        self._variables = options.template_variables
         self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
         self._sampler = model.sampler(sampling)
@@ -151,8 +152,8 @@ class Conversation:
             prompt = [*self._prompt(messages), *tokens]
             if self._context_shift and len(prompt) >= self._context:
                 messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
-            constraint = self._constraint(prompt, len(tokens))
             while True:
+                constraint = self._constraint(prompt, len(tokens))
                 self._sampler.restore(0)  # the prompt holds the history; the random numbers continue
                 left = None if self._max_tokens is None else self._max_tokens - len(tokens) + len(begun)
                 for piece in self._pieces(prompt, left, cancel, bool(tokens), constraint):
@@ -183,7 +184,7 @@ class Conversation:
         LocalLLMError if these do not match it.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
-        make = held(self._model, self._options, self._template, self._tail(asked))
+        make = held(self._model, self._structure, self._thought_tokens, self._template, self._tail(asked))
         if make is None:
             return None
         constraint = make()
@@ -208,7 +209,7 @@ class Conversation:
         pieces = self.session.generate(
             prompt, self._sampler, most, self._stop, cancel, self._ignore_eos, resumed, constraint
         )
-        if self._options.structure is None or resumed:
+        if self._structure is None or resumed:
             return pieces
         return without_thought(pieces, self._model, self._template, self._tail(prompt), self._stop)
 

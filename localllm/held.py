@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from localllm.generation.statistics import Piece
-from localllm.options import AnswerOptions
 
 if TYPE_CHECKING:
+    from localllm.answer.constraint import GrammarVocabulary
     from localllm.answer.structure import Structure
-    from localllm.model import Model
     from localllm.scheduler.request import Constraint
     from localllm.template import ChatTemplate
+    from localllm.tokenizer import Tokenizer
 
 _TAIL = 1000  # characters
+
+
+class Worded(Protocol):
+    """The part of a model that is needed here."""
+
+    @property
+    def words(self) -> Tokenizer: ...
+    @property
+    def grammars(self) -> GrammarVocabulary: ...
 
 
 def end_of(prompt: str) -> str:
@@ -22,7 +31,7 @@ def end_of(prompt: str) -> str:
     return str.__str__(prompt)[-_TAIL:]
 
 
-def held_text(model: Model, structure: Structure | None) -> Constraint | None:
+def held_text(model: Worded, structure: Structure | None) -> Constraint | None:
     """Return the constraint of a plain text with a structure; None without one. StructureError if it is broken."""
     if structure is None:
         return None
@@ -31,19 +40,21 @@ def held_text(model: Model, structure: Structure | None) -> Constraint | None:
     return structured(model.grammars, structure)()
 
 
-def held(model: Model, answer: AnswerOptions, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
+def held(
+    model: Worded, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
+) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
-    if answer.structure is None and answer.thought_tokens is None:
+    if structure is None and thought_tokens is None:
         return None
     from localllm.answer.asked import constrained
     from localllm.answer.formats import find_format
 
-    format_, budget = find_format(template.source), answer.thought_tokens
-    return constrained(model.grammars, format_, tail, structure=answer.structure, budget=budget)
+    format_ = find_format(template.source)
+    return constrained(model.grammars, format_, tail, structure=structure, budget=thought_tokens)
 
 
 def without_thought(
-    pieces: Iterator[Piece], model: Model, template: ChatTemplate, tail: str, stops: tuple[str, ...]
+    pieces: Iterator[Piece], model: Worded, template: ChatTemplate, tail: str, stops: tuple[str, ...]
 ) -> Iterator[Piece]:
     """Yield the pieces of an answer without the text of a thought before it."""
     from localllm.answer.content import content_only

@@ -348,9 +348,10 @@ class Model(Closing):
         self.check_length(rendered.text)
         encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
         ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
-        make = held(self, answer, template, tail)
+        structure = answer.structure
+        make = held(self, structure, answer.thought_tokens, template, tail)
         pieces = self._stream(ids, sampler, answer, stops, cancel, make() if make is not None else None)
-        return pieces if answer.structure is None else without_thought(pieces, self, template, tail, stops)
+        return pieces if structure is None else without_thought(pieces, self, template, tail, stops)
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "localllm/template": {"localllm", "jinja2"},
     "localllm/confined": {"localllm", "tokenizers"},
     "localllm/answer": {"localllm", "numpy", "llguidance"},
-    "localllm/server": {"localllm", "numpy", "starlette", "uvicorn", "prometheus_client"},
+    "localllm/server": {"localllm", "models", "numpy", "starlette", "uvicorn", "prometheus_client"},
     "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
     "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich", "typer"},
 }

@@ -10,13 +10,12 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
-from localllm.answer.grammars import JsonCalls, NamedCalls, NestedCalls, Pattern, PythonCalls, TaggedCalls
+from localllm.answer.grammars import JsonCalls, NamedCalls, PythonCalls
 from localllm.answer.incoming import Incoming, Markers, Show, Wait
 from localllm.answer.literal import LOOSE, converted, escaped, literal, plain_string
 from localllm.answer.output import Output
-from localllm.answer.values import STRING, Property, Schemas, argument
+from localllm.answer.values import Schemas
 
 MOST_NAME = 256  # characters
 _MOST_HEADER = 1024
@@ -165,7 +164,7 @@ def named_call(context: Context, form: NamedCalls) -> Wait[bool]:
     """Read a name, the marker after it, and an object."""
     text, end = context.text, form.begin[0].end
     if end:
-        header = yield from _header(text, end)
+        header = yield from up_to(text, end)
         yield from text.spaces()
     else:
         header = yield from text.run(_BEFORE_BRACE, _MOST_HEADER)
@@ -187,162 +186,14 @@ def named_call(context: Context, form: NamedCalls) -> Wait[bool]:
 _BEFORE_BRACE = re.compile(r"[^{]*")
 
 
-def _header(text: Incoming, end: str) -> Wait[str | None]:
+def up_to(text: Incoming, end: str) -> Wait[str | None]:
     """Take the text before `end`, and that; None if it does not come soon."""
     parts: list[str] = []
     found = yield from text.until(Markers((end,)), parts.append, _MOST_HEADER)
     return "".join(parts) if found else None
 
 
-# -- tags ------------------------------------------------------------------------------------------------------------
-
-
-def tagged_call(context: Context, form: TaggedCalls) -> Wait[bool]:
-    """Read a name and tagged arguments."""
-    text, out = context.text, context.out
-    name = yield from _tag_name(text, form.begin)
-    following = (form.key.start, form.end, form.section[1] or form.end)
-    if not context.names(name) or not (yield from text.follows(following)):
-        return False
-    context.start(name)
-    schema = context.tools.of(name)
-    separator = "{"
-    while True:
-        yield from text.spaces()
-        if (yield from text.accept(form.key.start)):
-            header = yield from _header(text, form.key.end)
-            fields = form.key.read(header) if header is not None else None
-            if fields is None:
-                return True
-            if form.value:
-                yield from text.spaces()
-                if not (yield from text.accept(form.value)):
-                    return True
-            types = _types(fields, schema.below(fields["key"].strip()))
-            start = f"{separator}{json.dumps(fields['key'].strip(), ensure_ascii=False)}: "
-            if not (yield from _tag_value(text, form, types, start, out.arguments)):
-                return True
-            separator = ", "
-        elif (yield from text.accept(form.end)) or (yield from _next_is(text, form.section[1])):
-            out.arguments("{}" if separator == "{" else "}")
-            return True
-        else:
-            return True
-
-
-def _next_is(text: Incoming, marker: str) -> Wait[bool]:
-    return bool(marker) and (yield from text.peek(len(marker))) == marker
-
-
-def _tag_name(text: Incoming, begin: Pattern) -> Wait[str]:
-    """Take the rest of the tag that begins a call. Without an end of its own, the name ends where a tag begins."""
-    header = (yield from _header(text, begin.end)) if begin.end else (yield from text.run(_UNTAGGED, MOST_NAME))
-    fields = begin.read(header) if header is not None else None
-    return fields["name"].strip() if fields is not None else ""
-
-
-_UNTAGGED = re.compile(r"[^<]*")
-
-
-def _types(fields: Any, schema: Property) -> frozenset[str] | None:
-    """Return the types of an argument: as its tag says, else as the schema does."""
-    if fields.get("string") == "true" or fields.get("type") == "string":
-        return STRING
-    if "string" in fields or "type" in fields:
-        return None
-    return schema.types
-
-
-def _tag_value(text: Incoming, form: TaggedCalls, types: frozenset[str] | None, start: str, show: Show) -> Wait[bool]:
-    """Read a value and its closing tag. Strings are shown as they come, other values when they are complete."""
-    parts: list[str] = []
-    streamed = types == STRING
-    add = (lambda part: show(escaped(part))) if streamed else parts.append
-    if form.lines:
-        yield from text.accept("\n")
-    show(start + '"' if streamed else "")
-    if form.cdata and (yield from text.accept("<![CDATA[")):
-        if not (yield from text.until(Markers(("]]>",)), add)):
-            return False
-        yield from text.accept(form.close)
-        types = types or STRING
-    elif not (yield from _tag_text(text, form, add)):
-        return False
-    show('"' if streamed else start + argument("".join(parts), types))
-    return True
-
-
-def _tag_text(text: Incoming, form: TaggedCalls, show: Show) -> Wait[bool]:
-    """Read up to the closing tag behind which the call goes on; one that prose follows belongs to the value."""
-    markers = Markers((form.close, "\n" + form.close) if form.lines else (form.close,))
-    following = (form.key.start, form.end, form.section[1] or form.end)
-    while marker := (yield from text.until(markers, show)):
-        if (yield from text.follows(following)):
-            return True
-        show(marker)
-    return False
-
-
-# -- elements, and Python --------------------------------------------------------------------------------------------
-
-
-def nested_call(context: Context, form: NestedCalls) -> Wait[bool]:
-    """Read a name, and an element for each argument."""
-    text, out = context.text, context.out
-    name = yield from _tag_name(text, form.begin)
-    if not context.names(name) or not (yield from text.follows((form.prefix,))):
-        return False
-    context.start(name)
-    schema = context.tools.of(name)
-    separator = "{"
-    while True:
-        yield from text.spaces()
-        if (yield from text.accept(form.end)):
-            out.arguments("{}" if separator == "{" else "}")
-            return True
-        if not (yield from text.accept(form.prefix + "<")):
-            return True
-        key = yield from _header(text, ">")
-        if not key:
-            return True
-        value = yield from _element(text, form.prefix, key, schema.below(key))
-        if value is None:
-            return True
-        out.arguments(f"{separator}{json.dumps(key, ensure_ascii=False)}: {value}")
-        separator = ", "
-
-
-def _element(text: Incoming, prefix: str, key: str, schema: Property, depth: int = 0) -> Wait[str | None]:
-    """Return the JSON of what stands in an element, and go past its end; None if it is broken."""
-    parts: list[str] = []
-    inside: list[tuple[str, str]] = []  # (key, JSON)
-    tag = Markers((prefix + "<",))
-    while (yield from text.until(tag, parts.append)):
-        name = yield from _header(text, ">")
-        if name == "/" + key:
-            return _joined(inside, "".join(parts), schema)
-        if not name or name.startswith("/") or depth == _MOST_DEPTH:
-            return None
-        types = schema.types
-        listed = types is not None and "array" in types and name == "item"
-        below = schema.item() if listed else schema.below(name)
-        value = yield from _element(text, prefix, name, below, depth + 1)
-        if value is None:
-            return None
-        inside.append((name, value))
-    return None
-
-
-def _joined(inside: list[tuple[str, str]], own: str, schema: Property) -> str:
-    """Return the JSON of an element: a list if the schema or its parts say so, an object, or its text."""
-    types = schema.types
-    if inside and all(key == "item" for key, _ in inside) and (types is None or "array" in types):
-        return f"[{', '.join(value for _, value in inside)}]"
-    if inside:
-        return "{" + ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {value}" for key, value in inside) + "}"
-    if not own.strip() and types is not None and "string" not in types and types & {"array", "object"}:
-        return "[]" if "array" in types else "{}"
-    return argument(own, types)
+# -- Python ----------------------------------------------------------------------------------------------------------
 
 
 def python_calls(context: Context, form: PythonCalls) -> Wait[bool]:

@@ -50,7 +50,7 @@ class GrammarVocabulary:
             self._compiled.move_to_end(source)
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
-        return lambda: GrammarConstraint(matcher.deep_copy(), self.width, self.ends)
+        return lambda: GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends)
 
     def spelled(self, text: str) -> str:
         """Return `text` as a sequence in a grammar's rule: control tokens by their ids, the rest as strings."""
@@ -98,7 +98,7 @@ class GrammarVocabulary:
         from llguidance import LLTokenizer, TokenizerWrapper
 
         ends = sorted(self.tokenizer.eog)
-        return LLTokenizer(TokenizerWrapper(_Words(self.tokenizer, ends[0])), self.width, ends)
+        return LLTokenizer(TokenizerWrapper(_Words(self.tokenizer, ends[0])), eos_token=ends)
 
     def _compile(self, source: str) -> LLMatcher:
         from llguidance import LLMatcher, LLParserLimits
@@ -107,6 +107,7 @@ class GrammarVocabulary:
         matcher = LLMatcher(self._tokens, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise StructureError(f"the grammar cannot be used: {_told(matcher.get_error())}")
+        GrammarConstraint(matcher.deep_copy(), self.tokenizer.vocab_size, self.ends).allowed()  # fails now, not later
         return matcher
 
 
@@ -128,9 +129,10 @@ class _Words:
 class GrammarConstraint:
     """The state of a grammar over one answer: a `Constraint` of `localllm.scheduler.request`."""
 
-    def __init__(self, matcher: LLMatcher, width: int, ends: Mask) -> None:
-        self._matcher, self._width, self._ends = matcher, width, ends
-        self._bits = np.zeros((width + 31) // 32, np.int32)
+    def __init__(self, matcher: LLMatcher, tokens: int, ends: Mask) -> None:
+        self._matcher, self._ends = matcher, ends
+        self._bits = np.zeros((tokens + 31) // 32, np.int32)
+        self._known = min(tokens, len(ends))  # logits may be more than tokens
         self._allowed: Mask | None = None
 
     def allowed(self) -> Mask:
@@ -140,8 +142,9 @@ class GrammarConstraint:
         if self._allowed is None:
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
             self._check()
-            bits = np.unpackbits(self._bits.view(np.uint8), count=self._width, bitorder="little")
-            self._allowed = bits.view(np.bool_)
+            allowed = np.unpackbits(self._bits.view(np.uint8), count=self._known, bitorder="little").view(np.bool_)
+            rest = len(self._ends) - self._known
+            self._allowed = np.concatenate((allowed, np.zeros(rest, np.bool_))) if rest else allowed
         return self._allowed
 
     def accept(self, token: int) -> None:
@@ -168,9 +171,11 @@ class GrammarConstraint:
 
 def _told(error: Any) -> str:
     """Return the first lines of llguidance's message as one, without the grammar and the place in it."""
+    if "NoExtension" in str(error):
+        return "no text matches it"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     kept = [line for line in lines if " | " not in line[:12] and line.strip("^ ")]
-    return " ".join(kept)[:300] or "unknown error"
+    return " ".join(kept).replace(" <non-verbose/>", "")[:300] or "unknown error"
 
 
 def _quoted(text: str) -> str:

@@ -134,7 +134,8 @@ class _Rules:
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
     def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return calls between the markers of a section; if it has an end, several stand in one."""
+        """Return calls between the markers of a section; a marker that ends the answer is no part of the grammar."""
+        after = "" if self.ends_answer(after) else after
         more = f"(GAP {call})*" if parallel else ""
         parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
         return " ".join([*filter(None, parts), *([f"GAP {self.text(after)}"] if after else [])])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from localllm.answer.calls import Context, json_calls, named_call, nested_call, python_calls, tagged_call
+from localllm.answer.calls import Context, json_calls, named_call, python_calls
 from localllm.answer.channels import Header, is_header, is_unfinished, open_header
 from localllm.answer.grammars import (
     Format,
@@ -32,6 +32,7 @@ from localllm.answer.incoming import Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
 from localllm.answer.output import Output
 from localllm.answer.parts import Part
+from localllm.answer.tags import nested_call, tagged_call
 from localllm.answer.thought import thought_of
 from localllm.answer.values import Schemas
 

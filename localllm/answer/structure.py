@@ -13,8 +13,10 @@ from typing import Any
 
 from localllm.errors import LocalLLMError
 
-MOST_CHARACTERS = 1 << 18  # of a schema or a grammar
+MOST_SCHEMA = 1 << 18  # characters; the limits keep compiling below a second or two
+MOST_GRAMMAR = 1 << 16  # characters
 MOST_DEPTH = 64
+MOST_PARTS = 1000  # properties of an object, or alternatives
 _MOST_RULES = 2000
 _WHITE_SPACE = r"[ \n\r\t]{1,64}"  # bounded: small models write white space without end where they may
 _RULE = re.compile(r"(?m)^\s*[\w.\-?!]+\s*(?:::=|:)")
@@ -90,9 +92,12 @@ def check_schema(schema: Mapping[str, Any], what: str) -> None:
         count += 1
         if depth > MOST_DEPTH:
             raise StructureError(f"{what} is nested deeper than {MOST_DEPTH} levels; flatten it with $defs")
-        if count > MOST_CHARACTERS:
-            raise StructureError(f"{what} has more than {MOST_CHARACTERS} values; shorten it")
+        if count > MOST_SCHEMA:
+            raise StructureError(f"{what} has more than {MOST_SCHEMA} values; shorten it")
         if isinstance(value, Mapping):
+            for key in ("properties", "anyOf", "oneOf", "allOf"):
+                if isinstance(parts := value.get(key), Mapping | list) and len(parts) > MOST_PARTS:
+                    raise StructureError(f"{what} has {len(parts)} {key} in one place; supported: up to {MOST_PARTS}")
             waiting += [(below, depth + 1) for below in value.values()]
         elif isinstance(value, list | tuple):
             waiting += [(below, depth + 1) for below in value]
@@ -100,16 +105,16 @@ def check_schema(schema: Mapping[str, Any], what: str) -> None:
         length = len(json.dumps(schema))
     except (TypeError, ValueError) as error:
         raise StructureError(f"{what} is not JSON: {error}") from None
-    if length > MOST_CHARACTERS:
-        raise StructureError(f"{what} has {length} characters; supported: up to {MOST_CHARACTERS}")
+    if length > MOST_SCHEMA:
+        raise StructureError(f"{what} has {length} characters; supported: up to {MOST_SCHEMA}")
 
 
 def check_source(source: str, what: str) -> None:
     """Raise StructureError for a grammar or regular expression that is too large or too deep."""
-    if len(source) > MOST_CHARACTERS:
-        raise StructureError(f"{what} has {len(source)} characters; supported: up to {MOST_CHARACTERS}")
-    if "\0" in source:
-        raise StructureError(f"{what} contains a NUL character")
+    if len(source) > MOST_GRAMMAR:
+        raise StructureError(f"{what} has {len(source)} characters; supported: up to {MOST_GRAMMAR}")
+    if re.search("[\0\ud800-\udfff]", source):
+        raise StructureError(f"{what} contains a NUL character or half of a surrogate pair")
     depth = deepest = 0
     for bracket in re.findall(r"[(\[{)\]}]", source):
         depth = depth + 1 if bracket in "([{" else max(depth - 1, 0)

@@ -134,10 +134,12 @@ class ThoughtBudget:
         return self._inner is not None and self._inner.finished
 
     def _next(self, state: _State) -> int | None:
-        """Return the token that has to come next, if one has."""
-        if state.thought != "open" or state.count < self._budget:
+        """Return the token that has to come next, if one has. An end that the model has begun to write is its own."""
+        if state.thought != "open" or state.count < self._budget or state.forced == len(self._forced):
             return None
-        return self._forced[state.count - self._budget] if state.count - self._budget < len(self._forced) else None
+        if not state.forced and any(state.tail.endswith(self._end[:size]) for size in range(1, len(self._end))):
+            return None
+        return self._forced[state.forced]
 
     def _after(self, state: _State, token: int) -> _State:
         """Return the state after a token."""
@@ -146,25 +148,26 @@ class ThoughtBudget:
         if state.thought == "open":
             if self._end in tail:
                 return _State("possible" if self._anywhere else "over", state.count)
-            return _State("open", state.count + 1, tail)
+            return _State("open", state.count + 1, tail, forced=state.forced + (self._next(state) is not None))
         if state.thought == "over":
             return state
         seen = state.seen + len(piece)
         if self._start and self._start in tail:
-            return _State("open", min(state.count, self._budget))
+            return _State("open", state.count)
         return _State("possible" if self._anywhere or seen < _MOST_BEFORE else "over", state.count, tail, seen)
 
 
 class _State:
     """Where an answer stands: immutable, so that drafts can be tried."""
 
-    __slots__ = ("count", "seen", "tail", "thought")
+    __slots__ = ("count", "forced", "seen", "tail", "thought")
 
-    def __init__(self, thought: Thought, count: int = 0, tail: bytes = b"", seen: int = 0) -> None:
+    def __init__(self, thought: Thought, count: int = 0, tail: bytes = b"", seen: int = 0, forced: int = 0) -> None:
         self.thought: Thought = thought
-        self.count = count  # tokens of the thought
+        self.count = count  # tokens of thoughts
         self.tail = tail
         self.seen = seen  # bytes of the answer before a thought
+        self.forced = forced  # tokens of the end that are written
 
 
 def budgeted(

@@ -224,8 +224,8 @@ def _reader(option: Option) -> Callable[[str], Any]:
 def _value(group: type[Options], given: Mapping[str, Any]) -> Any:
     """Build an option group from the given values, with defaults for the rest."""
     values = {}
-    for name, _, _, option in declared(group):
+    for name, _, default, option in declared(group):
         value = given.get(name)
-        if value is not None and value != [] and value is not False:
+        if value is not None and value != [] and not (value is False and default is False):
             values[name] = option.finish(list(value)) if option.repeat or option.argument else value
     return values if group is SamplingOptions else group.of(values)

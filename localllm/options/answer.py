@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -34,7 +35,19 @@ def _stops(value: Any) -> bool:
     return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
 
 
-def _schema(text: str) -> dict[str, Any]:
+def _content(name: str | os.PathLike[str], what: str) -> str:
+    """Return the text of a file."""
+    try:
+        with open(name, encoding="utf-8") as file:
+            text = file.read(_MOST_FILE)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{name}: the {what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if not text.strip():
+        raise OptionError(f"{name}: the {what} is empty")
+    return text
+
+
+def _read_schema(text: str) -> dict[str, Any]:
     """Return a JSON schema, given as the name of a file or as JSON."""
     import json
 
@@ -48,20 +61,14 @@ def _schema(text: str) -> dict[str, Any]:
     return value
 
 
-def _grammar(text: str) -> str:
-    """Return a grammar, given as the name of a file or in GBNF."""
-    return text if "::=" in text else _content(text, "grammar")
+def _is_schema(value: Any) -> bool:
+    named = isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+    return value is None or named or JSON.problem(value) == ""
 
 
-def _content(name: str, what: str) -> str:
-    try:
-        with open(name, encoding="utf-8") as file:
-            text = file.read(_MOST_FILE)
-    except (OSError, ValueError) as error:
-        raise OptionError(f"{name}: the {what} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if not text.strip():
-        raise OptionError(f"{name}: the {what} is empty")
-    return text
+def _is_source(text: str) -> bool:
+    """Return whether a text is a grammar itself, and not the name of a file."""
+    return "::=" in text or "\n" in text or text.lstrip().startswith("start:")
 
 
 def _think(text: str) -> bool | int | str:
@@ -84,10 +91,7 @@ def _thinks(value: Any) -> bool:
 
 _MOST_FILE = 1 << 20  # characters
 EFFORTS = ("low", "medium", "high")
-SCHEMA = Kind(
-    _schema, checked(lambda value: value is None or JSON.problem(value) == "", "a dict: a JSON schema"), "FILE"
-)
-GRAMMAR = Kind(_grammar, checked(lambda value: isinstance(value, str), "a text: a grammar in GBNF or Lark"), "FILE")
+SCHEMA = Kind(str, checked(_is_schema, "a dict, or the name of a file with JSON"), "FILE")
 THINK = Kind(_think, checked(_thinks, f"True, False, a number of tokens, or one of {', '.join(EFFORTS)}"), "HOW")
 LIMIT = Kind(_limit, checked(_allowed, "a whole number from 0 up, or None for no limit"), "N")
 STOP = Kind(_stop, checked(_stops, "a text, or several, none of them empty"))
@@ -130,12 +134,12 @@ class AnswerOptions(Options):
             ", if the model can",
         ),
     )  # fmt: skip
-    json_schema: Mapping[str, Any] | None = option(
+    json_schema: Mapping[str, Any] | str | os.PathLike[str] | None = option(
         None, "--json-schema", "-jf", "--json-schema-file", kind=SCHEMA, offers="files",
         help="hold the answer to a JSON schema",
     )  # fmt: skip
     grammar: str = option(
-        "", "--grammar", "--grammar-file", kind=GRAMMAR, offers="files",
+        "", "--grammar", "--grammar-file", metavar="FILE", offers="files",
         help="hold the answer to a grammar in GBNF or Lark",
     )  # fmt: skip
 
@@ -147,8 +151,11 @@ class AnswerOptions(Options):
         if self.json_schema is not None and self.grammar:
             raise OptionError("json_schema and grammar are both given; an answer can match one of them")
         if self.grammar:
-            return Structure(gbnf=self.grammar) if "::=" in self.grammar else Structure(lark=self.grammar)
-        return Structure(schema=self.json_schema) if self.json_schema is not None else None
+            source = self.grammar if _is_source(self.grammar) else _content(self.grammar, "grammar")
+            return Structure(gbnf=source) if "::=" in source else Structure(lark=source)
+        if self.json_schema is None or isinstance(self.json_schema, Mapping):
+            return Structure(schema=self.json_schema) if self.json_schema is not None else None
+        return Structure(schema=_read_schema(os.fspath(self.json_schema)))
 
     @property
     def thought_tokens(self) -> int | None:

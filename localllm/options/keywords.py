@@ -31,7 +31,7 @@ class GenerateKeywords(TypedDict, total=False):
     max_tokens: int | None
     stop: str | Sequence[str]
     ignore_eos: bool
-    json_schema: Mapping[str, Any] | None
+    json_schema: Mapping[str, Any] | str | os.PathLike[str] | None
     grammar: str
     seed: int
     temperature: float

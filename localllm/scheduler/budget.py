@@ -7,6 +7,7 @@ decode(d) + p * row seconds.
 from __future__ import annotations
 
 LEAST = 16  # prompt rows in a step: fewer read the weights too often
+MOST_PATIENCE = 2.5
 _WEIGHT = 0.1  # of the newest step
 _WORST = 4.0  # a stall of the machine counts as at most this many times the expected cost
 
@@ -19,14 +20,18 @@ class Budget:
         self._row = 0.0  # seconds per prompt row; 0: not measured yet
         self._decode = 0.0  # seconds of a step without prompt rows
 
-    def prompt_rows(self, decoding: int) -> int:
-        """Return the number of prompt rows beside `decoding` rows of answers; unlimited if nobody reads."""
+    def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
+        """Return the number of prompt rows beside `decoding` rows of answers; unlimited if nobody reads.
+
+        If more prompts wait than answers are written, steps may take longer, up to MOST_PATIENCE times.
+        """
         most = self.rows - decoding
         if not decoding:
             return most
         if not self._row:
             return min(most, 4 * LEAST)
-        wanted = int((self.seconds - self._decode) / self._row)
+        patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
+        wanted = int((patience * self.seconds - self._decode) / self._row)
         return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:

@@ -375,7 +375,7 @@ class Scheduler(Closing):
             for part in parts:
                 part.answering.verified, part.count = 0, 1
             rows = len(parts)
-        budget = min(self._budget.prompt_rows(rows), limits.rows - rows)
+        budget = min(self._budget.prompt_rows(rows, len(reading)), limits.rows - rows)
         logits_left = limits.logit_rows - rows
         parts += self._prompt_parts(reading, budget, logits_left)
         return self._fitting(parts)

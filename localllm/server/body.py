@@ -24,6 +24,7 @@ from localllm.server.turn import Json
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)  # or what follows a quote without its second
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 400  # of a whole number
+LARGE = 256 << 10  # bytes: from here on streams would notice the pause
 
 
 async def read_json(request: Request, limits: Limits) -> Json:
@@ -33,7 +34,7 @@ async def read_json(request: Request, limits: Limits) -> Json:
             body = await _body(request, limits.body_bytes)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive within {limits.body_seconds:g} seconds") from None
-    return parse(body, limits)
+    return parse(body, limits) if len(body) < LARGE else await asyncio.to_thread(parse, body, limits)
 
 
 async def _body(request: Request, most: int) -> bytes:

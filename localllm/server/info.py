@@ -14,6 +14,7 @@ from localllm.gguf import open_gguf
 from localllm.gguf.identity import identity
 from localllm.model import Model
 from localllm.models import ModelError, architecture_of
+from localllm.server.prompts import Prompts
 
 State = Literal["unloaded", "loading", "loaded", "failed"]
 
@@ -42,8 +43,11 @@ class Info:
     state: State = "unloaded"
 
 
-def info_of(name: str, path: Path, model: Model | None = None) -> Info:
-    """Describe a file, and the context if it is loaded. A damaged file has the state "failed"."""
+def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = False) -> Info:
+    """Describe a file, and the context if it is loaded. A damaged file has the state "failed".
+
+    `embeds`: the server loads models for embeddings.
+    """
     try:
         status = path.stat()
     except OSError:
@@ -76,7 +80,9 @@ def info_of(name: str, path: Path, model: Model | None = None) -> Info:
                 eos=_token(model, "eos"),
                 end_tokens=tuple(sorted(model.words.eog)) if model is not None and model.tokenizer else (),
                 digest=identity(file),
-                capabilities=_capabilities(architecture.encoder, template if isinstance(template, str) else ""),
+                capabilities=_capabilities(
+                    model, embeds or architecture.encoder, template if isinstance(template, str) else ""
+                ),
             )
     except (LocalLLMError, ModelError, ValueError, TypeError):
         return Info(name, str(path), known.created, known.file_bytes, state="failed")
@@ -93,10 +99,12 @@ def _number(value: object) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _capabilities(encoder: bool, template: str) -> tuple[str, ...]:
-    if encoder:
-        return ("embedding",)
+def _capabilities(model: Model | None, embeds: bool, template: str) -> tuple[str, ...]:
+    if embeds or (model is not None and model.embeds):
+        ranks = model is not None and model.embeds and model.embedder.pooling("auto") == "rank"
+        return ("embedding", "rerank") if ranks else ("embedding",)
     found = ["completion", "chat"]
     found += ["tools"] if "tools" in template else []
+    found += ["insert"] if model is not None and model.tokenizer is not None and Prompts(model).fills else []
     found += ["thinking"] if any(mark in template for mark in ("think", "reasoning")) else []
     return tuple(found)

@@ -5,6 +5,7 @@ The scheduler calls `Metrics.step` for every step, from its thread. The rest com
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,9 +15,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm.printable import printable
 from localllm.scheduler.request import Usage
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+log = logging.getLogger("localllm.server")
 Load = Callable[[], tuple[int, int]]  # answers that are written now, and those that wait
 
 
@@ -153,7 +156,7 @@ class Metrics(Collector):
 
 
 class Watch:
-    """Counts responses by route and status."""
+    """Counts responses by route and status, and writes a line in the log for each."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
@@ -175,4 +178,6 @@ class Watch:
             await self.app(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")  # never the path itself: strangers choose those
-            self.metrics.responded(route, status, time.monotonic() - started)
+            seconds = time.monotonic() - started
+            self.metrics.responded(route, status, seconds)
+            log.info("%s %s %d %.3f s", printable(scope["method"], 10), printable(scope["path"], 100), status, seconds)

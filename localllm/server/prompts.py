@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
@@ -72,11 +70,6 @@ class Prompts:
     def template(self) -> ChatTemplate:
         return self._model.template[0]
 
-    @cached_property
-    def grammars(self) -> GrammarVocabulary:
-        """The vocabulary as grammars see it."""
-        return GrammarVocabulary(self._model.words, self._model.vocabulary)
-
     @property
     def format(self) -> Format:
         """How the model writes thoughts and calls."""
@@ -100,7 +93,8 @@ class Prompts:
             self._call_form = call_form(template)
         messages = fitted(messages, tools, self.format, self._call_form)
         told = list(tools) if tools and self.format.native else None
-        rendered = template.render(messages, tools=told, extra=variables)
+        prompted = variables.pop("add_generation_prompt", True) is not False
+        rendered = template.render(messages, prompted, told, variables)
         self._model.check_length(rendered.text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)

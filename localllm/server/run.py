@@ -132,7 +132,7 @@ class _Server(uvicorn.Server):
         self.force_exit = self.should_exit
         self.should_exit = True
         self._admission.draining = True
-        if self.force_exit:
+        if self.force_exit:  # from Python 3.12 on, closing the sockets waits for their connections
             for connection in tuple(self.server_state.connections):
                 connection.transport.abort()
 

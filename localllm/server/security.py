@@ -2,7 +2,7 @@
 
 Host     a page can make its own name point to this machine (DNS rebinding); so names must be known. An address in
          digits cannot be rebound.
-Origin   browsers name the page that sends a request; a page of another site is refused unless --cors allows it
+Origin   browsers name the page that sends a request; a page of another site is refused unless it is allowed
 API key  if keys are set, a request must have one of them
 """
 
@@ -18,6 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm.notice import Notice, Setting
 from localllm.printable import printable
 from localllm.server.errors import Forbidden, Unauthorized
 from localllm.server.http import CLIENT, refused
@@ -62,7 +63,10 @@ class Guard:
         name = hostname(given)
         if name not in self.settings.hosts and not is_local(name) and not is_address(name):
             raise Forbidden(
-                f"the host name {printable(given)!r} is not a name of this server; start it with --allowed-host"
+                Notice(
+                    f"the host name {printable(given)!r} is not a name of this server; allow it with ",
+                    Setting("allowed_host"),
+                )
             )
 
     def _shared_with(self, headers: Headers, preflight: bool) -> str:
@@ -74,7 +78,9 @@ class Guard:
             return origin
         if preflight:  # the answer lacks the header that would allow it
             return ""
-        raise Forbidden(f"pages of {printable(origin)!r} may not use this server; start it with --cors to allow them")
+        raise Forbidden(
+            Notice(f"pages of {printable(origin)!r} may not use this server; allow them with ", Setting("cors"))
+        )
 
     def _client(self, scope: Scope, headers: Headers) -> str:
         """Return who asks. Unauthorized without a key where one is required."""

@@ -18,6 +18,7 @@ from localllm.answer.reader import AnswerReader
 from localllm.closing import Closing
 from localllm.embedding import normalized
 from localllm.model import Model
+from localllm.notice import Notice, Setting
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
 from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
@@ -93,7 +94,7 @@ class Served(Closing):
         def asked() -> Request:
             prompt = self.prompts.of_text(completion)
             structure = completion.generation.structure
-            constraint = None if structure is None else structured(self.prompts.grammars, structure)
+            constraint = None if structure is None else structured(self.model.grammars, structure)
             request = self._request(prompt, completion.generation)
             return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
 
@@ -130,7 +131,7 @@ class Served(Closing):
         constraint = None
         if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
             constraint = constrained(
-                self.prompts.grammars,
+                self.model.grammars,
                 format_,
                 tail,
                 structure=turn.generation.structure,
@@ -146,7 +147,8 @@ class Served(Closing):
         context = self.model.context
         if len(prompt.ids) > context:
             count = len(prompt.ids)
-            message = f"the prompt has {count} tokens, the context holds {context}; shorten it"
+            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
+            message = f"the prompt has {count} tokens and exceeds {size}; shorten it"
             raise PromptTooLong(message, count, context)
         return Request(
             prompt=prompt.ids,
@@ -189,7 +191,9 @@ class Served(Closing):
 
     def _embedding(self) -> Model:
         if not self.embeds:
-            raise NotSupported("this model was started to write text; start the server with --embeddings for vectors")
+            raise NotSupported(
+                Notice("this model was started to write text; for vectors, start with ", Setting("embeddings"))
+            )
         return self.model
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from time import monotonic
 
 from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
 from localllm.printable import printable
 from localllm.server.errors import TooManyRequests, UnknownModel
 from localllm.server.info import Info, info_of
@@ -37,9 +38,14 @@ class _Place:
 class Shelf:
     """Finds, loads and unloads models. Only the event loop uses it."""
 
-    def __init__(self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0) -> None:
-        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit."""
-        self._places = {name: _Place(path, info_of(name, path)) for name, path in places}
+    def __init__(
+        self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
+    ) -> None:
+        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit.
+
+        `embeds`: `load` opens models for embeddings.
+        """
+        self._places = {name: _Place(path, info_of(name, path, embeds=embeds)) for name, path in places}
         self._load, self._memory = load, memory
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
@@ -114,7 +120,11 @@ class Shelf:
             return
         if wanted.info.file_bytes > self._memory:
             need, have = wanted.info.file_bytes >> 20, self._memory >> 20
-            raise LocalLLMError(f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (--memory)")
+            raise LocalLLMError(
+                Notice(
+                    f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (", Setting("memory_limit"), ")"
+                )
+            )
         while sum(place.info.file_bytes for place in self._held()) + wanted.info.file_bytes > self._memory:
             idle = [place for place in self._held() if not place.users]
             if idle:

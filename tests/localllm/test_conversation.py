@@ -30,7 +30,11 @@ class Script:
     def sample(self, logits: np.ndarray) -> int:
         return self.tokens.pop(0)
 
+    finished = False
+
     def accept(self, token: int) -> None: ...
+    def write(self, token: int) -> None: ...
+    def constrain(self, constraint: object) -> None: ...
     def restore(self, snapshot: int) -> None: ...
 
 
@@ -213,8 +217,14 @@ class Euros:
             return 4
         return {first: second, second: third}.get(self.history[-1], first)
 
+    finished = False
+
+    def constrain(self, constraint: object) -> None: ...
+
     def accept(self, token: int) -> None:
         self.history.append(token)
+
+    write = accept
 
     def restore(self, snapshot: int) -> None:
         del self.history[snapshot:]

@@ -57,6 +57,12 @@ class Script:
     def accept(self, token: int) -> None:
         self.accepted.append(token)
 
+    write = accept
+    finished = False
+
+    def constrain(self, constraint: object) -> None:
+        assert constraint is None
+
 
 def say(session: localllm.Session, tokens: Sequence[int], prompt: Sequence[int] = (1, 70), **options: Any) -> list[Any]:
     return list(session.generate(list(prompt), Script(tokens), **options))  # type: ignore[arg-type]

@@ -61,14 +61,12 @@ def _weigh(
     total.set(value)
 
 
-def direct_block(
-    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
-) -> None:
+def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
     """Multiply one block of a panel by the same range of k of every row; add the groups in order of k."""
     integers: dict[tuple[int, int], dot.Sum] = {}
     seen = [0] * panel.groups
     due = 0
-    lines = panel.lines(block) if ahead else []
+    lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
     for number, (group, word, weights) in enumerate(panel.steps(f, block)):
         read_ahead(f, lines[number * share : (number + 1) * share])  # a burst of requests would have to wait for room

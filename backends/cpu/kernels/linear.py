@@ -159,8 +159,7 @@ def _float_rows(
             x, sums = [place.x(row + t) for t in range(size)], _sums(f, size, panels)
             with f.loop(0, (a.blocks + (panel.together - 1)) // panel.together) as step:
                 at = [v + step * panel.step_bytes for v in w]
-                if size == 1:
-                    read_ahead(f, at)
+                read_ahead(f, at)
                 operands = list(zip(*[panel.operands(f, v) for v in at], strict=True))
                 for t in range(size):
                     for n, here in enumerate(operands):
@@ -192,7 +191,7 @@ def _direct_rows(
             x_bytes = panel.block_values // way.VALUES * way.X_BYTES
             with f.loop(0, a.blocks) as block:
                 here = panel.block(w, block, a.blocks)
-                way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums], size == 1)
+                way.direct_block(f, panel, here, [v + block * x_bytes for v in x], [s[0] for s in sums])
             _finish(f, place, p, row, sums)
 
     _for_rows(f, rows, [n for n in way.DIRECT_ROWS if n <= f.isa.int_tile[0]], tile)

@@ -91,9 +91,7 @@ def _weigh(
         total.set(f.fma(f.to_float(integers), scale * x_scale, total.get()))
 
 
-def direct_block(
-    f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable], ahead: bool
-) -> None:
+def direct_block(f: Function, panel: IntegerPanel, block: Block, x: Sequence[Value], sums: Sequence[Variable]) -> None:
     """Multiply one block of a panel by the same range of k of every row."""
     scales = _scales(panel)
     weight = cache(lambda group: dot.weight_form(f, scales.of_group(f, block, group)[0]))
@@ -107,7 +105,7 @@ def direct_block(
     in_order = panel.in_order and len(x) == 1 and f.isa.registers >= 32
     # With fewer registers the spills cost more than reading in order gains, except for panels in the order of reading.
     some_order = panel.in_order and len(x) == 1 and bool(panel.order) and f.isa.registers >= panel.order_registers
-    lines = panel.lines(block) if ahead else []
+    lines = panel.lines(block)
     share = -(-len(lines) // (panel.block_values // 4))
 
     def weigh(group: int) -> None:

@@ -43,9 +43,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
 
     def opened(path: Path) -> Served:
         with LoadProgress() as progress:
-            model = load(
-                path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings
-            )
+            model = load(path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings)
         try:
             tell(model)
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
@@ -56,7 +54,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             model.close()
             raise
 
-    shelf = Shelf(places, opened, own.memory_limit)
+    shelf = Shelf(places, opened, own.memory_limit, own.embeddings)
     service = ModelService(shelf)
 
     async def ready() -> None:

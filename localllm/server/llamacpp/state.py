@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
+from localllm.notice import Notice, Setting
 from localllm.server.errors import Loading, NotSupported, Unavailable
 from localllm.server.fields import Fields
 from localllm.server.http import reply
@@ -69,7 +70,9 @@ class State:
 
     async def slots(self, request: Request, fields: Fields) -> list[Any]:
         if not self.settings.slots:
-            raise NotSupported("This server does not support slots endpoint: it was started with --no-slots")
+            raise NotSupported(
+                Notice("This server does not support slots endpoint: it was started with ", Setting("no_slots"))
+            )
         running = [each for each in self.service.open.values() if each.running][: self.settings.parallel]
         if fields.text("fail_on_no_slot", "") and len(running) == self.settings.parallel:
             raise Unavailable("no slot available")
@@ -120,7 +123,9 @@ class State:
         )
 
     async def save_slot(self, request: Request, fields: Fields) -> Json:
-        raise NotSupported("This server does not support slots action: prompts are kept by --cache-dir")
+        raise NotSupported(
+            Notice("This server does not support slots action: prompts are kept by ", Setting("cache_dir"))
+        )
 
     async def adapters(self, request: Request, fields: Fields) -> list[Any]:
         return []
@@ -130,7 +135,9 @@ class State:
 
     async def metrics(self, request: Request, fields: Fields) -> Response:
         if not self.settings.metrics:
-            raise NotSupported("This server does not support metrics endpoint: it was started with --no-metrics")
+            raise NotSupported(
+                Notice("This server does not support metrics endpoint: it was started with ", Setting("no_metrics"))
+            )
         metrics = self.service.metrics
         headers = {"Process-Start-Time-Unix": str(int(metrics.started))}
         return Response(metrics.text(), headers=headers, media_type="text/plain; version=0.0.4")

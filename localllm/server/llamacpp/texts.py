@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 
-from localllm.server.errors import NotSupported
 from localllm.server.fields import Fields
 from localllm.server.llamacpp.prompts import tokens
-from localllm.server.turn import Json, Service, Thinking, Turn
-
-MAX_MESSAGES = 10_000
-MAX_TOOLS = 1024
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+from localllm.server.openai.request import read_chat
+from localllm.server.turn import Json, Service
 
 
 class Texts:
@@ -45,8 +39,9 @@ class Texts:
         return {"content": b"".join(await self.service.pieces(model, ids)).decode("utf-8", "replace")}
 
     async def apply_template(self, request: Request, fields: Fields) -> Json:
+        """Answer what a chat completion with the same body would begin with."""
         model = self.service.find(fields.text("model", "")).id
-        return {"prompt": await self.service.render(model, turn(fields))}
+        return {"prompt": await self.service.render(model, read_chat(fields, "").turn)}
 
 
 def _piece(piece: bytes) -> str | list[int]:
@@ -55,34 +50,3 @@ def _piece(piece: bytes) -> str | list[int]:
         return piece.decode()
     except UnicodeDecodeError:
         return list(piece)
-
-
-def turn(fields: Fields) -> Turn:
-    """Read the messages of a chat request, for its prompt alone."""
-    messages = [_message(each) for each in fields.each("messages", MAX_MESSAGES)]
-    if not messages:
-        raise fields.wrong("messages", "required, but missing or empty")
-    variables = dict(fields.object("chat_template_kwargs", {}))
-    if fields.has("add_generation_prompt"):
-        variables["add_generation_prompt"] = fields.flag("add_generation_prompt")
-    thinking = variables.get("enable_thinking")
-    return Turn(
-        messages,
-        tools=[each.data for each in fields.each("tools", MAX_TOOLS) if each.object("function")],
-        tool_choice=fields.choice("tool_choice", ("auto", "none", "required"), "auto"),
-        thinking=Thinking(enabled=thinking if isinstance(thinking, bool) else None),
-        template_variables=variables,
-    )
-
-
-def _message(fields: Fields) -> Json:
-    fields.choice("role", ROLES)
-    content: Any = fields.data.get("content")
-    if content is not None and not isinstance(content, str):
-        for part in fields.each("content", MAX_MESSAGES):
-            if part.text("type") != "text":
-                raise NotSupported(f"{part.where}: only parts of type text are supported")
-            part.text("text")
-    for call in fields.each("tool_calls", MAX_TOOLS):
-        call.inner("function").text("name")
-    return fields.data

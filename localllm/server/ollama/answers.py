@@ -18,6 +18,7 @@ from localllm.server.ollama.request import (
     generation_of,
     messages_of,
     model_of,
+    named,
     refuse_images,
     thinking_of,
     tools_of,
@@ -51,7 +52,7 @@ class Answers:
             thinking=thinking_of(fields, model),
             continued=messages[-1]["role"] == "assistant",
         )
-        reader = Reader(Pieces(self.service, model.id), generation.logprobs is not None)
+        reader = self._reader(fields, model, generation)
         return await self._reply(fields, self.service.answer(model.id, turn), reader, _chat_part, None)
 
     # -- /api/generate ----------------------------------------------------------------------------------------------
@@ -70,7 +71,7 @@ class Answers:
             raise BadRequest("raw mode does not support template, system, or context", "raw")
         if suffix and "insert" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support insert', "suffix")
-        reader = Reader(Pieces(self.service, model.id), generation.logprobs is not None)
+        reader = self._reader(fields, model, generation)
         if raw or suffix:
             events = self.service.complete(model.id, Completion(prompt, generation, suffix or None))
             return await self._reply(fields, events, reader, _generate_part, None)
@@ -100,38 +101,41 @@ class Answers:
             raise BadRequest(f'"{model.id}" does not support generate', "model")
         return model, generation_of(fields, self.service, model, self.settings, client(request))
 
+    def _reader(self, fields: Fields, model: ModelInfo, generation: Generation) -> Reader:
+        return Reader(named(fields, model), Pieces(self.service, model.id), generation.logprobs is not None)
+
     async def _only_load(self, fields: Fields, model: ModelInfo, unload: bool, empty: Json) -> Json:
         """Answer a request without a prompt, which loads the model."""
         if unload:
             raise NotSupported("keep_alive 0 is not supported: models are unloaded when their memory is needed")
         await self.service.tokenize(model.id, "", False, False)
-        return _head(fields) | empty | {"done": True, "done_reason": "load"}
+        return _head(named(fields, model)) | empty | {"done": True, "done_reason": "load"}
 
     async def _reply(
         self, fields: Fields, events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
     ) -> Response | Json:
         """Stream the answer unless `stream` is false. `before`: the tokens of the prompt, if `context` is told."""
         if fields.flag("stream", True):
-            return ndjson(_lines(fields, events, reader, wrap, before), self.settings.limits)
+            return ndjson(_lines(events, reader, wrap, before), self.settings.limits)
         whole = Part()
         async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
             async for event in parts:
                 whole.add(await reader.take(event))
-        return _head(fields) | _with_logprobs(wrap(whole), whole) | _end(reader, before)
+        return _head(reader.name) | _with_logprobs(wrap(whole), whole) | _end(reader, before)
 
 
 async def _lines(
-    fields: Fields, events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
+    events: AsyncIterator[TurnEvent], reader: Reader, wrap: Wrap, before: list[int] | None
 ) -> AsyncGenerator[Json, None]:
     async with aclosing(cast("AsyncGenerator[TurnEvent, None]", events)) as parts:
         async for event in parts:
             if part := await reader.take(event):
-                yield _head(fields) | _with_logprobs(wrap(part), part) | {"done": False}
-    yield _head(fields) | wrap(Part()) | _end(reader, before)
+                yield _head(reader.name) | _with_logprobs(wrap(part), part) | {"done": False}
+    yield _head(reader.name) | wrap(Part()) | _end(reader, before)
 
 
-def _head(fields: Fields) -> Json:
-    return {"model": fields.text("model", ""), "created_at": now()}
+def _head(name: str) -> Json:
+    return {"model": name, "created_at": now()}
 
 
 def _end(reader: Reader, before: list[int] | None) -> Json:

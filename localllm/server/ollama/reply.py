@@ -41,6 +41,7 @@ class Part:
 class Reader:
     """Makes parts of events. A call of a tool is one piece in Ollama's protocol, so its arguments are collected."""
 
+    name: str  # of the model, as the request has it
     pieces: Pieces
     logprobs: bool
     started: float = field(default_factory=time.monotonic)

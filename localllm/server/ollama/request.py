@@ -52,6 +52,11 @@ def model_of(fields: Fields, service: Service) -> ModelInfo:
     return service.find(short if name not in known and short in known else name)
 
 
+def named(fields: Fields, model: ModelInfo) -> str:
+    """Return the model's name as the request has it, which replies repeat."""
+    return fields.text("model", "") or model.id
+
+
 def generation_of(fields: Fields, service: Service, model: ModelInfo, settings: Settings, client: str) -> Generation:
     """Read `options`, `format` and `logprobs`. Options that are not known are skipped, as Ollama does."""
     options = Fields(fields.object("options", {}), "options")

@@ -10,11 +10,11 @@ from starlette.requests import Request
 
 from localllm.server.errors import BadRequest
 from localllm.server.fields import Fields
-from localllm.server.ollama.request import check_keep_alive, model_of
+from localllm.server.ollama.request import check_keep_alive, model_of, named
 from localllm.server.settings import Settings
 from localllm.server.turn import Json, ModelInfo, Service
 
-MAX_INPUTS = 10_000
+MAX_INPUTS = 2048
 
 
 class Vectors:
@@ -33,10 +33,10 @@ class Vectors:
         ids = [await self._tokens(model, text, truncate) for text in texts]
         loading = time.monotonic() - started
         if not texts:
-            return {"model": fields.text("model", ""), "embeddings": []}
+            return {"model": named(fields, model), "embeddings": []}
         found = await self.service.embed(model.id, ids, self.settings.pooling)
         return {
-            "model": fields.text("model", ""),
+            "model": named(fields, model),
             "embeddings": [_shortened(vector, size) for vector in found.vectors],
             "total_duration": int((time.monotonic() - started) * 1e9),
             "load_duration": int(loading * 1e9),

@@ -3,12 +3,16 @@
 // operation, so that data read without the barrier it needs is not there yet. Blocks begin with shared memory of NaNs,
 // copies that end later end as late as they may, and accesses must be aligned. Fragments of the tensor cores are those of
 // the PTX manual.
-#include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <ucontext.h>
-#include <utility>
+
+// Instead of <math.h> and <utility>, which take twice as long to compile as a kernel.
+extern "C" {
+float expf(float), fmaf(float, float, float), fmaxf(float, float), fminf(float, float), logf(float), rintf(float);
+float sqrtf(float);
+}
 
 #define __global__
 #define __device__
@@ -162,8 +166,11 @@ inline void mma_m16n8k16_bf16(float *d, const unsigned *a, const unsigned *b) { 
 #endif
 
 namespace emulated {
-template <class... A, size_t... I> void call(void (*f)(A...), void **a, std::index_sequence<I...>) { f((A)a[I]...); }
-template <class... A> void call(void (*f)(A...), void **a) { call(f, a, std::index_sequence_for<A...>()); }
+template <int... I> struct Places {};
+template <int N, int... I> struct Counted : Counted<N - 1, N - 1, I...> {};
+template <int... I> struct Counted<0, I...> { typedef Places<I...> places; };
+template <class... A, int... I> void call(void (*f)(A...), void **a, Places<I...>) { f((A)a[I]...); }
+template <class... A> void call(void (*f)(A...), void **a) { call(f, a, typename Counted<sizeof...(A)>::places()); }
 void (*body)(void **);
 void **arguments;
 void enter() {

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,7 +42,10 @@ WHY_NOT = "no C++ compiler (g++ or clang++) to emulate CUDA with"
 
 
 class EmulatedDevice:
-    """Buffers are NumPy arrays, kernels shared libraries in `folder`; `backwards` runs threads from last to first."""
+    """Buffers are NumPy arrays, kernels shared libraries in `folder`; `backwards` runs threads from last to first.
+
+    Several processes may use one folder.
+    """
 
     generic = False
 
@@ -90,9 +94,11 @@ class EmulatedDevice:
         text = "".join((given, HEADER.read_text(encoding="utf-8"), source, run))
         library = self._folder / (hashlib.sha256(text.encode()).hexdigest()[:24] + ".so")
         if not library.exists():
-            path = library.with_suffix(".cpp")
-            path.write_text(text, encoding="utf-8")
-            subprocess.run([COMPILER, *OPTIONS, "-o", str(library), str(path), *LIBRARIES], check=True)
+            with TemporaryDirectory(dir=self._folder) as own:  # another process may be making the same
+                path, made = Path(own, "kernel.cpp"), Path(own, "kernel.so")
+                path.write_text(text, encoding="utf-8")
+                subprocess.run([COMPILER, *OPTIONS, "-o", str(made), str(path), *LIBRARIES], check=True)
+                made.replace(library)
         return library
 
     def compile(self, source: str, kernel: str) -> Any:

@@ -166,8 +166,10 @@ PLANS: dict[str, tuple[Small, ...]] = {
     ),
     "recurrent": (
         Small(RECURRENT["convolution"], table(48), steps=(1, 2, 17, 1)),
-        Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(48)),
-        Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(48), steps=(62, 3)),
+        # All rows of a sequence are one loop: few do, except to get from a block of the cache to the next.
+        Small(linear_attention(2, 1, 5, 7, delta=True, tiled=True), table(48), steps=(1, 2, 3)),
+        Small(linear_attention(2, 2, 5, 7, delta=False, tiled=False), table(48), steps=(2, 1)),
+        Small(linear_attention(1, 1, 5, 7, delta=False, tiled=False), table(48), steps=(62, 3)),
         Small(selective_scan(20, 3), table(48), steps=(62, 3)),
     ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -21,9 +23,7 @@ SMALL = attended(Heads(2, 1, 8))
 
 
 @pytest.fixture
-def card(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Card:
-    folder = tmp_path_factory.getbasetemp() / "cuda"
-    folder.mkdir(exist_ok=True)
+def card(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Card:
     return fake_cuda.install(monkeypatch, folder)
 
 

@@ -24,11 +24,6 @@ WAYS = (
 )
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 @needs_compiler
 @pytest.mark.parametrize(("compute", "backwards", "name"), [(*way, name) for *way, names in WAYS for name in names])
 def test_cuda(folder: Path, compute: str, backwards: bool, name: str) -> None:

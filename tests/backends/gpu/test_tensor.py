@@ -23,11 +23,6 @@ from tests.models.support import MemoryWeight
 pytestmark = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("emulated")
-
-
 def blocks_of(x: np.ndarray) -> np.ndarray:
     """Rows of activation blocks as words: int8, scales, sums of halves times scale."""
     integers, scales = quantized(x)

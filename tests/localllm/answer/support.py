@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 from typing import Any
@@ -12,6 +12,9 @@ from localllm.answer.formats import ROWS, find_format
 from localllm.answer.grammars import Format
 from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reasoning
 from localllm.answer.reader import AnswerReader
+from localllm.scheduler.request import Constraint
+from localllm.tokenizer import Tokenizer
+from localllm.tokenizer.tokenizer import _BYTE_OF
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -109,3 +112,39 @@ def named(name: str, thought: str = "<think>") -> Format:
     found = find_format(f"tools {' '.join(row.texts)} {thought}")
     assert found.name == name
     return found
+
+
+def byte_tokenizer(*control: str) -> Tokenizer:
+    """A tokenizer with a token for each byte, these control tokens, and <|end|>, which ends a text."""
+    letters = [letter for _, letter in sorted((byte, letter) for letter, byte in _BYTE_OF.items())]
+    marks = ["<|end|>", *control]
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "gpt-2",
+            "tokenizer.ggml.tokens": [*marks, *letters],
+            "tokenizer.ggml.token_type": [3] * len(marks) + [1] * len(letters),
+            "tokenizer.ggml.merges": [],
+            "tokenizer.ggml.eos_token_id": 0,
+        }
+    )
+
+
+def follows(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> int | None:
+    """How many characters of an ASCII text a constraint lets come before it refuses one; None if it takes all."""
+    constraint = make()
+    for place, token in enumerate(tokenizer.encode(text, add_special=False, parse_special=True)):
+        allowed = constraint.allowed()
+        if allowed is not None and not allowed[token]:
+            return place
+        constraint.accept(token)
+    return None
+
+
+def may_end(make: Callable[[], Constraint], tokenizer: Tokenizer, text: str) -> bool:
+    """Whether an answer may end after a text."""
+    constraint = make()
+    for token in tokenizer.encode(text, add_special=False, parse_special=True):
+        constraint.accept(token)
+    allowed = constraint.allowed()
+    return allowed is None or bool(allowed[0])

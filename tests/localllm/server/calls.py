@@ -35,11 +35,11 @@ def call(
 
     async def one() -> httpx.Response:
         # errors that the application raises would be uvicorn's to log; here they fail the test
-        transport = httpx.ASGITransport(app)  # type: ignore[arg-type]
+        transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             content = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
             verb = method or ("GET" if body is None else "POST")
-            raw = {name: value.encode() for name, value in (headers or {}).items()}
+            raw = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
             return await client.request(verb, path, content=content, headers=raw)
 
     return asyncio.run(one())

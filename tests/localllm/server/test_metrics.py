@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+
+import pytest
 
 from localllm.scheduler.request import Usage
 from localllm.server.metrics import Metrics
@@ -96,6 +99,17 @@ def test_requests_are_counted_by_route_and_never_by_path() -> None:
     assert values["llamacpp:prompt_tokens_cached_total"] == 2
     assert values["llamacpp:tokens_predicted_total"] == 2
     assert values["llamacpp:requests_processing"] == 0
+
+
+def test_the_log_has_a_harmless_line_for_each_request(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "localllm.server"):
+        call(ScriptedService(script("a")), "/completion", {"prompt": "the secret"})
+        call(ScriptedService(), "/%1b[31m%0a" + "x" * 1000)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("POST /completion 200 0.")
+    assert second.startswith("GET /\\x1b[31m\\nxxx")
+    assert len(second) < 150
+    assert "secret" not in caplog.text
 
 
 def test_no_metrics() -> None:

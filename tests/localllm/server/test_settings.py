@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from localllm.options import AnswerOptions, LoadOptions, OptionError, SamplingOptions, ServeOptions, declared
+from localllm.options import LoadOptions, OptionError, SamplingOptions, ServeOptions, declared
 from localllm.server.limits import Limits
 from localllm.server.settings import Settings, SettingsError, digest
 
@@ -90,7 +90,7 @@ def test_the_kinds_read_what_is_typed() -> None:
 
 
 def test_flags_do_not_clash_with_those_of_other_groups() -> None:
-    flags = [flag for group in (ServeOptions, LoadOptions, AnswerOptions, SamplingOptions) for each in declared(group)
+    flags = [flag for group in (ServeOptions, LoadOptions, SamplingOptions) for each in declared(group)
              for flag in each.option.flags]  # fmt: skip
     assert len(set(flags)) == len(flags)
     assert all(each.option.help for each in declared(ServeOptions))

@@ -128,7 +128,7 @@ def write(
     answer: list[int] = []
     while True:
         answer.append(decoding.sample())
-        sampler.accept(answer[-1])
+        sampler.write(answer[-1])
         if len(answer) == count:
             return answer
         decoding.feed(answer[-1], count - len(answer))

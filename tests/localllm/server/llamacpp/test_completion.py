@@ -251,6 +251,7 @@ def test_sampling_fields() -> None:
     }  # fmt: skip
     assert asked(samplers="kpt?").generation.sampling == {"samplers": ("top_k", "top_p", "temperature")}
     assert asked(seed=4294967295).generation.sampling == {"seed": -1}
+    assert asked(seed=-5).generation.sampling == {"seed": 2**64 - 5}
     assert asked(seed=-1).generation.sampling == {"seed": -1}
     settings = complete(temperature=0.0, seed=7, dynatemp_exponent=2)["generation_settings"]
     assert (settings["temperature"], settings["seed"], settings["dynatemp_exponent"]) == (0.0, 7, 2.0)
@@ -383,6 +384,15 @@ def test_an_answer_ends_at_its_indentation_and_the_service_is_told() -> None:
     service = ScriptedService([Begun(5, 0), *said("a\n", "b", "c"), 3600.0])
     body = call(service, "/completion", {"prompt": "x", "n_indent": 2}).json()
     assert (body["content"], body["stop_type"], body["tokens_predicted"]) == ("a\n", "limit", 2)
+    assert service.closed == 1
+
+
+def test_an_answer_that_was_cut_off_stays_so_while_its_siblings_go_on() -> None:
+    steps = [Begun(5, 0, 0), Begun(5, 5, 1), *said("a\nb", "c", answer=0), *said("d", answer=1), done(answer=1), 3600.0]
+    service = ScriptedService(steps)
+    body = call(service, "/completion", {"prompt": "x", "n_indent": 2, "n": 2}).json()
+    assert [each["content"] for each in body] == ["a\n", "d"]
+    assert [each["stop_type"] for each in body] == ["limit", "eos"]
     assert service.closed == 1
 
 

@@ -68,7 +68,7 @@ def test_apply_template() -> None:
     assert response.json()["prompt"].startswith("<|system|>s <|user|>")
     turn = service.asked[-1]
     assert isinstance(turn, Turn)
-    assert list(turn.tools) == body["tools"]
+    assert [tool["function"]["name"] for tool in turn.tools] == ["f"]
     assert turn.template_variables == {"enable_thinking": False, "add_generation_prompt": False}
     assert turn.thinking.enabled is False
 

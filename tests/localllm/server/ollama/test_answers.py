@@ -232,6 +232,13 @@ def test_messages_have_openais_form() -> None:
     ]  # fmt: skip
 
 
+def test_two_calls_of_one_tool_are_answered_in_order() -> None:
+    call = {"function": {"name": "f", "arguments": {}}}
+    answers = [{"role": "tool", "content": text, "tool_name": "f"} for text in "ab"]
+    found = turn(messages=[*USER, {"role": "assistant", "tool_calls": [call, call]}, *answers]).messages
+    assert [message["tool_call_id"] for message in found[2:]] == ["call_1_0", "call_1_1"]
+
+
 def test_the_last_message_of_an_assistant_is_continued() -> None:
     assert turn(messages=[*USER, {"role": "assistant", "content": "be"}]).continued
     assert not turn().continued

@@ -1,0 +1,212 @@
+"""The whole server with a real model: answers under load equal answers alone, clients that vanish, several models."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import localllm
+from localllm.box import resolve
+from localllm.errors import LocalLLMError
+from localllm.scheduler.scheduler import SchedulerLimits
+from localllm.server.app import make_app
+from localllm.server.served import Served
+from localllm.server.service import ModelService
+from localllm.server.settings import Settings
+from localllm.server.shelf import Shelf, models_in
+
+DEMO = Path(resolve("demo"))
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
+WEATHER = {
+    "type": "function",
+    "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+                                                   "required": ["city"], "additionalProperties": False}},
+}  # fmt: skip
+
+
+def opened(path: Path, parallel: int = 3, **options: Any) -> Served:
+    model = localllm.load(path, backend="cpu", threads=1, sequences=parallel, **options)
+    return Served(model, SchedulerLimits(parallel=parallel))
+
+
+@asynccontextmanager
+async def client(shelf: Shelf) -> AsyncIterator[httpx.AsyncClient]:
+    service = ModelService(shelf)
+    transport = httpx.ASGITransport(make_app(service, Settings()))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", timeout=60) as one:
+            yield one
+    finally:
+        shelf.end()
+
+
+def one_model(**options: Any) -> Shelf:
+    return Shelf([("demo", DEMO)], lambda path: opened(path, **options))
+
+
+def requests(count: int, seed: int) -> list[tuple[str, dict[str, Any]]]:
+    """Requests of every API, greedy or with a seed."""
+    chance = random.Random(seed)
+    words = ("once", "upon", "a", "time", "there", "was", "a", "little", "girl", "who", "loved", "her", "red", "ball")
+    made: list[tuple[str, dict[str, Any]]] = []
+    for number in range(count):
+        text = " ".join(chance.choices(words, k=chance.randrange(1, 60)))
+        messages = [{"role": "user", "content": text}]
+        heat = chance.choice([0, 0.9])
+        usual = {"temperature": heat, "max_tokens": chance.randrange(1, 30)}
+        made.append(
+            [
+                ("/v1/chat/completions", {"messages": messages, "seed": number, **usual}),
+                ("/v1/completions", {"prompt": text, "seed": number, **usual}),
+                ("/v1/messages", {"messages": messages, "max_tokens": 12, "temperature": 0}),
+                ("/api/chat", {"model": "demo", "messages": messages, "stream": False,
+                               "options": {"num_predict": 9, "temperature": heat, "seed": number}}),
+                ("/completion", {"prompt": text, "n_predict": 9, "temperature": heat, "seed": number}),
+            ][number % 5]
+        )  # fmt: skip
+    return made
+
+
+def said(body: dict[str, Any]) -> Any:
+    """The text of an answer, whichever API gave it."""
+    choices = body.get("choices")
+    if choices:
+        return choices[0]["message"]["content"] if "message" in choices[0] else choices[0]["text"]
+    return body["message"]["content"] if "message" in body else body["content"]
+
+
+def test_answers_under_load_are_those_of_an_idle_server() -> None:
+    async def run() -> None:
+        async with client(one_model(ctx_size=256)) as http:
+            asked = requests(40, 1)
+            alone = [said((await http.post(path, json=body)).json()) for path, body in asked]
+            for shuffle in (2, 3):
+                order = list(range(len(asked)))
+                random.Random(shuffle).shuffle(order)
+                answers = await asyncio.gather(*(http.post(asked[i][0], json=asked[i][1]) for i in order))
+                for i, answer in zip(order, answers, strict=True):
+                    assert answer.status_code == 200, answer.text
+                    assert said(answer.json()) == alone[i]
+
+    asyncio.run(run())
+
+
+def test_streams_carry_the_same_text() -> None:
+    async def run() -> None:
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 20}
+        async with client(one_model()) as http:
+            whole = said((await http.post("/v1/chat/completions", json=body)).json())
+            lines = (await http.post("/v1/chat/completions", json={**body, "stream": True})).text.splitlines()
+        events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        assert "".join(event["choices"][0]["delta"].get("content") or "" for event in events) == whole
+        assert lines[-1] == "data: [DONE]" or "data: [DONE]" in lines
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("temperature", [0, 1.5])
+def test_schemas_and_forced_tools_hold(temperature: float) -> None:
+    async def run() -> None:
+        async with client(one_model()) as http:
+            body = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": temperature, "max_tokens": 300}
+            form = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+            for seed in range(3):
+                answer = await http.post("/v1/chat/completions", json={**body, "seed": seed, "response_format": form})
+                choice = answer.json()["choices"][0]
+                if choice["finish_reason"] == "stop":
+                    assert json.loads(choice["message"]["content"])["n"] in (1, 2, 3)
+                forced = {**body, "seed": seed, "tools": [WEATHER], "tool_choice": "required"}
+                choice = (await http.post("/v1/chat/completions", json=forced)).json()["choices"][0]
+                if choice["finish_reason"] == "tool_calls":
+                    [call] = choice["message"]["tool_calls"][:1]
+                    assert json.loads(call["function"]["arguments"])["city"] in ("Rome", "Oslo")
+                assert choice["finish_reason"] in ("tool_calls", "length")
+
+    asyncio.run(run())
+
+
+def test_a_client_that_vanishes_frees_its_place() -> None:
+    async def run() -> None:
+        shelf = one_model(parallel=1)
+        service = ModelService(shelf)
+        async with client(shelf) as http:
+            from localllm.server.turn import Completion, Generation
+
+            wanted = Completion("Once", Generation({"temperature": 0}, max_tokens=900, ignore_eos=True))
+            events = service.complete("demo", wanted)
+            seen = 0
+            async for _ in events:
+                seen += 1
+                if seen == 5:
+                    break
+            await events.aclose()
+            answer = await http.post("/completion", json={"prompt": "Once", "n_predict": 3})
+            assert answer.status_code == 200
+            for _ in range(1000):  # the last event is told before the request leaves
+                load = service.load_of("demo")
+                assert load is not None
+                if not load.running:
+                    break
+                await asyncio.sleep(0.01)
+            assert not load.running
+
+    asyncio.run(run())
+
+
+def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf", "deep/c.gguf", "mmproj-x.gguf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(DEMO, tmp_path / name)
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    assert [name for name, _ in models_in(tmp_path)] == ["a", "b", "broken", "deep/c"]
+
+    async def run() -> None:
+        shelf = Shelf(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * DEMO.stat().st_size)
+        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
+        async with client(shelf) as http:
+            for name in ("a", "b", "deep/c"):
+                answer = await http.post("/v1/chat/completions", json={**body, "model": name})
+                assert answer.json()["model"] == name
+            states = {info.id: info.state for info in shelf.infos}
+            assert states == {"a": "unloaded", "b": "loaded", "deep/c": "loaded", "broken": "failed"}
+            assert (await http.post("/v1/chat/completions", json={**body, "model": "x"})).status_code == 404
+            broken = await http.post("/v1/chat/completions", json={**body, "model": "broken"})
+            assert broken.status_code == 500
+            listed = (await http.get("/v1/models")).json()
+            assert {model["id"] for model in listed["data"]} == set(states)
+
+    asyncio.run(run())
+
+
+def test_a_folder_without_models_is_told(tmp_path: Path) -> None:
+    with pytest.raises(LocalLLMError, match="no GGUF files"):
+        models_in(tmp_path)
+
+
+def test_embeddings_need_a_model_that_embeds() -> None:
+    async def run() -> None:
+        async with client(one_model()) as http:
+            answer = await http.post("/v1/embeddings", json={"input": "x"})
+            assert answer.status_code in (400, 501)
+        vectors = Shelf(
+            [("demo", DEMO)],
+            lambda path: Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits()),
+            embeds=True,
+        )
+        async with client(vectors) as http:
+            answer = (await http.post("/v1/embeddings", json={"input": ["a cat", "a dog"]})).json()
+        with localllm.load("demo", backend="cpu", threads=1, embeddings=True) as model:
+            expected = model.embed(["a cat", "a dog"])
+        for found, vector in zip(answer["data"], expected, strict=True):
+            assert found["embedding"] == pytest.approx(vector.tolist(), abs=1e-6)
+
+    asyncio.run(run())
