@@ -477,7 +477,9 @@ class Scheduler(Closing):
         one, sequence = part.answering, _sequence(part)
         try:
             one.evaluated(result.logits if part.wanted == "all" else None)
-            if sequence.length >= len(one.tokens):
+            if sequence.length >= len(one.tokens) and one.left <= 0:
+                one.finish("length")  # only the prompt was wanted, in the cache
+            elif sequence.length >= len(one.tokens):
                 if result.largest.ids.size:
                     one.take_largest(result.largest)
                 else:

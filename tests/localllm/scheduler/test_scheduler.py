@@ -200,6 +200,16 @@ def test_what_does_not_fit_is_refused(model: localllm.Model) -> None:
         scheduler.submit(Request([1], GREEDY), Answer())
 
 
+def test_no_token_is_written_if_none_is_wanted(model: localllm.Model) -> None:
+    prompt = [3 + i % 50 for i in range(100)]
+    with scheduled(model) as scheduler:
+        answer = ask(scheduler, Request(prompt, GREEDY, 0))
+        assert answer.result().reason == "length"
+        assert answer.tokens == []
+        again = ask(scheduler, Request([*prompt, 9], GREEDY, 1))
+        assert again.result().usage.reused == 100
+
+
 def test_the_context_ends_an_answer(model: localllm.Model) -> None:
     with scheduled(model) as scheduler:
         answer = ask(scheduler, Request([5] * 1000, GREEDY, ignore_eos=True))
