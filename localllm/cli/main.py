@@ -50,8 +50,10 @@ def _embed(own: options.Embed, opening: options.Opening) -> None:
 def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    none = own.models and not (model.words or model.model)
-    serve(own, "" if none else _one_model(model), *rest)
+    given = bool(model.words or model.model)
+    if not given and not own.models:
+        raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
+    serve(own, _one_model(model) if given else "", *rest)
 
 
 def _show(model: options.ModelName, own: options.Show) -> None:

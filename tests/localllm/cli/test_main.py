@@ -61,6 +61,8 @@ WRONG = [
     (["frobnicate"], "unknown command 'frobnicate'"),
     (["run"], "MODEL is required"),
     (["show"], "MODEL is required"),
+    (["serve"], "or a folder of models with --models FOLDER"),
+    (["serve", "a", "b"], "expected one MODEL, got 2: a, b"),
     (["chat", "a", "b"], "expected one MODEL, got 2"),
     (["chat", "a", "-m", "b"], "expected one MODEL, got 2"),
     (["run", "m", "hi", "--nonsense"], "--nonsense"),
