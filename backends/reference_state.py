@@ -32,7 +32,7 @@ class State:
     crossing: list[F32] = field(default_factory=list)  # values at the boundary of a stage
 
     def rows(self, value: Value) -> Batch:
-        """Return the batch whose rows the value has: all of them, or those whose logits are wanted."""
+        """Return the batch that matches the rows of the value: all rows, or only those whose logits are wanted."""
         return self.batch if value.rows == "batch" else self.batch.wanted()
 
     def read(self, value: Value) -> F64:

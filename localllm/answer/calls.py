@@ -48,7 +48,7 @@ class Context:
 
 
 def json_calls(context: Context, form: JsonCalls) -> Wait[bool]:
-    """Read an object, several, or a list of them."""
+    """Read one object, several objects, or a list of objects."""
     text = context.text
     yield from text.spaces()
     listed = yield from text.accept("[")
@@ -130,7 +130,7 @@ class _ObjectCall:
         return self._context.names(self._name) and not (self._form.bare and self._name not in self._context.tools)
 
     def _bare_other(self, key: str) -> bool:
-        """Whether the key says that an answer in JSON is no call."""
+        """Return whether this key shows that a JSON answer is not a call."""
         return self._form.bare and not self._started and key != "type"
 
     def _late_arguments(self) -> Wait[bool]:

@@ -11,14 +11,14 @@ from localllm.answer.incoming import Incoming, Wait
 
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
-_OWN = {"assistant", "user", "all"}  # recipients that are no tools
+_OWN = {"assistant", "user", "all"}  # recipients that are not tools
 _STARTS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=")
 _OPEN = re.compile(r"(?:<\|channel\|>|<\|start\|>)(?:(?!<\|message\|>|<\|end\|>).)*<\|message\|>\s*\Z", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a message is. "goes on": the one before is not over."""
+    """The kind of a message. "goes on" continues the previous message."""
 
     kind: Literal["content", "reasoning", "call", "goes on"]
     name: str = ""  # of the tool

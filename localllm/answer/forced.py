@@ -134,7 +134,7 @@ class _Rules:
         return self._vocabulary.tokenizer.id(text) in self._vocabulary.tokenizer.eog
 
     def sequence(self, before: str, call: str, after: str, parallel: bool) -> str:
-        """Return calls between the markers of a section; a marker that ends the answer is no part of the grammar."""
+        """Return calls between the markers of a section. The grammar leaves out a marker that ends the answer."""
         after = "" if self.ends_answer(after) else after
         more = f"(GAP {call})*" if parallel else ""
         parts = [*([f"{self.text(before)} GAP"] if before else []), call, more]
@@ -214,7 +214,7 @@ def _filled(rules: _Rules, pattern: Pattern, fields: Mapping[str, str]) -> list[
 
 
 def _arrows(rules: _Rules, start: str, calls: Sequence[str], parallel: bool) -> str:
-    """Return calls of which the prompt has written the first marker."""
+    """Return calls whose first marker is already in the prompt."""
     one = f"({' | '.join(calls)})"
     return f"{one} ({rules.text(start)} {one})*" if parallel else one
 

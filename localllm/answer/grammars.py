@@ -58,7 +58,7 @@ class Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What all ways of writing calls have: a section with one or more of them."""
+    """Base of all call formats: a section that holds one or more calls."""
 
     section: tuple[str, str] = ("", "")  # before and after the calls
 
@@ -74,7 +74,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class JsonCalls(Calls):
-    """JSON objects with name and arguments, one or several or a list of them, in a section."""
+    """Calls as JSON objects with a name and arguments. A section holds one object, several, or a list."""
 
     name: str = "name"  # keys to write; all known ones are read
     arguments: str = "arguments"

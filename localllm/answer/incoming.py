@@ -109,7 +109,7 @@ class Incoming:
             yield
 
     def flow(self, pattern: re.Pattern[str], most: int, show: Show) -> Wait[int]:
-        """Show the next characters, `most` of them, as long as each matches a pattern of the form `[...]*`.
+        """Show up to `most` of the next characters, stopping at the first that does not match `pattern` (`[...]*`).
 
         Return their number.
         """

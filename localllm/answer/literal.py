@@ -177,7 +177,7 @@ def _escape(text: Incoming, show: Show) -> Wait[bool]:
             return False
     elif letter in '"\\/bfnrt':
         show(pair)
-    elif letter != "\n":  # Python: a line that goes on
+    elif letter != "\n":  # Python: a continued line
         show(escaped(letter) if letter == "'" else "\\\\" + escaped(letter))
     return True
 

@@ -1,6 +1,6 @@
 """`Output`: the parts of an answer as the reader finds them.
 
-White space between a thought, the content and the calls belongs to none of them, so it waits until something follows.
+White space between a thought, the content and the calls is dropped, so it is held back until text follows.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Sync(Struct):
     plan: Apart  # address of the entries
     count: Int64  # number of entries
     sched_yield: Int64  # address of the system's function of this name
-    syscall: Int64  # likewise; 0 where there is no futex: then threads only yield
+    syscall: Int64  # address of the system's function of this name; 0 without futexes: threads then only yield
     futex: Int64  # the number of the system call
     threads: Apart  # `Own` of the first thread; a cache line per thread
 
