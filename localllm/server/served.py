@@ -20,8 +20,9 @@ from localllm.embedding import normalized
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.scheduler.drafts import Drafts
+from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
-from localllm.scheduler.scheduler import Observer, Scheduler, SchedulerLimits, Store
+from localllm.scheduler.scheduler import Scheduler
 from localllm.server.bridge import events
 from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.prompts import Prompt, Prompts

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from localllm.options import SamplingOptions
-from localllm.scheduler.scheduler import Load
+from localllm.scheduler.interfaces import Load
 from localllm.server.info import Info
 from localllm.server.shelf import Shelf
 from localllm.server.turn import Completion, EmbedResult, Turn, TurnEvent

@@ -17,7 +17,7 @@ from localllm.cli.terminal.console import LoadProgress, say
 from localllm.errors import LocalLLMError
 from localllm.options import ServeOptions
 from localllm.plan import BLOCK
-from localllm.scheduler.scheduler import SchedulerLimits
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.metrics import Metrics

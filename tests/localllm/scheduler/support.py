@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import localllm
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Written
-from localllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from localllm.scheduler.scheduler import Scheduler
 
 WAIT = 60  # seconds: a test that hangs fails
 

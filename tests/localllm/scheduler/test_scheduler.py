@@ -17,8 +17,9 @@ from localllm.errors import LocalLLMError
 from localllm.options import SamplingOptions
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Constraint, Prompted, Request, Written
-from localllm.scheduler.scheduler import Scheduler, SchedulerLimits
+from localllm.scheduler.scheduler import Scheduler
 from localllm.speculation.policy import Costs
 from tests.localllm.scheduler.support import Answer, ask, scheduled
 from tests.models.kit import KIT

@@ -17,7 +17,7 @@ import pytest
 import localllm
 from localllm.box import resolve
 from localllm.errors import LocalLLMError
-from localllm.scheduler.scheduler import SchedulerLimits
+from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.server.app import make_app
 from localllm.server.served import Served
 from localllm.server.service import ModelService
