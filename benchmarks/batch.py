@@ -1,6 +1,7 @@
 """Decode 1 to 16 sequences together, in turn with llama-batched-bench on the same file and threads.
 
     python benchmarks/batch.py MODEL.gguf --llama-batched-bench PATH [-t 2] [--sequences 1,2,4,8,16] [--rounds 2]
+    python benchmarks/batch.py --table
 
 Every sequence has 128 tokens before it; 32 tokens of each are decoded. Rates are tokens per second of all sequences. A
 ratio is the median over rounds of ours / llama.cpp's. One JSON line per model goes to benchmarks/results/batch.jsonl.
@@ -14,10 +15,12 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -25,8 +28,8 @@ RESULTS = ROOT / "benchmarks" / "results" / "batch.jsonl"
 PROMPT, ANSWER = 128, 32
 
 
-def ours(path: Path, threads: int, counts: list[int]) -> dict[int, float]:
-    """Return tokens per second for each number of sequences, measured in this process."""
+def ours(path: Path, threads: int, counts: list[int]) -> tuple[dict[int, float], str]:
+    """Return tokens per second for each number of sequences, measured in this process, and the device."""
     import localllm
     from localllm.engine import Rows
 
@@ -42,7 +45,7 @@ def ours(path: Path, threads: int, counts: list[int]) -> dict[int, float]:
             rates[count] = count * ANSWER / (perf_counter() - began)
             for sequence in sequences:
                 engine.release(sequence)
-    return rates
+        return rates, model.device
 
 
 def theirs(program: Path, path: Path, threads: int, counts: list[int]) -> dict[int, float]:
@@ -58,19 +61,45 @@ def theirs(program: Path, path: Path, threads: int, counts: list[int]) -> dict[i
     return {int(row[at]): float(row[rate]) for row in rows[1:] if re.fullmatch(r"\d+", row[at])}
 
 
+def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """The Markdown of docs/serve.md: by device, the newest row of each model; tokens per second of all sequences."""
+    newest = {(row["device"], row["model"].removesuffix(".gguf")): row for row in rows}
+    lines: list[str] = []
+    for device in dict.fromkeys(device for device, _ in newest):
+        models = {model: row for (at, model), row in newest.items() if at == device}
+        counts = sorted({int(count) for row in models.values() for count in row["ours"]})
+        lines += ["", f"**{device}**", "", "| model | " + " | ".join(f"{count}" for count in counts) + " |"]
+        lines.append("|---|" + "---:|" * len(counts))
+        for model, row in models.items():
+            cells = (
+                f"{row['ours'][n]:.0f} : {row['llama.cpp'][n]:.0f} = {row['ratio'][n]:.2f}" if n in row["ours"] else ""
+                for n in map(str, counts)
+            )
+            lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return "\n".join(lines[1:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="+")
-    parser.add_argument("--llama-batched-bench", type=Path, required=True)
+    parser.add_argument("models", type=Path, nargs="*")
+    parser.add_argument("--llama-batched-bench", type=Path, default=Path("llama-batched-bench"))
     parser.add_argument("-t", "--threads", type=int, default=os.cpu_count())
     parser.add_argument("--sequences", default="1,2,4,8,16")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(table(stored()))
+        return
     counts = [int(count) for count in arguments.sequences.split(",")]
     for path in arguments.models:
         rounds = []
         for _ in range(arguments.rounds):
-            mine = ours(path, arguments.threads, counts)
+            mine, device = ours(path, arguments.threads, counts)
             rounds.append((mine, theirs(arguments.llama_batched_bench, path, arguments.threads, counts)))
         found = {
             "model": path.name,
@@ -78,11 +107,7 @@ def main() -> None:
             "ours": {count: round(median(mine[count] for mine, _ in rounds), 2) for count in counts},
             "llama.cpp": {count: round(median(peer[count] for _, peer in rounds), 2) for count in counts},
             "ratio": {count: round(median(mine[count] / peer[count] for mine, peer in rounds), 2) for count in counts},
-            "cpu": next(
-                line.split(":", 1)[1].strip()
-                for line in Path("/proc/cpuinfo").read_text().splitlines()
-                if "model name" in line
-            ),
+            "device": device,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         with RESULTS.open("a") as file:

@@ -26,20 +26,14 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(ROOT))
 
 from localllm.backends.base import Limits
-from localllm.backends.cpu import dot
-from localllm.backends.cpu.arguments import Address, Struct, Target
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
-from localllm.backends.cpu.kernels.common import i32x16, kernel
-from localllm.backends.cpu.kernels.executor import Entry
-from localllm.backends.cpu.memory import address
-from localllm.backends.cpu.panels import u8x64
-from localllm.backends.cpu.simd import Function, Value
+from localllm.backends.cpu.roofs import product_rates
 from localllm.backends.cpu.unpack import FORMATS as KERNELS
 from localllm.plan import BLOCK, Batch, Recorder
 from localllm.quant import FORMATS, quantize, row_bytes
 
 COLUMNS, ROWS, BATCH = 2048, 1 << 16, 512
-CHAINS, TURNS = 16, 1 << 16
+TURNS = 1 << 16
 
 
 class Random:
@@ -69,33 +63,9 @@ def best(function: Callable[[], object], repeat: int = 3) -> float:
     return min(times)
 
 
-class PeakArguments(Struct):
-    data: Address
-    sink: Target
-
-
 def byte_peak(backend: CpuBackend) -> float:
     """Operations a second of a loop that only multiplies and adds bytes, on all threads."""
-
-    def body(f: Function, a: PeakArguments, thread: Value, threads: Value) -> None:
-        sums = [f.var(f.zeros(i32x16)) for _ in range(CHAINS)]
-        w, x = f.load(a.data, u8x64), f.load(a.data + 64, u8x64)
-        with f.loop(0, TURNS):
-            for total in sums:
-                total.set(dot.small(f, total.get(), w, x))
-        everything = sums[0].get()
-        for total in sums[1:]:
-            everything = everything ^ total.get()
-        f.store(a.sink + thread * 64, everything)
-
-    backend.library.load([kernel("byte_peak", PeakArguments, body)])
-    data, sink = np.ones(128, np.uint8), np.zeros(16 * backend.pool.threads, np.int32)
-    arguments = PeakArguments(data=address(data), sink=address(sink)).pack()
-    code = backend.library.address("byte_peak")
-    entries = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0).pack()[None]
-    counters = np.zeros((1, 8), np.int64)
-    seconds = best(lambda: backend.pool.run(entries, counters))
-    return backend.pool.threads * TURNS * CHAINS * 128 / seconds
+    return max(product_rates(backend.library, backend.pool, TURNS, 3))
 
 
 def batch(rows: int) -> Batch:

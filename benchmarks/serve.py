@@ -1,7 +1,10 @@
 """Load on localllm serve and llama-server in turn: the same file, threads, slots and requests.
 
-    python benchmarks/serve.py MODEL.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--traces chat,agent]
+    python benchmarks/make_model.py llama-1b Q4_K_M 1b.gguf --vocab VOCABULARY.gguf
+    python benchmarks/serve.py 1b.gguf --llama-server PATH [-t 2] [--clients 1,4,8,16] [--rounds 2]
     python benchmarks/serve.py --table
+
+The file needs a real vocabulary: servers send nothing for a token without text, and its time would be missing.
 
 A trace is a fixed list of requests; every client takes the next one when its answer ends. `chat`: prompts of about 200
 tokens without anything in common, answers of 96. `agent`: a shared beginning of 4000 tokens, 100 of one's own, answers
@@ -27,8 +30,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
 from typing import Any
 
 import httpx
@@ -105,7 +109,8 @@ async def ask(client: httpx.AsyncClient, prompt: list[int], count: int) -> Answe
         "stream_options": {"include_usage": True}, "cache_prompt": True,
     }  # fmt: skip
     answer, began = Answer(), time.perf_counter()
-    async with client.stream("POST", "/v1/completions", json=body) as response:
+    # llama-server closes idle connections, so each request has one of its own.
+    async with client.stream("POST", "/v1/completions", json=body, headers={"Connection": "close"}) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread())[:500]!r}")
         async for line in response.aiter_lines():
@@ -184,32 +189,51 @@ def row(name: str, arguments: argparse.Namespace, trace: str, clients: int, answ
         requests=len(answers), tokens_per_second=round(written / seconds, 2), goodput=round(good / seconds, 2),
         ttft=percentiles([one.times[0] for one in answers]), tpot=percentiles(tpot), itl=percentiles(between),
         cached_share=round(sum(one.cached for one in answers) / sum(map(len, prompts.prompts)), 3),
-        peak_bytes=peak_bytes(pid), seconds=round(seconds, 2), device=device(),
+        peak_bytes=peak_bytes(pid), seconds=round(seconds, 2), device=arguments.device,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
 
 
-def device() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "unknown")
-    return f"{name}, {os.cpu_count()} processors"
+def stored(path: Path = RESULTS) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """The Markdown of docs/serve.md: a line per server, trace and number of clients."""
-    lines = [
-        "| model | trace | clients | server | tokens/s | goodput | TTFT p50, p99, s | ITL p50, p99, ms | cached | GB |",
-        "|---|---|---:|---|---:|---:|---:|---:|---:|---:|",
-    ]
+    """The Markdown of docs/serve.md: by device, a line per trace, number of clients and server; medians over rounds."""
+    cells: dict[str, dict[tuple[Any, ...], list[dict[str, Any]]]] = {}
     for one in rows:
-        ttft, itl = one["ttft"], one["itl"]
-        lines.append(
-            f"| {one['model'].removesuffix('.gguf')} | {one['trace']} | {one['clients']} | {one['server']} | "
-            f"{one['tokens_per_second']:.1f} | {one['goodput']:.1f} | {ttft['p50']:.2f}, {ttft['p99']:.2f} | "
-            f"{itl['p50'] * 1e3:.0f}, {itl['p99'] * 1e3:.0f} | {one['cached_share']:.0%} | "
-            f"{one['peak_bytes'] / 1e9:.1f} |"
-        )
-    return "\n".join(lines)
+        key = (one["model"].removesuffix(".gguf"), one["trace"], one["clients"], one["server"])
+        cells.setdefault(one["device"], {}).setdefault(key, []).append(one)
+    lines = []
+    for device, found in cells.items():
+        lines += [
+            "" if lines else None,
+            f"**{device}**",
+            "",
+            "| model | trace | clients | server | tokens/s | goodput | TTFT p50, p99, s | TPOT p50, ms | "
+            "ITL p50, p99, ms | cached | GB |",
+            "|---|---|---:|---|---:|---:|---:|---:|---:|---:|---:|",
+        ]
+        for key in sorted(found):
+            value = partial(_median, found[key])
+            lines.append(
+                f"| {' | '.join(map(str, key))} | {value('tokens_per_second'):.1f} | {value('goodput'):.1f} | "
+                f"{value('ttft', 'p50'):.2f}, {value('ttft', 'p99'):.2f} | {value('tpot', 'p50') * 1e3:.0f} | "
+                f"{value('itl', 'p50') * 1e3:.0f}, {value('itl', 'p99') * 1e3:.0f} | {value('cached_share'):.0%} | "
+                f"{value('peak_bytes') / 1e9:.1f} |"
+            )
+    return "\n".join(line for line in lines if line is not None)
+
+
+def _median(rows: Sequence[dict[str, Any]], *keys: str) -> float:
+    """The median of a figure over rounds."""
+    values = []
+    for one in rows:
+        found: Any = one
+        for key in keys:
+            found = found[key]
+        values.append(float(found))
+    return median(values)
 
 
 def main() -> None:
@@ -220,15 +244,16 @@ def main() -> None:
     parser.add_argument("--clients", default="1,4,8,16")
     parser.add_argument("--traces", default="chat,agent")
     parser.add_argument("--per-client", type=int, default=3, help="requests per client, at least 4 in all")
+    parser.add_argument("--rounds", type=int, default=1, help="how often each server runs, in turn")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     if arguments.table:
-        print(table([json.loads(line) for line in RESULTS.read_text().splitlines()]))
+        print(table(stored()))
         return
     import localllm
 
-    with localllm.load(arguments.model, threads=1, ctx_size=64) as model:
-        vocabulary = model.vocabulary
+    with localllm.load(arguments.model, threads=arguments.threads, ctx_size=64) as model:
+        vocabulary, arguments.device = model.vocabulary, model.device
     for trace in arguments.traces.split(","):
         for clients in map(int, arguments.clients.split(",")):
             port, seed = free_port(), clients
@@ -244,7 +269,7 @@ def main() -> None:
                     str(arguments.llama_server), "-m", str(arguments.model), "--port", str(port), "-t", threads,
                     "-np", slots, "-c", str(CONTEXT * clients), "--no-webui",
                 ]  # fmt: skip
-            for name, command in commands.items():
+            for name, command in list(commands.items()) * arguments.rounds:
                 with server(command, port) as process:
                     url = f"http://127.0.0.1:{port}"
                     asyncio.run(load(url, Trace([[7] * 8], 4), 1))  # warm

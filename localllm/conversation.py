@@ -20,7 +20,7 @@ from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece, Statistics
 from localllm.held import end_of, held, without_thought
 from localllm.options import AnswerOptions, SamplingOptions
-from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, TemplateError, choose_template
+from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class Conversation:
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
         self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._structure, self._thought_tokens = options.structure, options.thought_tokens
+        self._asked_of = options.asked
         self._variables = options.template_variables
         self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
@@ -184,7 +184,7 @@ class Conversation:
         LocalLLMError if these do not match it.
         """
         asked, answered = prompt[: len(prompt) - begun], prompt[len(prompt) - begun :]
-        make = held(self._model, self._structure, self._thought_tokens, self._template, self._tail(asked))
+        make = held(self._model, self._asked_of, self._template, self._tail(asked))
         if make is None:
             return None
         constraint = make()
@@ -209,7 +209,7 @@ class Conversation:
         pieces = self.session.generate(
             prompt, self._sampler, most, self._stop, cancel, self._ignore_eos, resumed, constraint
         )
-        if self._structure is None or resumed:
+        if self._asked_of.structure is None or resumed:
             return pieces
         return without_thought(pieces, self._model, self._template, self._tail(prompt), self._stop)
 
@@ -265,9 +265,14 @@ class Conversation:
         return messages, prompt
 
 
-def template_of(model: Model, confined: Confined | None = None) -> tuple[ChatTemplate, str | None]:
-    """Return the model's chat template, rendered in `confined`, and a note if the template is not from the file."""
-    return choose_template(model.file.metadata, _words(model), confined)
+def template_of(
+    model: Model, confined: Confined | None = None, given: Family | None = None
+) -> tuple[ChatTemplate, str | None]:
+    """Return the model's chat template, rendered in `confined`, and a note if the template is not from the file.
+
+    `given` replaces the file's template.
+    """
+    return choose_template(model.file.metadata, _words(model), confined, given)
 
 
 def is_plain(template: ChatTemplate) -> bool:

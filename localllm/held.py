@@ -1,4 +1,4 @@
-"""What the options hold an answer to: a structure, and a limit for its thought. Grammars load when they are needed."""
+"""From what is asked of an answer to its constraint, for all who write answers. Grammars load when they are needed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localllm.generation.statistics import Piece
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
-    from localllm.answer.structure import Structure
+    from localllm.answer.structure import Asked, Structure
     from localllm.scheduler.request import Constraint
     from localllm.template import ChatTemplate
     from localllm.tokenizer import Tokenizer
@@ -31,26 +31,23 @@ def end_of(prompt: str) -> str:
     return str.__str__(prompt)[-_TAIL:]
 
 
-def held_text(model: Worded, structure: Structure | None) -> Constraint | None:
-    """Return the constraint of a plain text with a structure; None without one. StructureError if it is broken."""
+def held_text(model: Worded, structure: Structure | None) -> Callable[[], Constraint] | None:
+    """Return what makes the constraint of a plain text; None without a structure. StructureError if it is broken."""
     if structure is None:
         return None
     from localllm.answer.asked import structured
 
-    return structured(model.grammars, structure)()
+    return structured(model.grammars, structure)
 
 
-def held(
-    model: Worded, structure: Structure | None, thought_tokens: int | None, template: ChatTemplate, tail: str
-) -> Callable[[], Constraint] | None:
+def held(model: Worded, asked: Asked, template: ChatTemplate, tail: str) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, whose prompt ends with `tail`; None if it is free."""
-    if structure is None and thought_tokens is None:
+    if asked.free:
         return None
     from localllm.answer.asked import constrained
     from localllm.answer.formats import find_format
 
-    format_ = find_format(template.source)
-    return constrained(model.grammars, format_, tail, structure=structure, budget=thought_tokens)
+    return constrained(model.grammars, find_format(template.source), tail, asked)
 
 
 def without_thought(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Unpack
@@ -24,7 +24,7 @@ from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.models import Config, architecture_of, record_heads
-from localllm.notice import Notice, Setting
+from localllm.notice import BeyondTraining, Notice, NotUsed, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
 from localllm.options.declare import divided
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from localllm.confined import Confined
     from localllm.scheduler.request import Constraint
     from localllm.speculation.setup import Reader, Speculation
-    from localllm.template import ChatTemplate
+    from localllm.template import ChatTemplate, Family
 
 
 class NoTokenizer(LocalLLMError):
@@ -77,6 +77,7 @@ class Model(Closing):
         self.draft: Model | None = None  # drafts tokens; closed with this model
         self._bound: Bound | None = None
         self._confined: Confined | None = None
+        self._given: Family | None = None  # the format that replaces the file's chat template
 
     def bind(
         self,
@@ -92,6 +93,10 @@ class Model(Closing):
         self.config, self.plan, self.context = bound.config, bound.plan, bound.context
         self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
         self.batch_rows = bound.engine.limits.rows
+        asked = options.ctx_size and not options.any_cache  # measurements go where they like
+        if asked and self.context > bound.config.context_length > 0:
+            trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
+            warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
 
     def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.
@@ -111,6 +116,7 @@ class Model(Closing):
                 gpu_layers=0 if options.gpu_layers == 0 else "auto",
                 device=options.device,
                 force=options.force,
+                any_cache=True,  # no warnings: what a draft gets wrong costs only time
             )
         try:
             self.speculation = Speculation(self.reader(), speculation, draft.reader() if draft is not None else None)
@@ -118,6 +124,11 @@ class Model(Closing):
             if draft is not None:
                 draft.close()
             raise
+        if self.speculation.unused:
+            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
+        if self.speculation.refused and draft is not None:
+            draft.close()
+            draft = None
         self.draft = draft
 
     def reader(self) -> Reader:
@@ -348,10 +359,9 @@ class Model(Closing):
         self.check_length(rendered.text)
         encoder = ChatEncoder(self.words, template.source, answer.parse_special_in_content)
         ids, stops, tail = encoder.encode(rendered.text), (*answer.stops, *template.stops), end_of(rendered.text)
-        structure = answer.structure
-        make = held(self, structure, answer.thought_tokens, template, tail)
-        pieces = self._stream(ids, sampler, answer, stops, cancel, make() if make is not None else None)
-        return pieces if structure is None else without_thought(pieces, self, template, tail, stops)
+        asked_of = answer.asked
+        pieces = self._stream(ids, sampler, answer, stops, cancel, held(self, asked_of, template, tail))
+        return pieces if asked_of.structure is None else without_thought(pieces, self, template, tail, stops)
 
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
@@ -360,7 +370,22 @@ class Model(Closing):
 
         words = self.words
         self._confined = renderer()
-        return choose_template(self.file.metadata, words, self._confined)
+        return choose_template(self.file.metadata, words, self._confined, self._given)
+
+    def use_template(self, given: Family) -> None:
+        """Render conversations with this format, not the file's. TemplateError if it is broken.
+
+        Call it before `template` is first used.
+        """
+        assert "template" not in self.__dict__, "the file's template is in use"
+        self._given = given
+        assert self.template[0].source == given.source
+
+    @property
+    def template_source(self) -> str:
+        """The chat template that was given, or the file's; "" if there is none."""
+        source = self._given.source if self._given is not None else self.file.metadata.get("tokenizer.chat_template")
+        return source if isinstance(source, str) else ""
 
     @cached_property
     def grammars(self) -> GrammarVocabulary:
@@ -381,9 +406,9 @@ class Model(Closing):
         answer: AnswerOptions,
         stops: tuple[str, ...],
         cancel: threading.Event | None,
-        constraint: Constraint | None,
+        held_to: Callable[[], Constraint] | None,
     ) -> Iterator[Piece]:
-        session = self.session()
+        constraint, session = held_to() if held_to is not None else None, self.session()
         try:
             yield from session.generate(
                 ids, sampler, answer.max_tokens, stops, cancel, answer.ignore_eos, constraint=constraint
@@ -413,7 +438,7 @@ def load(
     sequences: int = 0,
     **keywords: Unpack[LoadKeywords],
 ) -> Model:
-    """Open a GGUF file (or "demo", the bundled model) for use.
+    """Open a GGUF file for use: a path, the name of a model on this computer, or "demo", the bundled model.
 
         with localllm.load("model.gguf", ctx_size=8192, gpu_layers=20) as model:
             ...

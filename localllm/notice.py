@@ -46,6 +46,14 @@ class Written(NamedTuple):
 Span = str | Setting | Together | Written
 
 
+class NotUsed(UserWarning):
+    """Something that was asked for has no effect; the message, a `Notice`, gives the reason."""
+
+
+class BeyondTraining(UserWarning):
+    """The context is longer than the model was trained on."""
+
+
 class Notice(str):
     """A text made of strings, of options (`Setting`, `Together`), of values (`Written`), and of other messages."""
 

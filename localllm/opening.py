@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,6 +14,7 @@ from localllm.cache.types import cache_bytes
 from localllm.engine import Engine
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
+from localllm.machine.memory import memory
 from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
 from localllm.notice import Notice, Setting
 from localllm.options import LoadOptions
@@ -163,13 +163,8 @@ def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bo
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can still take: as Linux estimates them, elsewhere all memory."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        return int(fields["MemAvailable"].split()[0]) << 10
-    except (OSError, KeyError, ValueError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the bytes that programs can still take."""
+    return memory().free
 
 
 def _needed(window: int, rows: int) -> int:

@@ -127,15 +127,13 @@ class Session:
         _check_prompt(prompt, context)
         meter = Meter(len(prompt))
         meter.reused_tokens = self.rewind(self.shared(prompt[:-1]))  # the logits of the last token are needed
-        sampler.constrain(constraint)
+        sampler.constrain(constraint, self._tokenizer.eog if self._tokenizer is not None else (), ignore_eos)
         decoding, text = self._decoding(sampler, prompt), AnswerText(self._tokenizer, stop, resumed, visible)
         cancelled = cancel.is_set if cancel is not None else lambda: False
         logits = prefill(self, prompt[meter.reused_tokens :], self.batch_rows, cancelled)
         meter.prompt_read()
         for token in prompt:
             sampler.accept(token)
-        ends = frozenset[int]() if self._tokenizer is None else self._tokenizer.eog
-        ends = frozenset[int]() if ignore_eos and constraint is None else ends
         reason: StopReason = "cancelled"
         tail = ""
         try:
@@ -147,7 +145,7 @@ class Session:
                     break
                 token = decoding.sample()
                 meter.sampled()
-                if token in ends:
+                if sampler.is_end(token):
                     reason = "end"
                     break
                 sampler.write(token)

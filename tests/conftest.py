@@ -1,7 +1,11 @@
-"""Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk."""
+"""Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk.
+
+The tests, and the programs that they start, see no configuration of the user.
+"""
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 from collections.abc import Iterator
@@ -9,6 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
+    del os.environ[_name]
+os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever runs the tests
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 

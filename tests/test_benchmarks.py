@@ -6,8 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from statistics import median
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -36,6 +39,53 @@ def test_the_page_on_speculation_shows_the_stored_rows(monkeypatch) -> None:  # 
     )
     for name in ("speculation", "speculation_pair", "compare"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("program", "name"), [("batch", "batch"), ("serve", "load")])
+def test_the_page_on_the_server_shows_the_stored_rows(monkeypatch, program: str, name: str) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    module = import_module(program)
+    assert shown("docs/serve.md", name) == module.table(module.stored())
+    sys.modules.pop(program, None)
+
+
+def test_the_page_on_speed_shows_the_stored_neighbours(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import neighbours
+
+    shown_table = neighbours.table(neighbours.stored(neighbours.RESULTS / "neighbours.jsonl"))
+    assert shown("docs/speed.md", "neighbours") == shown_table
+    cells = [
+        neighbours.Cell("m", 2, busy, [30.0, 90.0, 40.0], [10.0, 12.0, 14.0], [5.0, 1.0, 6.0], device="chip, 2 threads")
+        for busy in (0, 2)
+    ]
+    cells.append(neighbours.Cell("m", 1, 0, [7.0], device="chip, 1 thread"))
+    assert neighbours.table(cells).splitlines()[2:] == [
+        "| model | threads | alone | beside 2 |",
+        "|---|---:|---:|---:|",
+        "| m | 2 | 40.0 : 12.0 : 5.0 | 40.0 : 12.0 : 5.0 |",
+        "| m | 1 | 7.0 : - : - |  |",
+    ]
+    for name in ("neighbours", "compare"):
+        sys.modules.pop(name, None)
+
+
+def test_neighbours_are_busy_while_it_is_measured_and_gone_afterwards(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    peer, out = tmp_path / "peer", tmp_path / "rows.jsonl"
+    peer.write_text(FAKE_PEER.format(python=sys.executable, log=str(tmp_path / "log")))
+    peer.chmod(0o755)
+    command = [sys.executable, "benchmarks/neighbours.py", "demo", "--llama-bench", str(peer), "-t", "2"]
+    result = subprocess.run(
+        [*command, "--busy", "0,1", "--rounds", "2", "--seconds", "0.1", "--out", str(out)],
+        cwd=ROOT, check=True, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    cells = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [(cell["model"], cell["threads"], cell["busy"]) for cell in cells] == [("demo", 2, 0), ("demo", 2, 1)]
+    for cell in cells:
+        assert len(cell["sleeping"]) == len(cell["spinning"]) == 2
+        assert min(*cell["sleeping"], *cell["spinning"]) > 0
+        assert cell["llama_cpp"] == [7.0, 7.0]
+    assert "| demo | 2 | " in result.stdout
 
 
 def test_a_ratio_is_the_median_of_rounds_against_the_better_peer(monkeypatch) -> None:  # type: ignore[no-untyped-def]

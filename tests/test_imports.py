@@ -29,8 +29,12 @@ ALLOWED: dict[str, set[str]] = {
     "localllm/confined": {"localllm", "tokenizers"},
     "localllm/answer": {"localllm", "numpy", "llguidance"},
     "localllm/server": {"localllm", "models", "numpy", "starlette", "uvicorn", "prometheus_client"},
+    "localllm/store": {"localllm", "quant", "huggingface_hub"},
     "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
-    "localllm/cli": {"localllm", "models", "backends", "plan", "quant", "numpy", "rich", "typer"},
+    "localllm/cli": {
+        *("localllm", "models", "backends", "plan", "quant", "numpy"),
+        *("rich", "typer", "platformdirs"),
+    },
 }
 FILES = sorted(
     path
@@ -104,6 +108,21 @@ def test_a_backend_is_imported_when_it_is_opened() -> None:
             early = {m for m in imports(path, only_at_import=True) if m.startswith(("backends.cpu", "llvmlite"))}
             allowed = {"backends.cpu.backend"} if name(path) == "localllm/cli/commands/bench.py" else set()
             assert early <= allowed, path
+
+
+def test_the_hub_is_imported_when_a_model_is_fetched() -> None:
+    for path in FILES:
+        early = imports(path, only_at_import=True)
+        assert not {m for m in early if m.startswith("huggingface_hub")}, path
+        if name(path) not in ("localllm/store/hub.py", "localllm/store/pull.py"):
+            assert not {m for m in imports(path) if m.startswith("huggingface_hub")}, path
+
+
+def test_the_environment_is_configuration_for_the_command_line_alone() -> None:
+    for path in FILES:
+        if not name(path).startswith("localllm/cli/"):
+            assert "LOCALLLM_" not in path.read_text(encoding="utf-8"), path
+            assert not {m for m in imports(path) if m.startswith(("tomllib", "platformdirs"))}, path
 
 
 @pytest.mark.parametrize(("code", "found"), [("import a.b", {"a.b"}), ("def f():\n  from c import d", {"c"})])

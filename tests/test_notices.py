@@ -23,6 +23,7 @@ FOREIGN = {  # what only looks like a flag of ours
     ("backends/cuda/nvrtc.py", "-v"),  # of NVIDIA's assembler
     ("localllm/__main__.py", "-m"),  # Python's
     ("localllm/confined/process.py", "-c"),  # Python's
+    ("localllm/machine/system.py", "-n"),  # of sysctl
     ("localllm/notice.py", "--backend"),  # an example
     ("quant/formats/q1_q2.py", "-d"),  # minus d
 }

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Literal
 
 import numpy as np
@@ -20,11 +19,12 @@ from localllm.backends.cpu.cache import CACHE
 from localllm.backends.cpu.cache_blocks import CacheBlocks
 from localllm.backends.cpu.isa import Isa, host
 from localllm.backends.cpu.jit import Library
-from localllm.backends.cpu.kernels import bandwidth, matrix
+from localllm.backends.cpu.kernels import matrix
 from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.pool import Pool
 from localllm.backends.cpu.program import Program
+from localllm.backends.cpu.roofs import read_rates
 from localllm.backends.cpu.storage import Storage
 from localllm.backends.shell import RopeTables, Shell
 from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value
@@ -86,7 +86,7 @@ class CpuExecutable(Shell):
         keep: Collection[Value],
     ) -> None:
         super().__init__(plan, limits)
-        self._pool, self._library = backend.pool, backend.library
+        self.pool, self._library = backend.pool, backend.library
         self._backend = backend  # keeps its threads alive
         threads, isa = backend.pool.threads, backend.isa
         program = bind.program(plan, limits, threads, isa, cache, keep)
@@ -147,19 +147,19 @@ class CpuExecutable(Shell):
             into[: len(rows)] = rows
         entries, counters = self._work[number]
         if len(entries):  # empty if the stage has only additions, which earlier linears perform
-            self._pool.run(entries, counters)
+            self.pool.run(entries, counters)
         return [rows[: self._counts[value.rows]] for value, rows in stage.sent]
 
     def replay(self) -> None:
         """Run the plan on the last batch again, to time a step without the Python around it."""
-        self._pool.run(self.entries, self._storage.counters)
+        self.pool.run(self.entries, self._storage.counters)
 
     def result(self) -> F32:
         assert self._logits is not None, "another place makes the logits"
         return self._logits[: self._counts["logits"]]
 
     def _fill(self, weight: Tensor) -> None:
-        weights.fill([(weight, self._storage.panels[weight.name])], self._library, self._pool.threads)
+        weights.fill([(weight, self._storage.panels[weight.name])], self._library, self.pool.threads)
 
     def _free(self) -> None:
         self._storage.free()
@@ -168,25 +168,9 @@ class CpuExecutable(Shell):
     def read_bandwidth(self) -> float:
         """Measure the bytes per second of reading the weights (at most 512 MiB): the best of three passes."""
         self._must_be_open()
-        size = min(self._storage.weights.size, READ_AT_MOST)
-        if size < bandwidth.LEAST:
-            return 0.0
-        piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
-        pieces = size // piece
-        counters, sink = np.zeros((self._pool.threads, 8), np.int64), np.zeros(8 * self._pool.threads, np.int64)
-        arguments = bandwidth.ReadArguments(
-            start=self._storage.weights.address, pieces=pieces, piece=piece, counter=address(counters),
-            sink=address(sink),
-        ).pack()  # fmt: skip
-        self._library.load([bandwidth.read()])
-        read = Entry(kernel=self._library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
-        entries = read.pack()[None]
-        best = 0.0
-        for _ in range(3):
-            start = perf_counter()
-            self._pool.run(entries, counters)
-            best = max(best, pieces * piece / (perf_counter() - start))
-        return best
+        weights = self._storage.weights
+        rates = read_rates(self._library, self.pool, weights.address, min(weights.size, READ_AT_MOST), 3)
+        return max(rates, default=0.0)
 
     def profile(self) -> list[tuple[str, int, int]]:
         """(operation, cycles since bind, cycles waiting for other threads) in plan order."""

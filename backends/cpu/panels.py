@@ -86,7 +86,7 @@ class IntegerPanel:
     largest: int = 127
     super_scales: SuperScales | None = None
     folds: bool = False  # q times the scale of its group fits a byte: 0..127 without an offset, -128..127 with one
-    direct_rows: int = 8  # maximum rows that multiply packed bytes; more rows are worth unpacking for
+    direct_rows: int = 0  # maximum rows that multiply packed bytes: more are worth unpacking for; 0: as the Isa says
     repack_word: Callable[[Function, Value], Value] | None = None  # rearranges an int32 of the field `repack_field`
     repack_field: int = -1
     order: tuple[int, ...] = ()  # file offsets of the 4-byte elements in reading order, if it is not the file's

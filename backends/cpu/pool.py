@@ -35,6 +35,7 @@ class Pool:
         self._library = library  # keeps the code that the workers run
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
+        self.spins = executor.SPINS
         self._sync[Sync.sched_yield] = _system("sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
             self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
@@ -54,6 +55,20 @@ class Pool:
                 self.close()
                 problem = f"only {started + 1} of {threads} threads can be started"
                 raise BackendError(Notice(problem, "; give fewer (", Setting("threads"), ")")) from None
+
+    @property
+    def spins(self) -> int:
+        """Turns of some 50 nanoseconds that a thread waits at a barrier before it sleeps."""
+        return int(self._sync[Sync.spins])
+
+    @spins.setter
+    def spins(self, turns: int) -> None:
+        self._sync[Sync.spins] = turns
+
+    @property
+    def slept(self) -> int:
+        """How often threads have slept at barriers."""
+        return int(self._sync[Sync.slept])
 
     def _work(self, thread: int) -> None:
         sync, bed, seen = self._sync, self._beds[thread], own_slot(thread) + Own.seen

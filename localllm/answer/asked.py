@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
 from localllm.answer.grammars import Format
 from localllm.answer.incoming import SPACES
-from localllm.answer.structure import Grammar, Structure, StructureError, compile_structure
+from localllm.answer.structure import Asked, Grammar, Structure, StructureError, compile_structure
 from localllm.answer.thought import after_thought, budgeted, thought_of
 
 if TYPE_CHECKING:
@@ -18,33 +18,26 @@ if TYPE_CHECKING:
 
 
 def constrained(
-    vocabulary: GrammarVocabulary,
-    format_: Format,
-    prompt_tail: str,
-    *,
-    structure: Structure | None = None,
-    tools: Sequence[Mapping[str, Any]] = (),
-    parallel: bool = True,
-    budget: int | None = None,
+    vocabulary: GrammarVocabulary, format_: Format, prompt_tail: str, asked: Asked
 ) -> Callable[[], Constraint] | None:
     """Return what makes the constraint of an answer to messages, or None if it is free.
 
-    The answer begins after a prompt that ends with `prompt_tail`, and has a `structure`, or calls one of `tools`
-    (several with `parallel`); before that it may think, for `budget` tokens. StructureError, in a line, for what cannot
-    be compiled.
+    The answer begins after a prompt that ends with `prompt_tail`; before what is asked of it, it may think.
+    StructureError, in a line, for what cannot be compiled.
     """
-    if structure is not None and tools:
+    structure = asked.structure
+    if structure is not None and asked.tools:
         raise StructureError("an answer cannot have a structure and be a call of a tool; ask for one of them")
     thought = thought_of(format_, prompt_tail)
     grammar: Grammar | None = None
     if structure is not None:
         grammar = _as_content(compile_structure(structure), format_, prompt_tail, vocabulary)
-    elif tools:
-        grammar = forced_calls(format_, tools, vocabulary, parallel)
+    elif asked.tools:
+        grammar = forced_calls(format_, asked.tools, vocabulary, asked.parallel)
     make: Callable[[], Constraint] | None = None
     if grammar is not None:
         make = vocabulary.begin(after_thought(grammar, format_, thought, vocabulary))
-    return budgeted(format_, thought, budget, vocabulary, make)
+    return budgeted(format_, thought, asked.thought_tokens, vocabulary, make)
 
 
 def structured(vocabulary: GrammarVocabulary, structure: Structure) -> Callable[[], Constraint]:

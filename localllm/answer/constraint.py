@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Mask = NDArray[np.bool_]  # (V,)
 
 _KEPT = 32  # number of compiled grammars kept
+_MARK = "\x02"  # takes the space that a vocabulary puts before a text; no token joins it with what follows
 
 
 class GrammarVocabulary:
@@ -122,8 +123,18 @@ class _Words:
         self.special_token_ids = sorted({*hidden, *tokenizer.eog})
 
     def __call__(self, text: bytes | str) -> list[int]:
+        """Return tokens that are this text to the byte: a vocabulary may put a space before a first word."""
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(text, add_special=False)
+        return self._exact(text, text) or self._exact(_MARK + text, text) or []
+
+    def _exact(self, source: str, text: str) -> list[int]:
+        """Return the last tokens of `source` that are `text`; none if one of them begins before it."""
+        ids, left = self._tokenizer.encode(source, add_special=False), len(text.encode())
+        first = len(ids)
+        while left > 0 and first > 0:
+            first -= 1
+            left -= len(self.tokens[ids[first]])
+        return ids[first:] if not left and (source != text or not first) else []
 
 
 class GrammarConstraint:

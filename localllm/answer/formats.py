@@ -19,11 +19,11 @@ from localllm.answer.grammars import (
     Pattern,
     PythonCalls,
     TaggedCalls,
-    Thinking,
+    ThoughtMarks,
 )
 from localllm.answer.literal import GEMMA
 
-THINK = Thinking("<think>", "</think>")
+THINK = ThoughtMarks("<think>", "</think>")
 HERMES = JsonCalls(section=("<tool_call>", "</tool_call>"), again=True)
 
 
@@ -34,24 +34,24 @@ class Row:
     name: str
     texts: tuple[str, ...]
     calls: Calls
-    thinking: Thinking | None = None  # if it is not found apart
+    thinking: ThoughtMarks | None = None  # if it is not found apart
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()
     around: tuple[str, str] = ("", "")  # what stands before and after content
 
 
-THOUGHTS: tuple[tuple[str, Thinking], ...] = (  # a text of the template; the first match is taken
-    ("<seed:think>", Thinking("<seed:think>", "</seed:think>")),
-    ("<mm:think>", Thinking("<mm:think>", "</mm:think>")),
-    ("':opensource'", Thinking("<think:opensource>", "</think:opensource>")),
-    ("[THINK]", Thinking("[THINK]", "[/THINK]", anywhere=True)),
-    ("<|START_THINKING|>", Thinking("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True)),
-    ("<|channel>", Thinking("<|channel>thought", "<channel|>", anywhere=True)),
-    ("<|inner_prefix|>", Thinking("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
-    ("[BEGIN FINAL RESPONSE]", Thinking("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
-    ("<atem:", Thinking(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
-    (">>>${recipient}", Thinking("", "")),
-    ("<|channel|>", Thinking("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
+THOUGHTS: tuple[tuple[str, ThoughtMarks], ...] = (  # a text of the template; the first match is taken
+    ("<seed:think>", ThoughtMarks("<seed:think>", "</seed:think>")),
+    ("<mm:think>", ThoughtMarks("<mm:think>", "</mm:think>")),
+    ("':opensource'", ThoughtMarks("<think:opensource>", "</think:opensource>")),
+    ("[THINK]", ThoughtMarks("[THINK]", "[/THINK]", anywhere=True)),
+    ("<|START_THINKING|>", ThoughtMarks("<|START_THINKING|>", "<|END_THINKING|>", anywhere=True)),
+    ("<|channel>", ThoughtMarks("<|channel>thought", "<channel|>", anywhere=True)),
+    ("<|inner_prefix|>", ThoughtMarks("<|inner_prefix|>", "<|inner_suffix|>", anywhere=True)),
+    ("[BEGIN FINAL RESPONSE]", ThoughtMarks("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]")),
+    ("<atem:", ThoughtMarks(" to=self<|message|>", "<|eom|>", resume="<|start|>assistant")),
+    (">>>${recipient}", ThoughtMarks("", "")),
+    ("<|channel|>", ThoughtMarks("<|channel|>analysis<|message|>", "<|end|>", resume="<|start|>assistant")),
     ("<think", THINK),
     ("</think>", THINK),
 )
@@ -147,7 +147,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
         "kimi-k3",
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         _kimi3(),
-        Thinking(
+        ThoughtMarks(
             "<|open|>think<|sep|>",
             "<|close|>think<|sep|>",
             ended_by=("<|open|>response<|sep|>", "<|open|>tools<|sep|>"),
@@ -164,7 +164,7 @@ ROWS: tuple[Row, ...] = (  # the first match is taken: special families before t
             (Pattern("<|tool_call:begin|>{id}<|tool_call:name|>{name}<|tool_call:args|>"),),
             ("<|tool_call:end|>",),
         ),
-        Thinking("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
+        ThoughtMarks("<|think|>", "<|end|>", ("<|content|>",), anywhere=True, resume="<|begin|>assistant"),
         dropped=("<|begin|>assistant", "<|content|>", "<|end|>"),
         around=("<|content|>", ""),
     ),

@@ -46,7 +46,7 @@ class Pattern:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThoughtMarks:
     """Where a thought begins and ends."""
 
     start: str
@@ -171,7 +171,7 @@ class Format:
     """How a family of models writes its answers."""
 
     name: str
-    thinking: Thinking
+    thinking: ThoughtMarks
     calls: Calls
     channels: Channels | None = None
     dropped: tuple[str, ...] = ()  # markers around content that do not belong to it

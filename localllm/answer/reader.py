@@ -26,7 +26,7 @@ from localllm.answer.grammars import (
     NestedCalls,
     PythonCalls,
     TaggedCalls,
-    Thinking,
+    ThoughtMarks,
 )
 from localllm.answer.incoming import Incoming, Markers, Wait
 from localllm.answer.literal import LOOSE, literal
@@ -65,7 +65,7 @@ class AnswerReader:
         self._out = Output(make_id)
         self._context = Context(self._text, self._out, Schemas(tools))
         channels, calls = format_.channels, format_.calls
-        thought = format_.thinking if channels is None else Thinking("", "")  # headers say what is a thought
+        thought = format_.thinking if channels is None else ThoughtMarks("", "")  # headers say what is a thought
         self._ends = () if channels is None else (*channels.ends, channels.start)
         self._end_markers = Markers(self._ends)
         self._header_ends = Markers(() if channels is None else (channels.header_end,))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,21 @@ class Structure:
     gbnf: str = ""  # llama.cpp's grammar format
     lark: str = ""
     regex: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer to messages is held to: a structure, or a call of one of `tools`; and a budget for its thought."""
+
+    structure: Structure | None = None
+    tools: Sequence[Mapping[str, Any]] = ()  # one of these has to be called
+    parallel: bool = True  # several may be
+    thought_tokens: int | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether the answer is held to nothing."""
+        return self.structure is None and not self.tools and self.thought_tokens is None
 
 
 @dataclass(frozen=True, slots=True)

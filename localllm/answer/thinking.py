@@ -1,17 +1,38 @@
-"""How templates are told to think: by variables, of which each template knows some."""
+"""How a model that can think is asked to: its template learns it by variables, of which each template knows some."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 
-def thinking_variables(enabled: bool | None, effort: str = "", budget: int | None = None) -> dict[str, Any]:
-    """Return the variables by which templates learn how to think; a template ignores those that it does not know."""
-    if enabled is None and (effort or budget is not None):
-        enabled = True
-    found: dict[str, Any] = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
-    if effort:
-        found |= {"reasoning_effort": effort, "thinking_effort": effort, "reasoning_strength": effort}
-    if budget is not None:
-        found["thinking_budget"] = budget
-    return found
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """How a model that can think shall do so. None: as its template does by default."""
+
+    enabled: bool | None = None
+    effort: str = ""  # low, medium, high: for templates that know it; "none": not at all
+    budget: int | None = None  # tokens; then the thought is ended
+    inline: bool | None = None  # the thought stays in the content, as the model writes it; None: as the server does
+
+    @classmethod
+    def of(cls, think: bool | int | str | None) -> Thinking:
+        """Return what the option `think` says: on, off, a number of tokens or an effort."""
+        if isinstance(think, str):
+            return cls(effort=think)
+        return cls(think) if think is None or isinstance(think, bool) else cls(budget=think)
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The variables of a chat template; it ignores those that it does not know."""
+        enabled, effort = self.enabled, self.effort
+        if effort == "none":
+            enabled, effort = False, ""
+        if enabled is None and (effort or self.budget is not None):
+            enabled = True
+        found: dict[str, Any] = {} if enabled is None else {"enable_thinking": enabled, "thinking": enabled}
+        if effort:
+            found |= {"reasoning_effort": effort, "thinking_effort": effort, "reasoning_strength": effort}
+        if self.budget is not None:
+            found["thinking_budget"] = self.budget
+        return found

@@ -104,12 +104,12 @@ class Collector:
                     held.sums += sums
                     held.counts += counts
 
-    def finish(self, windows: Windows, dataset: str) -> Imatrix:
+    def finish(self, chunks: int, chunk_size: int, dataset: str) -> Imatrix:
         entries = {name: Entry(s.sums.astype(np.float32), s.counts) for name, s in sorted(self._found.items())}
         for name, entry in entries.items():
             if not np.isfinite(entry.sums).all():
                 raise LocalLLMError(f"{name}: its inputs are not finite numbers on this text; is the model damaged?")
-        return Imatrix(entries, len(windows.tokens), windows.ctx_size, (dataset,) if dataset else ())
+        return Imatrix(entries, chunks, chunk_size, (dataset,) if dataset else ())
 
 
 def _squares(inputs: MatrixInputs, experts: int) -> tuple[F64, NDArray[np.int64]]:
@@ -130,13 +130,25 @@ def measure(
     dataset: str = "",
     output: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    seen: Callable[[int, int, F32], None] | None = None,
 ) -> Imatrix:
-    """Measure the importance matrix of a model loaded with `observe=True`, over windows of the text `dataset`."""
+    """Measure the importance matrix of a model loaded with `observe=True`, over windows of the text `dataset`.
+
+    `stop` and `seen` are those of `matrix_inputs`. Stopped after n windows, the result is that of n windows.
+    """
     experts = {name: tensor.shape[0] for name, tensor in model.file.tensors.items() if len(tensor.shape) == 3}
-    collector = Collector(output)
-    for inputs in matrix_inputs(model, windows, progress):
+    collector, chunks = Collector(output), 0
+
+    def count(what: str, done: int, total: int) -> None:
+        nonlocal chunks
+        chunks = done
+        if progress is not None:
+            progress(what, done, total)
+
+    for inputs in matrix_inputs(model, windows, count, stop, seen):
         collector.add(inputs, experts)
-    return collector.finish(windows, dataset)
+    return collector.finish(chunks, windows.ctx_size, dataset)
 
 
 # -- files ---------------------------------------------------------------------------------------------------------

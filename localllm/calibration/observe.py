@@ -23,10 +23,20 @@ class MatrixInputs:
 
 
 def matrix_inputs(
-    model: Model, windows: Windows, progress: Callable[[str, int, int], None] | None = None
+    model: Model,
+    windows: Windows,
+    progress: Callable[[str, int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+    seen: Callable[[int, int, F32], None] | None = None,
 ) -> Iterator[list[MatrixInputs]]:
     """Inputs of matrices for every step over the windows; each window starts with an empty cache, and with BOS if
-    due."""
+    due.
+
+    `stop` is asked after every window whether to end there. `seen` receives the logits of every step, with the number
+    of its window and the position of the first row.
+    """
+    if progress is not None:
+        progress("observing", 0, len(windows.tokens))
     words = model.tokenizer
     session, step = model.session(), min(model.batch_rows, model.executable.limits.logit_rows)
     try:
@@ -36,10 +46,15 @@ def matrix_inputs(
             if words is not None and words.add_bos and words.bos is not None:
                 tokens[0] = words.bos
             for start in range(0, len(tokens), step):
-                session.evaluate(tokens[start : start + step], logits=True)  # so that the last layer sees every row
+                # Logits are asked for so that the last layer sees every row.
+                logits = session.evaluate(tokens[start : start + step], logits=True)
+                if seen is not None:
+                    seen(number, start, logits)
                 yield _inputs(model)
             if progress is not None:
                 progress("observing", number + 1, len(windows.tokens))
+            if stop is not None and stop():
+                return
     finally:
         session.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, NamedTuple
 
@@ -21,9 +21,12 @@ from typer.models import CommandInfo
 
 from localllm.cli import complete
 from localllm.cli.flags import typed
+from localllm.cli.foreign import FOREIGN
+from localllm.cli.options import Configuration
 from localllm.options import Option, OptionError, Options, SamplingOptions, declared
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
+_NONE = object()  # a value None, such as that of `-n -1`; Typer's None is an option that is not given
 _SHORT = re.compile(r"-[A-Za-z](-?[\d.].*)?")  # an attached value must be a number: -n5, but not -f a written -fa
 
 
@@ -41,8 +44,25 @@ class Command(NamedTuple):
     call: Callable[..., None]
 
 
+class Filled(NamedTuple):
+    """Values of options by name, and the place of each that is not on the command line."""
+
+    values: Mapping[str, Any]
+    where: Mapping[str, str]
+
+
+Fill = Callable[[str, Mapping[str, Any]], Filled]
+
+
+class _Given(NamedTuple):
+    """What a command line says: the name of the command, and the values of options by name."""
+
+    name: str
+    values: Mapping[str, Any]
+
+
 class Call(NamedTuple):
-    """A parsed command line: a command, and the values of its option groups."""
+    """A parsed command line: a command, and the values of its option groups, except `Configuration`."""
 
     command: Command
     groups: tuple[Any, ...]
@@ -51,10 +71,11 @@ class Call(NamedTuple):
         self.command.call(*self.groups)
 
 
-def read(commands: Mapping[str, Command], words: Sequence[str]) -> Call | None:
+def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
     """Parse a command line; None if it printed a help page. UsageError if it is invalid.
 
-    Sampler options become a dict of the given ones, because a model file has defaults too.
+    `fill` adds options that are given elsewhere to those of the command line. Sampler options become a dict of the
+    given ones, because a model file has defaults too.
     """
 
     class Group(_Group):
@@ -72,7 +93,11 @@ def read(commands: Mapping[str, Command], words: Sequence[str]) -> Call | None:
     except ClickException as error:
         page = f"localllm {words[0]}" if words and words[0] in commands else "localllm"
         raise UsageError(f"{_line(error)} ({page} --help lists the options)") from None
-    return done if isinstance(done, Call) else None
+    if not isinstance(done, _Given):
+        return None
+    filled = fill(done.name, done.values) if fill is not None else Filled(done.values, {})
+    command = commands[done.name]
+    return Call(command, tuple(_value(group, filled) for group in command.groups if group is not Configuration))
 
 
 def _root(
@@ -87,8 +112,9 @@ def _line(error: ClickException) -> str:
     return f"{'/'.join(option.opts)}: {error.message}" if option is not None else error.message.rstrip(".")
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, 1)
+def nearest(name: str, known: Collection[str]) -> str:
+    """Return a question that names the nearest of `known`, to end a message; "" if none is near."""
+    near = get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]}?" if near else ""
 
 
@@ -101,7 +127,9 @@ class _Strict:
         long, short = parser._match_long_opt, parser._match_short_opt
 
         def unknown(option: str) -> NoSuchOption:
-            return NoSuchOption(option, f"unknown option {option}{_nearest(option, known)}", ctx=ctx)
+            reason = FOREIGN.get(option)
+            told = f"{option} is not supported: {reason}" if reason else f"unknown option {option}"
+            return NoSuchOption(option, told if reason else told + nearest(option, known), ctx=ctx)
 
         def match_long(option: str, value: str | None, state: Any) -> None:
             if option not in parser._long_opt:
@@ -155,7 +183,7 @@ class _Group(_Strict, TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name = args[0]
         if name not in self.table:
-            ctx.fail(f"unknown command {name!r}{_nearest(name, list(self.table))}")
+            ctx.fail(f"unknown command {name!r}{nearest(name, self.table)}")
         return name, _made(name, self.table[name]), args[1:]
 
 
@@ -168,8 +196,8 @@ def _made(name: str, command: Command) -> _Command:
             sections[parameter.name] = group.TITLE
             parameters.append(parameter)
 
-    def call(**given: Any) -> Call:
-        return Call(command, tuple(_value(group, given) for group in command.groups))
+    def call(**given: Any) -> _Given:
+        return _Given(name, {key: value for group in command.groups for key, value in _chosen(group, given)})
 
     call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
@@ -216,16 +244,29 @@ def _reader(option: Option) -> Callable[[str], Any]:
         problem = option.kind.problem(option.finish([value]) if option.repeat else value)
         if problem:
             raise typer.BadParameter(problem.removeprefix("is "))
-        return value
+        return _NONE if value is None else value
 
     return read
 
 
-def _value(group: type[Options], given: Mapping[str, Any]) -> Any:
-    """Build an option group from the given values, with defaults for the rest."""
-    values = {}
+def _chosen(group: type[Options], given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options of a group that the command line gives, and their values."""
     for name, _, default, option in declared(group):
         value = given.get(name)
         if value is not None and value != [] and not (value is False and default is False):
-            values[name] = option.finish(list(value)) if option.repeat or option.argument else value
-    return values if group is SamplingOptions else group.of(values)
+            value = option.finish(list(value)) if option.repeat or option.argument else value
+            yield name, None if value is _NONE else value
+
+
+def _value(group: type[Options], filled: Filled) -> Any:
+    """Build an option group from the given values, with defaults for the rest."""
+    values = {name: filled.values[name] for name in group.names() if name in filled.values}
+    if group is SamplingOptions:
+        return values
+    try:
+        return group.of(values)
+    except OptionError as error:  # options that contradict each other
+        places = sorted({filled.where[name] for name in values if name in filled.where})
+        if not places:
+            raise
+        raise UsageError(f"{typed(error)} (options come from {', '.join(places)})") from None

@@ -6,10 +6,13 @@ from pathlib import Path
 
 
 def models(incomplete: str) -> list[str]:
-    """Return bundled models, GGUF files, and folders, which may contain some."""
+    """Return bundled models, GGUF files, folders, which may contain some, and names that the stores know."""
     from localllm.box import BOX
+    from localllm.store import Places, everything
 
-    return [name for name in BOX if name.startswith(incomplete)] + _paths(incomplete, (".gguf",))
+    named = [each.name for each in everything(Places.here()) if not each.problem]
+    known = [name for name in (*BOX, *sorted(named)) if name.startswith(incomplete)]
+    return known + _paths(incomplete, (".gguf",))
 
 
 def files(incomplete: str) -> list[str]:
@@ -33,6 +36,13 @@ def backends(incomplete: str) -> list[str]:
     from localllm.backends import BACKENDS
 
     return [name for name in ("auto", *BACKENDS) if name.startswith(incomplete)]
+
+
+def presets(incomplete: str) -> list[str]:
+    """Return the presets that come along."""
+    from localllm.cli.presets import PRESETS
+
+    return [name for name in PRESETS if name.startswith(incomplete)]
 
 
 def _paths(incomplete: str, endings: tuple[str, ...]) -> list[str]:

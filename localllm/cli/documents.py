@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from localllm.cli.commands.tables import architectures, formats, pre_tokenizers, tokenizers
-from localllm.cli.flags import typed
+from localllm.cli.flags import flag_of, typed
 from localllm.cli.terminal.formatting import markdown
 from localllm.options import Options, declared
 from localllm.outputs import new_file
@@ -49,12 +49,26 @@ def _options(groups: list[type[Options]]) -> str:
     return markdown(("option", "what it does", "default"), rows)
 
 
+def presets() -> str:
+    """Return the presets that come along, as flags."""
+    from localllm.cli.presets import PRESETS
+
+    return markdown(
+        ("preset", "options"),
+        [
+            (f"`{name}`", " ".join(f"`{flag_of(option)} {value}`" for option, value in values.items()))
+            for name, values in PRESETS.items()
+        ],
+    )
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "formats": formats,
     "architectures": architectures,
     "tokenizers": tokenizers,
     "pre-tokenizers": pre_tokenizers,
     "commands": commands,
+    "presets": presets,
 }
 
 

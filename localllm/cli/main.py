@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from localllm.cli import options
-from localllm.cli.app import Command, UsageError, read
+from localllm.cli.app import Command, Filled, UsageError, read
 from localllm.cli.flags import typed
+from localllm.cli.naming import model_and_words, one_model, several_models, with_command
 from localllm.cli.terminal.console import YELLOW, fail, guarded, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
+from localllm.notice import BeyondTraining, NotUsed
 from localllm.options import AnswerOptions, SamplingOptions, ServeOptions
 
 ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
@@ -27,33 +29,43 @@ ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
     from localllm.cli.commands.chat import chat
 
-    chat(own, _one_model(model, "demo"), *rest)
+    chat(own, one_model(model, "demo"), *_formatted(*rest))
 
 
 def _run(own: options.Run, *rest: Any) -> None:
     from localllm.cli.commands.run import read_prompt, run
 
-    words = list(own.words)
-    name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
-    prompt = read_prompt([" ".join(words if own.model else words[1:]), own.prompt], own.file)
-    run(own, name, prompt, *rest)
+    name, words = model_and_words(own)
+    if words or own.prompt or own.file or not sys.stdin.isatty():
+        run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+        return
+    if own.raw or own.prompt_cache_all:
+        raise UsageError(
+            f"{'--raw' if own.raw else '--prompt-cache-all'} needs a prompt; without one, run opens a chat"
+        )
+    _chat(options.ModelName((name,)), options.Chat(), *rest)
+
+
+def _formatted(
+    opening: options.Opening, answering: AnswerOptions, format_: options.Format, *rest: Any
+) -> tuple[Any, ...]:
+    """Return the options of an answer with what its format adds: instructions of a file, and a chat template."""
+    return opening, format_.answering(answering), *rest, format_.template
 
 
 def _embed(own: options.Embed, opening: options.Opening) -> None:
     from localllm.cli.commands.embed import embed
 
-    words = list(own.words)
-    name = _one_model(options.ModelName((), own.model) if own.model else options.ModelName(tuple(words[:1])))
-    embed(own, name, words if own.model else words[1:], opening)
+    embed(own, *model_and_words(own), opening)
 
 
 def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    given = bool(model.words or model.model)
+    given = bool(model.words or model.model or model.hf_repo)
     if not given and not own.models:
         raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
-    serve(own, _one_model(model) if given else "", *rest)
+    serve(own, one_model(model) if given else "", *rest)
 
 
 def _show(model: options.ModelName, own: options.Show) -> None:
@@ -65,25 +77,25 @@ def _show(model: options.ModelName, own: options.Show) -> None:
         return
     from localllm.cli.commands.show import show
 
-    show(own, _one_model(model))
+    show(own, one_model(model))
 
 
-def _bench(model: options.ModelName, own: options.Bench) -> None:
+def _bench(models: options.ModelNames, own: options.Bench) -> None:
     from localllm.cli.commands.bench import bench
 
-    bench(own, _one_model(model))
+    bench(own, several_models(models))
 
 
 def _perplexity(model: options.ModelName, own: options.Perplexity, opening: options.Measuring) -> None:
     from localllm.cli.commands.perplexity import perplexity
 
-    perplexity(own, _one_model(model), opening)
+    perplexity(own, one_model(model), opening)
 
 
 def _imatrix(model: options.ModelName, own: options.Imatrix, opening: options.Measuring) -> None:
     from localllm.cli.commands.imatrix import imatrix
 
-    imatrix(own, _one_model(model), opening)
+    imatrix(own, one_model(model), opening)
 
 
 def _quantize(own: options.Quantize) -> None:
@@ -98,19 +110,39 @@ def _devices(own: options.Devices) -> None:
     devices(own)
 
 
-def _one_model(given: options.ModelName, default: str = "") -> str:
-    """Return the one MODEL that was given; UsageError for none or several."""
-    names = [name for name in (*given.words, given.model) if name]
-    if len(names) > 1:
-        raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
-    if not names and not default:
-        raise UsageError("MODEL is required: give a GGUF file, or demo for the built-in model")
-    return names[0] if names else default
+def _doctor(own: options.Doctor) -> None:
+    from localllm.cli.commands.doctor import doctor
+
+    doctor(own)
 
 
-_ANSWERING = (options.Opening, AnswerOptions, options.Keeping, SamplingOptions)
+def _pull(own: options.Pull) -> None:
+    from localllm.cli.commands.pull import pull
 
-COMMANDS: dict[str, Command] = {
+    pull(own)
+
+
+def _list(own: options.ListModels) -> None:
+    from localllm.cli.commands.list import list_models
+
+    list_models(own)
+
+
+def _remove(own: options.Remove) -> None:
+    from localllm.cli.commands.rm import remove
+
+    remove(own)
+
+
+def _config(own: options.Config) -> None:
+    from localllm.cli.commands.config import config
+
+    config(own, COMMANDS)
+
+
+_ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Keeping, SamplingOptions)
+
+_COMMANDS: dict[str, Command] = {
     "chat": Command(
         "[MODEL]",
         "chat with a model (default: the built-in demo)",
@@ -141,14 +173,37 @@ COMMANDS: dict[str, Command] = {
         (options.ModelName, ServeOptions, options.Opening, SamplingOptions),
         _serve,
     ),
+    "pull": Command(
+        "USER/REPO[:QUANT]",
+        "fetch a model from the Hugging Face hub",
+        "QUANT is a quantization (Q4_K_M), the beginning of one, or a file's name. Without QUANT, the largest usual\n"
+        "type that fits the free memory. An interrupted pull continues. HF_TOKEN, HF_ENDPOINT and HF_HOME are heeded.",
+        (options.Pull,),
+        _pull,
+    ),
+    "list": Command(
+        "",
+        "list the models on this computer",
+        "Those that were pulled, and those of llama.cpp, Ollama and LM Studio. Each name can be given as MODEL.",
+        (options.ListModels,),
+        _list,
+    ),
+    "rm": Command(
+        "NAME",
+        "delete a model that pull has fetched",
+        "Files of other programs are never deleted.",
+        (options.Remove,),
+        _remove,
+    ),
     "show": Command(
         "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
     ),
     "bench": Command(
-        "MODEL",
+        "MODEL...",
         "measure speed, as llama-bench does",
-        "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.",
-        (options.ModelName, options.Bench),
+        "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.\n"
+        "p50, p90, p99 ms: time from one decoded token to the next. load s: opening the model. peak: most memory used.",
+        (options.ModelNames, options.Bench),
         _bench,
     ),
     "devices": Command(
@@ -157,6 +212,13 @@ COMMANDS: dict[str, Command] = {
         "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
         (options.Devices,),
         _devices,
+    ),
+    "doctor": Command(
+        "",
+        "show what a bug report needs to know about this computer",
+        "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.",
+        (options.Doctor,),
+        _doctor,
     ),
     "perplexity": Command(
         "MODEL",
@@ -182,6 +244,17 @@ COMMANDS: dict[str, Command] = {
         _quantize,
     ),
 }
+_CONFIG = Command(
+    "[COMMAND|path|check]",
+    "show the value of every option and where it comes from",
+    "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
+    "defaults.",
+    (options.Config,),
+    _config,
+)
+COMMANDS = {
+    name: command._replace(groups=(*command.groups, options.Configuration)) for name, command in _COMMANDS.items()
+} | {"config": _CONFIG}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -229,15 +302,16 @@ def _make_streams_safe() -> None:
 
 @contextmanager
 def _warnings_as_notes() -> Iterator[None]:
-    """Print a warning that compiled code is not cached as a note, once per command."""
+    """Print warnings of localllm as notes: no cache of compiled code, or something that is not used. Each once."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
         def told(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
             from localllm.quant.codecache import NoCodeCache
 
-            if issubclass(category, NoCodeCache):
-                say(f"note: {message}", YELLOW)
+            if issubclass(category, (NoCodeCache, NotUsed, BeyondTraining)):
+                text = typed(message) if isinstance(message, Warning) else message
+                say(f"note: {text}", YELLOW)
             else:
                 show(message, category, *rest, **more)
 
@@ -251,9 +325,15 @@ def _dispatch(words: list[str]) -> None:
         return
     if not words or words[0] == "help":
         words = [*words[1:], "--help"]
-    asked = read(COMMANDS, words)
+    asked = read(COMMANDS, with_command(words, COMMANDS), _configured)
     if asked is not None:
         asked.run()
+
+
+def _configured(name: str, given: Mapping[str, Any]) -> Filled:
+    from localllm.cli.configuration import filled
+
+    return filled(COMMANDS, name, given)
 
 
 def _explain(error: Exception) -> int:

@@ -7,14 +7,39 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from localllm.options import LoadOptions, Options, group, option, same
-from localllm.options.kinds import PATH, SIZE, TEXT, above, one_of, optional, pair, several, whole, wholes
+from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
+from localllm.options.answer import content
+from localllm.options.kinds import PATH, SIZE, TEXT, Kind, above, one_of, optional, pair, several, whole, wholes
+
+if TYPE_CHECKING:
+    from localllm.template import Family
 
 _file = partial(option, "", kind=PATH, offers="files")
 _model = partial(option, "", metavar="MODEL", offers="models")
 _words = partial(option, (), kind=several(TEXT), argument=True)
+
+
+def _reference(text: str) -> str:
+    """Return USER/REPO[:QUANT] without an address before it."""
+    from localllm.store.errors import StoreError
+    from localllm.store.reference import reference
+
+    try:
+        return str(reference(text))
+    except StoreError as error:
+        raise OptionError(str(error)) from None
+
+
+_REPO = Kind(_reference, TEXT.problem, "REPO")
+
+
+def _hub() -> Any:
+    return option(
+        "", "-hf", "-hfr", "--hf-repo", kind=_REPO, offers="models",
+        help="a model of the Hugging Face hub, USER/REPO[:QUANT]; fetched if it is not on this computer",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +48,12 @@ class ModelName(Options):
 
     TITLE: ClassVar[str] = "Model"
     words: tuple[str, ...] = _words(
-        help="a GGUF file, or a built-in model (demo, draft)", metavar="MODEL", offers="models"
+        help="a GGUF file, a model's name (see localllm list), or a built-in model (demo, draft)",
+        metavar="MODEL",
+        offers="models",
     )
     model: str = _model("-m", "--model", help="same as MODEL")
+    hf_repo: str = _hub()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +98,52 @@ class Keeping(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Format(Options):
+    """What stands around the messages of a chat."""
+
+    TITLE: ClassVar[str] = "Chat format"
+    system_prompt_file: str = _file("-sysf", "--system-prompt-file", help="read the instructions from a file")
+    chat_template: str = same(ServeOptions, "chat_template")
+
+    def answering(self, given: AnswerOptions) -> AnswerOptions:
+        """Return the options of answers with the instructions of the file. OptionError if both are given."""
+        if not self.system_prompt_file:
+            return given
+        if given.system_prompt:
+            raise OptionError("-sys/--system-prompt and -sysf/--system-prompt-file exclude each other; give one")
+        return given.changed({"system_prompt": content(self.system_prompt_file, "system prompt").removesuffix("\n")})
+
+    @property
+    def template(self) -> Family | None:
+        """The format that replaces the file's chat template. TemplateError if it is unknown or cannot be read."""
+        from localllm.template import given_template
+
+        return given_template(self.chat_template) if self.chat_template else None
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration(Options):
+    """Where options come from that are not on the command line (`localllm.cli.configuration`)."""
+
+    TITLE: ClassVar[str] = "Configuration"
+    preset: str = option(
+        "", "--preset", metavar="NAME", offers="presets", help="a set of options: creative, precise, coding, or yours"
+    )
+    config: str = _file("--config", help="read this configuration file (default: see localllm config path)")
+
+
+@dataclass(frozen=True, slots=True)
+class Config(Options):
+    words: tuple[str, ...] = _words(
+        help="show the options of one command; path: only the file's name; check: only whether all is well",
+        metavar="[COMMAND|path|check]",
+    )
+    json: bool = option(False, "--json", help="print everything as JSON")
+    preset: str = same(Configuration, "preset")
+    config: str = same(Configuration, "config")
+
+
+@dataclass(frozen=True, slots=True)
 class Chat(Options):
     context_shift: bool = option(
         False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
@@ -81,8 +155,9 @@ class Chat(Options):
 class Run(Options):
     words: tuple[str, ...] = _words(help="the model and the prompt", metavar="MODEL [PROMPT]", offers="models")
     model: str = _model("-m", "--model", help="same as MODEL")
+    hf_repo: str = _hub()
     prompt: str = option("", "-p", "--prompt", help="same as PROMPT")
-    file: str = _file("-f", "--file", help="read the prompt from a file")
+    file: str = _file("-f", "--file", help="read the prompt from a file (-: from stdin)")
     raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
     stats: bool = option(False, "-v", "--stats", help="show statistics on stderr at the end")
     prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
@@ -92,6 +167,7 @@ class Run(Options):
 class Embed(Options):
     words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
     model: str = _model("-m", "--model", help="same as MODEL")
+    hf_repo: str = _hub()
     file: str = _file("-f", "--file", help="read texts from a file, one per line")
     pooling: str = option(
         "auto", "--pooling", kind=one_of("auto", "none", "mean", "cls", "last", "rank"),
@@ -114,8 +190,54 @@ class Show(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Pull(Options):
+    words: tuple[str, ...] = _words(help="a repository of the hub, and which model of it", metavar="USER/REPO[:QUANT]")
+
+
+@dataclass(frozen=True, slots=True)
+class ListModels(Options):
+    json: bool = same(Show, "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Remove(Options):
+    words: tuple[str, ...] = _words(help="a name as localllm list shows it", metavar="NAME", offers="models")
+    yes: bool = option(False, "-y", "--yes", help="delete without asking")
+
+
+@dataclass(frozen=True, slots=True)
 class Devices(Options):
     json: bool = same(Show, "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Doctor(Options):
+    clean: bool = option(False, "--clean", help="delete compiled code, and prefixes in --cache-dir; never models")
+    yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
+    cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
+    json: bool = same(Show, "json")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelNames(Options):
+    """One or several MODELs."""
+
+    TITLE: ClassVar[str] = "Model"
+    words: tuple[str, ...] = same(ModelName, "words")
+    model: tuple[str, ...] = option(
+        (), "-m", "--model", kind=several(TEXT), repeat=True, metavar="MODEL", offers="models",
+        help="same as MODEL; repeatable, one model after the other",
+    )  # fmt: skip
+    hf_repo: str = _hub()
+
+
+def _prompt_and_answer(text: str) -> tuple[int, int]:
+    """Parse a test of llama-bench: "512,128" evaluates 512 tokens and decodes 128."""
+    try:
+        prompt, answer = (whole(1).read(part) for part in text.split(","))
+    except (OptionError, ValueError):
+        raise OptionError(f"{text!r} is not two whole numbers such as 512,128") from None
+    return prompt, answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +249,10 @@ class Bench(Options):
     n_gen: tuple[int, ...] = option(
         (128,), "-n", "--n-gen", kind=wholes(whole(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
     )
+    pg: tuple[tuple[int, int], ...] = option(
+        (), "-pg", kind=several(Kind(_prompt_and_answer, lambda value: "", "PP,TG")), repeat=True, unit="tokens",
+        help="also a prompt of PP tokens and TG decoded ones, timed together (repeatable)",
+    )  # fmt: skip
     n_depth: tuple[int, ...] = option(
         (0,), "-d", "--n-depth", kind=wholes(whole(0)), unit="tokens", shown="0", help="tokens already in the cache"
     )
@@ -135,11 +261,17 @@ class Bench(Options):
     )
     repetitions: int = option(5, "-r", "--repetitions", kind=whole(1), help="runs per test")
     output: str = option(
-        "md", "-o", "--output", kind=one_of("md", "json", "csv"), metavar="KIND", help="output format: md, json or csv"
-    )
+        "md", "-o", "--output", kind=one_of("md", "json", "jsonl", "csv", "sql"), metavar="KIND",
+        help="output format: md, json, jsonl, csv or sql",
+    )  # fmt: skip
+    against: str = option(
+        "", "--against", metavar="PROGRAM",
+        help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
+    )  # fmt: skip
     load: LoadOptions = group(LoadOptions, without=("ctx_size", "threads", "force"))
     force: bool = same(LoadOptions, "force", help="take the nearest known tokenizer rule")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
+    verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
 
     @property
     def speculates(self) -> bool:

@@ -54,7 +54,7 @@ class Checkpoint(Closing):
         self._shards = open_shards(folder)
         try:
             self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
-            shelf = Shelf(self._shards, layers)
+            shelf = Shelf(self._shards, layers, _fp8_blocks(config))
             head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
@@ -68,7 +68,7 @@ class Checkpoint(Closing):
             rows = self.tensors["token_embd.weight"].shape[0]
             keys = shape_keys(config, recipe, rope, rows)
             parameters = _verify(folder, keys, recipe, self.tensors)
-            vocabulary = tokenizer_keys(folder, config, rows)
+            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer)
             stored = {
                 "general.architecture": recipe.name,
                 **general_keys(folder, parameters),
@@ -122,6 +122,17 @@ def _recipe(config: HfConfig) -> Recipe:
             "made of"
         )
     return next(row for row in rows if row.when is None or row.when(config))
+
+
+def _fp8_blocks(config: HfConfig) -> tuple[int, int] | None:
+    """Return rows and columns of the blocks of an FP8 model that share a scale; None if config.json does not tell."""
+    packing = config.below("quantization_config", config.table("quantization_config"))
+    sizes = packing.get("weight_block_size")
+    if sizes is None:
+        return None
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in sizes):
+        raise packing.error("weight_block_size", sizes, "rows and columns of a block")
+    return sizes[0], sizes[1]
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:

@@ -11,6 +11,7 @@ from localllm.convert import tensor as t
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
     Change,
+    Check,
     From,
     Key,
     Layer,
@@ -24,6 +25,7 @@ from localllm.convert.recipe import (
     numbered,
     shaped,
     squeezed,
+    stacked,
     taken,
 )
 from localllm.convert.recurrent_recipes import attending, kv_heads
@@ -159,9 +161,18 @@ def _where(kind: str, name: str) -> Key:
     return lambda config: np.array([config.needed(name) if one == kind else 0 for one in _blocks(config)], np.int32)
 
 
-def without_experts(config: HfConfig) -> str | None:
-    odd = set(_blocks(config)) - {"mamba", "attention", "mlp"}
-    return f"layers_block_type has {printable(min(odd))}, which has no place" if odd else None
+def _kinds(*known: str) -> Check:
+    """Require that all layers are of these kinds."""
+
+    def check(config: HfConfig) -> str | None:
+        odd = set(_blocks(config)) - set(known)
+        return f"layers_block_type has {printable(min(odd))}, which has no place" if odd else None
+
+    return check
+
+
+def _with_experts(config: HfConfig) -> bool:
+    return "moe" in _blocks(config)
 
 
 _NEMOTRON_H: Layer = {
@@ -172,6 +183,27 @@ _NEMOTRON_H: Layer = {
     "ffn_up": taken("mixer.up_proj"),
     "ffn_down": taken("mixer.down_proj"),
 }
+_NEMOTRON_H_MOE: Layer = {
+    **_NEMOTRON_H,
+    "ffn_gate_inp": taken("mixer.gate"),
+    "exp_probs_b.bias": taken("mixer.gate.e_score_correction_bias"),
+    **{
+        f"ffn_{x}_exps.weight": (
+            From((f"mixer.experts.{{}}.{x}_proj.weight",), stacked),
+            From((f"mixer.experts.{x}_proj",)),
+        )
+        for x in ("up", "down")
+    },
+    **{f"ffn_{x}_shexp": taken(f"mixer.shared_experts.{x}_proj") for x in ("up", "down")},
+    "ffn_latent_down": taken("mixer.fc1_latent_proj"),
+    "ffn_latent_up": taken("mixer.fc2_latent_proj"),
+}
+_NEMOTRON_H_DEFAULTS = {"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5}
+_NEMOTRON_H_KEYS: dict[str, Key] = {
+    "attention.head_count_kv": _where("attention", "num_key_value_heads"), "rope.freq_base": None,
+    "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups", "ssm.state_size": "ssm_state_size",
+    "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.time_step_rank": "mamba_num_heads",
+}  # fmt: skip
 
 
 def scaled(*names: str) -> Change:
@@ -280,16 +312,24 @@ ROWS = (
         },
     ),
     Recipe(
-        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, top=_MAMBA_TOP, eps="layer_norm_epsilon",
-        defaults={"num_hidden_layers": lambda config: len(_blocks(config)), "layer_norm_epsilon": 1e-5},
+        "nemotron_h_moe", ("NemotronHForCausalLM",), _NEMOTRON_H_MOE, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        defaults=_NEMOTRON_H_DEFAULTS, when=_with_experts,
         keys={
-            "attention.head_count_kv": _where("attention", "num_key_value_heads"),
-            "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None, "expert_used_count": None,
-            "rope.freq_base": None, "ssm.conv_kernel": "conv_kernel", "ssm.group_count": "n_groups",
-            "ssm.inner_size": product("mamba_num_heads", "mamba_head_dim"), "ssm.state_size": "ssm_state_size",
-            "ssm.time_step_rank": "mamba_num_heads",
+            **_NEMOTRON_H_KEYS, "feed_forward_length": _where("moe", "moe_intermediate_size"),
+            "expert_count": "n_routed_experts", "expert_gating_func": 2,
+            "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
+            "moe_latent_size": lambda config: config.integer("moe_latent_size"),
         },
-        checks=(without_experts, steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+        checks=(_kinds("mamba", "attention", "moe"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
+    ),
+    Recipe(
+        "nemotron_h", ("NemotronHForCausalLM",), _NEMOTRON_H, top=_MAMBA_TOP, eps="layer_norm_epsilon",
+        defaults=_NEMOTRON_H_DEFAULTS,
+        keys={
+            **_NEMOTRON_H_KEYS, "feed_forward_length": _where("mlp", "intermediate_size"), "expert_count": None,
+            "expert_used_count": None,
+        },
+        checks=(_kinds("mamba", "attention", "mlp"), steps_unbounded, must_be("mlp_hidden_act", "relu2")),
     ),
     Recipe(
         "falcon-h1", ("FalconH1ForCausalLM",), _FALCON_H1,

@@ -11,35 +11,78 @@ from typing import Any
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import steps as parts
 from localllm.printable import printable
+from localllm.tokenizer.pretokenize import CASED_LETTERS
 
 _ENDS = r"\s*[\r\n]|\s+(?!\S)|\s+"
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_MARKED = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
+_PATHS = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
+_MAYBE_SHORT = _CAMEL.replace("{0}", _SHORT + "?")
+_NOT_HAN = _MAYBE_SHORT.replace(r"\p{M}]", r"\p{M}&&[^\p{Han}]]")  # Kimi K2's, in tokenizer.json files made from it
+_THREE = r"\p{N}{1,3}"
+_ASIAN = "[一-龥ࠀ-一가-퟿]+"
+_KANA_HAN = "[一-龥぀-ゟ゠-ヿ]+"
+_PUNCTUATION = r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"""
+_CODE = rf"{_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+"
+_BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
+_YOUTU_SCRIPTS = "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|" + _KANA_HAN
 _DIGIT, _GPT2 = "one digit", "gpt-2's"  # steps without a regular expression in the file
 
 # Steps, and two names: for vocabularies where a word that is a token skips merging, and for others.
 _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
-    (rf"{_SHORT}|{_WORD}|\p{{N}}{{1,3}}|{_SIGNS}|{_ENDS}",): ("llama-bpe", "dbrx"),
-    (rf"{_SHORT}|{_WORD}|\p{{N}}|{_SIGNS}|{_ENDS}",): ("qwen2", "qwen2"),
-    (rf"{_SHORT}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_ENDS}",): ("seed-coder", "seed-coder"),
-    (rf"{_CAMEL.replace('{0}', _SHORT + '?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",): (
-        "gpt-4o",
-        "gpt-4o",
-    ),
-    (rf"{_CAMEL.replace('{0}', '')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_ENDS}",): ("tekken", "tekken"),
-    (_GPT2,): ("gpt-2", "gpt-2"),
-    (_DIGIT, _GPT2): ("starcoder", "starcoder"),
-    (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", _DIGIT): ("deepseek-coder", "deepseek-coder"),
+    (rf"{_SHORT}|{_WORD}|{_THREE}|{_SIGNS}|{_ENDS}",): ("llama-bpe", "dbrx"),
+    **{
+        steps: (name, name)
+        for name, steps in (
+            ("qwen2", (rf"{_SHORT}|{_WORD}|\p{{N}}|{_SIGNS}|{_ENDS}",)),
+            ("qwen35", (rf"{_SHORT}|{_MARKED}|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_ENDS}",)),
+            ("ufakzeka", (rf"{_WORD}|\p{{N}}|{_SIGNS}|{_ENDS}",)),
+            ("seed-coder", (rf"{_SHORT}|{_WORD}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_ENDS}",)),
+            ("minicpm5", (_THREE, rf"{_SHORT}|{_WORD}|\p{{N}}+|{_SIGNS}|{_ENDS}")),
+            ("gpt-4o", (rf"{_MAYBE_SHORT}|{_THREE}|{_PATHS}|{_ENDS}",)),
+            ("tiny_aya", (r"\d{1,3}(?=(?:\d{3})*\b)", rf"{_MAYBE_SHORT}|{_THREE}|{_PATHS}|{_ENDS}")),
+            ("kimi-k2", (rf"[\p{{Han}}]+|{_NOT_HAN}|{_THREE}|{_SIGNS}|{_ENDS}",)),
+            ("tekken", (rf"{_CAMEL.replace('{0}', '')}|\p{{N}}|{_PATHS}|{_ENDS}",)),
+            ("youtu", (_YOUTU_SCRIPTS, rf"{_MAYBE_SHORT}|\p{{N}}|{_PATHS}|{_ENDS}")),
+            (
+                "exaone-moe",
+                (
+                    rf"{_SHORT}|[^\r\n\p{{L}}\p{{N}}]?(?:\p{{L}}\p{{M}}*(?: \p{{L}}\p{{M}}*)*)+|\p{{N}}"
+                    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]?|{_ENDS}",
+                ),
+            ),
+            (
+                "jais-2",
+                (
+                    rf"{_SHORT}|{_WORD}|{_THREE}|{_SIGNS}|\s*[\r\n]"
+                    + "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+                    + r"|\s",
+                ),
+            ),
+            ("gpt-2", (_GPT2,)),
+            ("starcoder", (_DIGIT, _GPT2)),
+            ("bloom", (_BLOOM,)),
+            ("viking", (_BLOOM, _DIGIT)),
+            ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, _DIGIT)),
+            (
+                "deepseek-llm",
+                (r"[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", _ASIAN, _DIGIT),
+            ),
+            ("deepseek-v3", (_THREE, _KANA_HAN, rf"{_CODE}[\r\n]*|{_ENDS}")),
+            ("spark2_5", (_THREE, _KANA_HAN, rf"{_CODE}|[\r\n]|\s+(?!\S)|\s+", _DIGIT)),
+        )
+    },
 }
 # Equivalent spellings: possessive repetition that never backtracks; the order of exclusive alternatives; one or several
-# # line ends after white space that consumes the others.
+# line ends after white space that consumes the others; line ends as they are.
 _SPELLINGS = (
-    ("?+", "?"), ("++", "+"), ("{1}", ""), (r"\s*[\r\n]+", r"\s*[\r\n]"), ("'(?i:[sdmt]|ll|ve|re)", _SHORT),
-    ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _SHORT),
+    ("\r", r"\r"), ("\n", r"\n"), ("?+", "?"), ("++", "+"), ("{1}", ""), (r"\s*[\r\n]+", r"\s*[\r\n]"),
+    ("'(?i:[sdmt]|ll|ve|re)", _SHORT), ("(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])", _SHORT),
 )  # fmt: skip
 _GPT2_REGEX = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ class Sizes:
 
 Change = Callable[[list[LazyTensor], Sizes], LazyTensor]
 Key = int | str | Callable[[HfConfig], Any] | None  # None: the file gets no such key
+TokenizerModel = Literal["", "gemma4"]
 Check = Callable[[HfConfig], str | None]  # returns why results would differ from transformers, or None
 
 
@@ -261,6 +262,7 @@ class Recipe:
     head_dim: Callable[[HfConfig], int] | None = None  # width of the heads that see everything, if it differs
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
+    tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""

@@ -35,10 +35,10 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 class Shelf:
     """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
 
-    def __init__(self, shards: Iterable[Shard], layers: int) -> None:
+    def __init__(self, shards: Iterable[Shard], layers: int, fp8_blocks: tuple[int, int] | None = None) -> None:
         self.notes: list[str] = []
         self._tensors = dict(self._named(shards, layers))
-        self._apply_fp8_scales()
+        self._apply_fp8_scales(fp8_blocks)
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
             layer = _LAYER.match(name)
@@ -70,13 +70,14 @@ class Shelf:
         if beyond:
             self.notes.append(f"skipped {_tensors(beyond)} of layers for multi-token prediction")
 
-    def _apply_fp8_scales(self) -> None:
+    def _apply_fp8_scales(self, blocks: tuple[int, int] | None) -> None:
         for name in [name for name, tensor in self._tensors.items() if tensor.format == "F8_E4M3"]:
             base = name.removesuffix("weight")
             scale = next((base + s for s in _FP8_SCALES if base + s in self._tensors), None)
             if scale is None:
                 raise ConvertError(f"{printable(name)}: is in FP8, but its scale {base}{_FP8_SCALES[0]} is missing")
-            self._tensors[name] = t.scaled_fp8(self._tensors[name], t.as_float32(self._tensors.pop(scale)))
+            scales = t.as_float32(self._tensors.pop(scale))
+            self._tensors[name] = t.scaled_fp8(self._tensors[name], scales, blocks)
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
 

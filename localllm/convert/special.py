@@ -26,8 +26,10 @@ def special_keys(
     table = _optional(folder / "special_tokens_map.json")
     texts = {role: _text(settings.get(f"{role}_token")) or _text(table.get(f"{role}_token")) for role in _ROLES}
     first, last = _around(fast)
-    if first is not None and texts["bos"] is None:
-        texts["bos"] = first
+    texts["bos"] = texts["bos"] or first
+    if texts["eos"] is None and last is not None:  # an encoder's separator
+        texts["sep"] = texts["sep"] or last
+        texts["eos"] = last if keys[_KEY + "model"] != "bert" else None
     found: dict[str, Any] = {}
     for role, name in _ROLES.items():
         by_text = ids.get(texts[role] or "")
@@ -62,6 +64,10 @@ def _numbers(value: Any, count: int) -> Iterator[int]:
 def _around(fast: Mapping[str, Any]) -> tuple[str | None, str | None]:
     """Return the special tokens that tokenizer.json adds before and after a text."""
     for processor in _processors(fast):
+        if processor.get("type") in ("BertProcessing", "RobertaProcessing"):
+            ends = [processor.get(name) for name in ("cls", "sep")]
+            first, last = (end[0] if isinstance(end, list) and end else None for end in ends)
+            return _text(first), _text(last)
         single = processor.get("single") if processor.get("type") == "TemplateProcessing" else None
         if isinstance(single, list) and single:
             ends = [part.get("SpecialToken") if isinstance(part, dict) else None for part in (single[0], single[-1])]

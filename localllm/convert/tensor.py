@@ -225,17 +225,20 @@ def mxfp4(blocks: LazyTensor, scales: LazyTensor) -> LazyTensor:
     return LazyTensor(blocks.name, "MXFP4", (*scales.shape[:-1], n * MXFP4_BLOCK), n * MXFP4_BYTES, read)
 
 
-def scaled_fp8(tensor: LazyTensor, scales: LazyTensor) -> LazyTensor:
+def scaled_fp8(tensor: LazyTensor, scales: LazyTensor, blocks: tuple[int, int] | None = None) -> LazyTensor:
     """Multiply FP8 (rows, columns) by its scales (one, one per row, or one per block), as F32.
 
-    The number of scales determines the block size; the last blocks are smaller.
+    Without `blocks`, (rows, columns) of one, the number of scales determines their size; the last blocks are smaller.
     """
     rows, width = tensor.shape[-2:]
     values = quant.dequantize(scales.read(0, scales.rows), scales.format).reshape(scales.shape or (1,))
     grid = values.reshape(1, 1) if values.size == 1 else values.reshape(len(values), -1)
     if len(tensor.shape) != 2 or len(grid) > rows or grid.shape[1] > width:
         raise ConvertError(f"{scales.name}: {scales.shape} scales do not divide {tensor.name} {tensor.shape}")
-    height, step = (_block(n, parts) for n, parts in zip((rows, width), grid.shape, strict=True))
+    height, step = (
+        told if told and -(-n // told) == parts else _block(n, parts)
+        for n, parts, told in zip((rows, width), grid.shape, blocks or (0, 0), strict=True)
+    )
     by_column = np.repeat(grid, step, axis=1)[:, :width]
 
     def read(start: int, stop: int) -> U8:

@@ -134,6 +134,8 @@ def evaluate(
         )
     step = max(PIECE_BYTES // (4 * source.vocabulary), 1)
     count = len(windows.tokens)
+    if progress is not None:
+        progress("evaluating", 0, count)
     for window in range(count):
         targets = windows.targets(window)
         parts = []

@@ -12,7 +12,8 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import JSON, Kind, OptionError, checked, whole
 
 if TYPE_CHECKING:
-    from localllm.answer.structure import Structure
+    from localllm.answer.structure import Asked, Structure
+    from localllm.answer.thinking import Thinking
 
 
 def _limit(text: str) -> int | None:
@@ -35,7 +36,7 @@ def _stops(value: Any) -> bool:
     return isinstance(texts, Sequence) and all(isinstance(text, str) and text for text in texts)
 
 
-def _content(name: str | os.PathLike[str], what: str) -> str:
+def content(name: str | os.PathLike[str], what: str) -> str:
     """Return the text of a file."""
     try:
         with open(name, encoding="utf-8") as file:
@@ -51,7 +52,7 @@ def _read_schema(text: str) -> dict[str, Any]:
     """Return a JSON schema, given as the name of a file or as JSON."""
     import json
 
-    source = text if text.lstrip().startswith("{") else _content(text, "JSON schema")
+    source = text if text.lstrip().startswith("{") else content(text, "JSON schema")
     try:
         value = json.loads(source)
     except (ValueError, RecursionError) as error:
@@ -71,7 +72,9 @@ def _is_source(text: str) -> bool:
     return "::=" in text or "\n" in text or text.lstrip().startswith("start:")
 
 
-def _think(text: str) -> bool | int | str:
+def _think(text: str) -> bool | int | str | None:
+    if text == "auto":
+        return None
     if text in ("on", "off"):
         return text == "on"
     try:
@@ -108,7 +111,7 @@ class AnswerOptions(Options):
     )  # fmt: skip
     system_prompt: str = option("", "-sys", "--system-prompt", help="instructions before the conversation")
     stop: str | Sequence[str] = option(
-        (), "-r", "--reverse-prompt", kind=STOP, repeat=True,
+        (), "-r", "--reverse-prompt", "--stop", kind=STOP, repeat=True,
         help=Notice("stop the answer before this text (", Written("or the first of several", "repeatable"), ")"),
     )  # fmt: skip
     ignore_eos: bool = option(False, "--ignore-eos", help="continue past the end-of-text token")
@@ -151,26 +154,30 @@ class AnswerOptions(Options):
         if self.json_schema is not None and self.grammar:
             raise OptionError("json_schema and grammar are both given; an answer can match one of them")
         if self.grammar:
-            source = self.grammar if _is_source(self.grammar) else _content(self.grammar, "grammar")
+            source = self.grammar if _is_source(self.grammar) else content(self.grammar, "grammar")
             return Structure(gbnf=source) if "::=" in source else Structure(lark=source)
         if self.json_schema is None or isinstance(self.json_schema, Mapping):
             return Structure(schema=self.json_schema) if self.json_schema is not None else None
         return Structure(schema=_read_schema(os.fspath(self.json_schema)))
 
     @property
-    def thought_tokens(self) -> int | None:
-        """The most tokens that a thought may have; None if there is no limit."""
-        return self.think if isinstance(self.think, int) and not isinstance(self.think, bool) else None
+    def asked(self) -> Asked:
+        """What an answer to messages is held to. OptionError as for `structure`."""
+        from localllm.answer.structure import Asked
+
+        return Asked(self.structure, thought_tokens=self.thinking.budget)
+
+    @property
+    def thinking(self) -> Thinking:
+        """How to think before the answer."""
+        from localllm.answer.thinking import Thinking
+
+        return Thinking.of(self.think)
 
     @property
     def template_variables(self) -> dict[str, Any]:
         """The variables of the chat template: those for thinking, and those given by name."""
-        from localllm.answer.thinking import thinking_variables
-
-        think = self.think
-        enabled = think if isinstance(think, bool) else None
-        own = thinking_variables(enabled, think if isinstance(think, str) else "", self.thought_tokens)
-        return {**own, **self.chat_template_kwargs}
+        return {**self.thinking.variables, **self.chat_template_kwargs}
 
     @property
     def stops(self) -> tuple[str, ...]:

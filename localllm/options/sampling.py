@@ -16,6 +16,9 @@ from localllm.options.declare import Options, option
 from localllm.options.kinds import Kind, OptionError, number
 
 ORDER = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {  # llama.cpp's, without - and _
+    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p",
+}  # fmt: skip
 BREAKER_BYTES = 40  # llama.cpp cuts longer sequence breakers; we refuse them
 
 
@@ -67,6 +70,12 @@ def _breaker_problem(breakers: Any) -> str:
     return ""
 
 
+def read_samplers(text: str) -> tuple[str, ...]:
+    """Return names of samplers, in any of llama.cpp's spellings, with ; or , between them; unknown ones as they are."""
+    names = (name.strip() for name in text.replace(",", ";").split(";"))
+    return tuple(SPELLINGS.get(name.replace("-", "").replace("_", ""), name) for name in names if name)
+
+
 def _samplers_problem(names: Any) -> str:
     if isinstance(names, str) or not isinstance(names, Sequence):
         return f"is {names!r}: it must be a sequence of names"
@@ -75,7 +84,7 @@ def _samplers_problem(names: Any) -> str:
 
 BIAS = Kind(_read_bias, _bias_problem)
 BREAKER = Kind(lambda text: text.replace("\\n", "\n"), _breaker_problem)
-SAMPLERS = Kind(lambda text: tuple(name for name in text.split(";") if name), _samplers_problem)
+SAMPLERS = Kind(read_samplers, _samplers_problem)
 
 
 def _all_but_none(texts: list[str]) -> tuple[str, ...]:
@@ -155,8 +164,9 @@ class SamplingOptions(Options):
         ),
     )  # fmt: skip
     samplers: Sequence[str] = option(
-        ORDER, "--samplers", kind=SAMPLERS, shown=";".join(ORDER), help="samplers, in order"
-    )
+        ORDER, "--samplers", kind=SAMPLERS, shown=";".join(ORDER),
+        help=Notice("samplers, in order", Written("", ", with ; or , between them")),
+    )  # fmt: skip
     min_keep: int = option(
         0, kind=COUNT, unit="tokens", help="minimum candidates that typical_p, top_p, min_p and XTC keep"
     )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
 from localllm.notice import Notice, Setting, Written
-from localllm.options.answer import LIMIT
-from localllm.options.declare import Options, option
+from localllm.options.answer import LIMIT, AnswerOptions
+from localllm.options.declare import Options, option, same
 from localllm.options.kinds import PATH, SIZE, Kind, OptionError, checked, one_of, several, whole
 
 MAX_PARALLEL = 256
@@ -90,11 +91,22 @@ class ServeOptions(Options):
         help="keep the caches of prompts in this folder, so that they survive a restart",
     )  # fmt: skip
     embeddings: bool = option(
-        False, "--embeddings", "--embedding", help="give embeddings instead of text (an encoder always does)"
-    )
+        False, "--embeddings", "--embedding", "--rerank", "--reranking",
+        help="give embeddings or ranks instead of text (an encoder always does)",
+    )  # fmt: skip
     pooling: str = option(
-        "auto", "--pooling", kind=one_of("auto", "mean", "cls", "last"),
-        help="how an embedding is made of its tokens: auto (as the file says), mean, cls or last",
+        "auto", "--pooling", kind=one_of("auto", "none", "mean", "cls", "last", "rank"),
+        help="how a text's tokens become one vector: auto (as the file says), none, mean, cls, last or rank",
+    )  # fmt: skip
+    chat_template: str = option(
+        "", "--chat-template", "--chat-template-file", metavar="FILE", offers="files",
+        help="use this chat template, not the model's: a file, a Jinja text, or a format such as chatml",
+    )  # fmt: skip
+    chat_template_kwargs: Mapping[str, Any] = same(AnswerOptions, "chat_template_kwargs")
+    think: bool | int | str | None = same(AnswerOptions, "think", flags=("--think", "-rea", "--reasoning"))
+    reasoning_format: str = option(
+        "auto", "--reasoning-format", kind=one_of("auto", "deepseek", "none"),
+        help="where thoughts go: auto or deepseek (a field of their own), or none (left in the content)",
     )  # fmt: skip
     api_key: tuple[str, ...] = option(
         (), "--api-key", kind=KEYS, metavar="KEY", repeat=True,
@@ -135,6 +147,9 @@ class ServeOptions(Options):
     )
     no_slots: bool = option(False, "--no-slots", help="do not answer GET /slots")
     no_metrics: bool = option(False, "--no-metrics", help="do not answer GET /metrics")
+    verbose: bool = option(
+        False, "-v", "--verbose", help="show in chat completions what the model was given (field __verbose)"
+    )
     log_prompts: bool = option(
         False, "--log-prompts", help="write prompts and answers in the log (default: sizes only)"
     )

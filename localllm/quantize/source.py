@@ -38,7 +38,7 @@ class Source(Protocol):
 
 def open_source(name: str) -> Source:
     """Open the model that IN names: a GGUF file (or its first part), a bundled model, or a Hugging Face folder."""
-    path = resolve(name)
+    path = resolve(name, folders=True)
     if path.is_dir():
         return open_checkpoint(path)
     file: GGUFFile = open_gguf(path)

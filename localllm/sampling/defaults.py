@@ -10,14 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.options import OptionError, SamplingOptions, declared
-from localllm.options.sampling import ORDER
+from localllm.options.sampling import ORDER, read_samplers
 
 PREFIX = "general.sampling."
 _FIELDS = {each.option.key: each.name for each in declared(SamplingOptions) if each.option.key}
 _SEQUENCE, _MIROSTAT = "sequence", "mirostat"
-_SPELLINGS = {name.replace("_", ""): name for name in ORDER} | {
-    "nucleus": "top_p", "temp": "temperature", "typ": "typ_p",
-}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ def file_defaults(metadata: Mapping[str, Any]) -> FileDefaults:
             _take(values, notes, key, name, value)
     sequence = metadata.get(PREFIX + _SEQUENCE)
     if sequence is not None:
-        names = _names(sequence)
+        names = read_samplers(sequence) if isinstance(sequence, str) else ()
         known = tuple(name for name in names if name in ORDER)
         if known == names and names:
             values["samplers"] = names
@@ -59,13 +56,6 @@ def _take(values: dict[str, Any], notes: list[str], key: str, name: str, value: 
         notes.append(_not_taken(key, value, str(error).rpartition(": ")[2]))
     else:
         values[name] = value
-
-
-def _names(sequence: Any) -> tuple[str, ...]:
-    if not isinstance(sequence, str):
-        return ()
-    names = (name.strip() for name in sequence.split(";") if name.strip())
-    return tuple(_SPELLINGS.get(name.replace("-", "").replace("_", ""), name) for name in names)
 
 
 def _not_taken(key: str, value: Any, why: str) -> str:

@@ -6,7 +6,7 @@ Plain and speculative decoding share `distribution`, which changes no state and 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -40,13 +40,25 @@ class Sampler:
         # Only the largest logit counts, independent of history: one pass over the logits is enough.
         self._argmax = options.greedy and len(self._stages) == 1 and not options.logit_bias
         self._constraint: Constraint | None = None
+        self._ends: Collection[int] = ()
+        self._onward = False  # whether tokens that end an answer do not
         self._drafting = False
 
     # -- constraint ------------------------------------------------------------------------------------------------
 
-    def constrain(self, constraint: Constraint | None) -> None:
-        """Hold the next answer to a constraint, at its start, or to none. `write` advances it."""
-        self._constraint = constraint
+    def constrain(self, constraint: Constraint | None, ends: Collection[int] = (), ignore_eos: bool = False) -> None:
+        """Hold the next answer to a constraint, at its start, or to none. `write` advances it.
+
+        `ends` are the tokens that end an answer. With `ignore_eos` they do so only where a constraint allows nothing
+        else, and where it allows anything else they are not chosen.
+        """
+        self._constraint, self._ends, self._onward = constraint, ends, ignore_eos
+
+    def is_end(self, token: int) -> bool:
+        """Whether a token that `sample` returned ends the answer; it is not written then."""
+        if token not in self._ends:
+            return False
+        return not self._onward or (self._constraint is not None and self._constraint.allowed() is not None)
 
     def write(self, token: int) -> None:
         """Accept a token of the answer that `sample` returned."""
@@ -78,7 +90,12 @@ class Sampler:
         if allowed is None:
             return candidates
         assert not candidates.descending, "a constraint needs all logits"
-        left = candidates.take(allowed[: len(candidates.ids)], descending=False)
+        allowed = allowed[: len(candidates.ids)]
+        if self._onward and self._ends:
+            rest = allowed.copy()
+            rest[[token for token in self._ends if token < len(rest)]] = False
+            allowed = rest if rest.any() else allowed
+        left = candidates.take(allowed, descending=False)
         if not len(left.ids) or not abs(left.peak) < HIGHEST:
             raise SamplingError("the grammar allows no token that the model can write here; check the grammar")
         return left

@@ -45,7 +45,8 @@ def _from_columns(values: Floats, k: int) -> Indices | None:
     floor = np.partition(maxima, _COLUMNS - k)[_COLUMNS - k]
     columns = np.flatnonzero(maxima >= floor)
     if len(columns) > 2 * k:  # many equal numbers, such as -inf
-        return None
+        found = np.flatnonzero(values >= floor)
+        return found if len(found) <= len(values) // 16 else None
     row, column = np.divmod(np.flatnonzero(table[:, columns] >= floor), len(columns))
     rest = np.flatnonzero(values[table.size :] >= floor) + table.size
     return np.concatenate((row * _COLUMNS + columns[column], rest))

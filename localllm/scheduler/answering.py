@@ -17,9 +17,8 @@ from localllm.cache import Sequence as Cached
 from localllm.errors import LocalLLMError
 from localllm.generation.text import AnswerText
 from localllm.sampling.sampler import Sampler
-from localllm.scheduler.logprobs import logprob_of
+from localllm.scheduler.logprobs import logprob_of, sampled_logprob
 from localllm.scheduler.request import (  # fmt: skip
-    Constraint,
     Event,
     Failed,
     Finished,
@@ -55,9 +54,7 @@ class Answering:
         self.ended = ""  # why, once it has
         self.sampler = sampler
         self._text = AnswerText(tokenizer, request.stops, request.resumed, request.visible)
-        self._ends = frozenset[int]() if request.ignore_eos or tokenizer is None else tokenizer.eog
-        self._eog = frozenset[int]() if tokenizer is None else tokenizer.eog
-        self._constraint: Constraint | None = None
+        self._ends = frozenset[int]() if tokenizer is None else tokenizer.eog
         self._submitted = perf_counter()
         self._admitted = self._prompted = self._first = self._last = 0.0
         self._reused = -1
@@ -89,9 +86,7 @@ class Answering:
     @property
     def looks_at(self) -> int:
         """Number of largest logits that decide the next token; 0 if all are needed."""
-        if self.request.constraint is not None or self.request.logprobs is not None:
-            return 0
-        return self.sampler.looks_at
+        return 0 if self.request.logprobs is not None else self.sampler.looks_at
 
     # -- events ----------------------------------------------------------------------------------------------------
 
@@ -110,8 +105,8 @@ class Answering:
             self._told = reused
             for token in self.tokens:
                 self.sampler.accept(token)
-            if self.request.constraint is not None:
-                self._constraint = self.request.constraint()
+            constraint = self.request.constraint() if self.request.constraint is not None else None
+            self.sampler.constrain(constraint, self._ends, self.request.ignore_eos)
             self.tell(Started(self.prompt_tokens, reused))
 
     def evaluated(self, logits: F32 | None) -> None:
@@ -135,32 +130,37 @@ class Answering:
 
         A drafted token is accepted if it is the one that is chosen anyway, so the answer is that of plain decoding.
         """
-        for at in range(len(logits)):
-            chosen = self._choose(logits[at])
-            logprob = None
-            if self.request.logprobs is not None and chosen not in self._ends:
-                logprob = logprob_of(logits[at], chosen, self.request.logprobs)
-            guess = self.guesses[at] if at < len(self.guesses) else None
-            if guess is not None:
-                self.outcome.append((guess.trust, guess.token == chosen))
-                self._drafted += at < self.verified
-                self._accepted += at < self.verified and guess.token == chosen
-            if not self._append(chosen, logprob) or guess is None or guess.token != chosen:
+        self._drafted += self.verified
+        for at, row in enumerate(logits):
+            chosen = self.sampler.sample(row)
+            logprob = self._logprob(row, chosen)
+            right = self._was_guessed(chosen, at)
+            self._accepted += right and at < self.verified
+            if not self._append(chosen, logprob) or not right:
                 return
 
     def take_largest(self, found: Largest) -> None:
         """Choose the next token from the `looks_at` largest logits (1, n)."""
-        self._append(self.sampler.sample_largest(found.ids[-1], found.logits[-1]), None)
+        chosen = self.sampler.sample_largest(found.ids[-1], found.logits[-1])
+        self._was_guessed(chosen, 0)
+        self._append(chosen, None)
 
-    def _choose(self, logits: F32) -> int:
-        allowed = self._constraint.allowed() if self._constraint is not None else None
-        if allowed is None:
-            return self.sampler.sample(logits)
-        masked = np.full_like(logits, -np.inf)
-        np.copyto(masked[: len(allowed)], logits[: len(allowed)], where=allowed[: len(logits)])
-        if not np.isfinite(masked.max()):
-            raise LocalLLMError("the grammar allows no token that this model can write here; check the grammar")
-        return self.sampler.sample(masked)
+    def _logprob(self, logits: F32, chosen: int) -> Logprob | None:
+        """Return the log-probability of a token if it is wanted."""
+        top = self.request.logprobs
+        if top is None or self.sampler.is_end(chosen):
+            return None
+        if self.request.sampled:
+            return sampled_logprob(*self.sampler.distribution(logits), chosen, top)
+        return logprob_of(logits, chosen, top)
+
+    def _was_guessed(self, chosen: int, at: int) -> bool:
+        """Return whether the guess number `at` is right, and record that if there is one, verified or not."""
+        if at >= len(self.guesses):
+            return False
+        guess = self.guesses[at]
+        self.outcome.append((guess.trust, guess.token == chosen))
+        return guess.token == chosen
 
     def _append(self, token: int, logprob: Logprob | None) -> bool:
         """Take the next token; return whether the answer goes on."""
@@ -168,21 +168,21 @@ class Answering:
         self._prompted = self._prompted or now
         self._first = self._first or now
         self._last = now
-        if token in self._ends or (token in self._eog and self._constraint is not None):
+        if self.sampler.is_end(token):
             self.finish("end")
             return False
-        self.sampler.accept(token)
+        self.sampler.write(token)
         self.tokens.append(token)
         if self.drafter is not None:
             self.drafter.accept(token)
-        if self._constraint is not None:
-            self._constraint.accept(token)
         text = self._text.push(token)
         if self._text.stopped:
             self.finish("stop", text)
             return False
         self.tell(Written(token, text, logprob))
-        if self.left <= 0:
+        if self.sampler.finished:
+            self.finish("end")
+        elif self.left <= 0:
             self.finish("length")
         return not self.done
 

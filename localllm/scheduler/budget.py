@@ -8,6 +8,7 @@ from __future__ import annotations
 
 LEAST = 16  # prompt rows in a step: fewer read the weights too often
 MOST_PATIENCE = 2.5
+LEAST_SHARE = 2.0  # a step may take this many times what its answers take: many answers leave prompts their half
 _WEIGHT = 0.1  # of the newest step
 _WORST = 4.0  # a stall of the machine counts as at most this many times the expected cost
 
@@ -23,7 +24,8 @@ class Budget:
     def prompt_rows(self, decoding: int, waiting: int = 1) -> int:
         """Return the number of prompt rows beside `decoding` rows of answers; unlimited if nobody reads.
 
-        If more prompts wait than answers are written, steps may take longer, up to MOST_PATIENCE times.
+        Steps may take longer than `seconds` if more prompts wait than answers are written (up to MOST_PATIENCE times),
+        and if the answers alone take more than half of it.
         """
         most = self.rows - decoding
         if not decoding:
@@ -31,7 +33,8 @@ class Budget:
         if not self._row:
             return min(most, 4 * LEAST)
         patience = min(MOST_PATIENCE, max(1.0, waiting / decoding))
-        wanted = int((patience * self.seconds - self._decode) / self._row)
+        longest = max(patience * self.seconds, LEAST_SHARE * self._decode)
+        wanted = int((longest - self._decode) / self._row)
         return max(0, min(most, max(LEAST, wanted - wanted % LEAST)))
 
     def observe(self, decoding: int, prompt: int, seconds: float) -> None:

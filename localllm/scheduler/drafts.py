@@ -67,7 +67,7 @@ class Drafts:
             stands *= self._acceptance.expect(guess.trust)
             if len(found) >= room or stands < _HOPELESS:
                 break
-        return found
+        return found[: one.sampler.valid([guess.token for guess in found])]  # a grammar may forbid the rest
 
     def _worth_verifying(self, one: Answering, rows: int, worth: float) -> int:
         best, found, stands, won = 0.0, 0, 1.0, 0.0

@@ -15,7 +15,7 @@ class SchedulerLimits:
 
     parallel: int = 4  # requests that run
     waiting: int = 256  # requests that wait
-    step_seconds: float = 0.2  # of a step with prompt rows while answers are being written
+    step_seconds: float = 0.4  # of a step with prompt rows while answers are being written
     aligned: int = 1  # prompts are cut at multiples of this: on a card bits depend on the rows of a step
 
 
@@ -57,5 +57,6 @@ class Load:
     running: tuple[Slot, ...]
     waiting: int
     kept_tokens: int  # of finished requests, for later prompts
+    kept_blocks: int  # that hold them
     free_blocks: int
     blocks: int

@@ -1,11 +1,12 @@
-"""Log-probabilities under the model, before any sampling option."""
+"""Log-probabilities under the model, before any sampling option, or those of the distribution that is drawn from."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.sampling.select import largest
+from localllm.sampling.chain import Ids
+from localllm.sampling.select import Doubles, largest
 from localllm.scheduler.request import Logprob
 
 
@@ -15,3 +16,14 @@ def logprob_of(logits: NDArray[np.float32], token: int, top: int) -> Logprob:
     total = float(np.log(np.exp(numbers - numbers.max()).sum()) + numbers.max())
     best = largest(logits, min(top, len(logits))).tolist() if top else []
     return Logprob(token, float(numbers[token]) - total, tuple((one, float(numbers[one]) - total) for one in best))
+
+
+def sampled_logprob(ids: Ids, probabilities: Doubles, token: int, top: int) -> Logprob:
+    """Return the log-probability of a token that was drawn from `ids` (n,), and of the `top` most likely of them."""
+    numbers = np.log(probabilities)
+    best = np.lexsort((ids, -probabilities))[:top].tolist()
+    return Logprob(
+        token,
+        float(numbers[np.flatnonzero(ids == token)[0]]),
+        tuple((int(ids[one]), float(numbers[one])) for one in best),
+    )

@@ -50,6 +50,7 @@ class Request:
     stops: tuple[str, ...] = ()  # texts that end the answer; they are not part of it
     ignore_eos: bool = False
     logprobs: int | None = None  # alternatives with each token's log-probability; None: no log-probabilities
+    sampled: bool = False  # log-probabilities after the sampling options, of the answer's tokens
     prompt_logprobs: bool = False  # log-probabilities of the prompt's tokens too (`echo`)
     constraint: Callable[[], Constraint] | None = None  # makes the state of a grammar; called once per answer
     visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
@@ -61,7 +62,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """The log-probability of a token under the model, before sampling options, and of the most likely ones."""
+    """The log-probability of a token under the model, before sampling options, and of the most likely ones.
+
+    With `Request.sampled` it is that of the distribution from which the token was drawn.
+    """
 
     token: int
     logprob: float

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
 
@@ -12,6 +15,12 @@ class BadRequest(LocalLLMError):
     def __init__(self, message: str, param: str = "") -> None:
         super().__init__(message)
         self.param = param
+
+
+class NoThreads(BadRequest):
+    """A request for a conversation that the server keeps. `details` tell Anthropic's clients to send all of it."""
+
+    details: ClassVar[Mapping[str, Any]] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class UnknownModel(LocalLLMError):

@@ -62,7 +62,7 @@ def info_of(name: str, path: Path, model: Model | None = None, embeds: bool = Fa
                 sizes[tensor.format] += tensor.nbytes
             tokens = data.get("tokenizer.ggml.tokens")
             trained = _number(data.get(f"{architecture.name}.context_length"))
-            template = data.get("tokenizer.chat_template", "")
+            template = model.template_source if model is not None else data.get("tokenizer.chat_template", "")
             return Info(
                 id=name,
                 path=str(path),

@@ -16,11 +16,13 @@ from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localllm.printable import printable
+from localllm.scheduler import interfaces
 from localllm.scheduler.request import Usage
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 log = logging.getLogger("localllm.server")
 Load = Callable[[], tuple[int, int]]  # answers that are written now, and those that wait
+Loads = Callable[[], Mapping[str, interfaces.Load]]  # of the schedulers, by the names of their models
 
 
 class Tally:
@@ -72,6 +74,7 @@ class Metrics(Collector):
 
     def __init__(self, load: Load = lambda: (0, 0)) -> None:
         self.load = load
+        self.loads: Loads = dict
         self.started = time.time()
         self.tally = Tally()
         self.registry = CollectorRegistry()
@@ -143,6 +146,11 @@ class Metrics(Collector):
         )
         for name, meaning, value in gauges:
             yield GaugeMetricFamily(name, meaning, value=value)
+        blocks = GaugeMetricFamily("localllm_cache_blocks", "Blocks of the cache", labels=("model", "state"))
+        for model, one in self.loads().items():
+            for state, count in (("all", one.blocks), ("free", one.free_blocks), ("kept", one.kept_blocks)):
+                blocks.add_metric((model, state), count)
+        yield blocks
 
     def describe(self) -> list[Metric]:
         """No names in advance, so that registering reads nothing."""

@@ -127,6 +127,9 @@ class Observed:
     async def count(self, model: str, turn: Turn) -> int:
         return await self.service.count(model, turn)
 
+    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
+        return await self.service.prompt_ids(model, turn)
+
     async def render(self, model: str, turn: Turn) -> str:
         return await self.service.render(model, turn)
 
@@ -136,9 +139,11 @@ class Observed:
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         return await self.service.pieces(model, ids)
 
-    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult:
+    async def embed(
+        self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
+    ) -> EmbedResult:
         started = time.monotonic()
-        found = await self.service.embed(model, texts, pooling)
+        found = await self.service.embed(model, texts, pooling, normalize)
         self.metrics.embedded(found.tokens, time.monotonic() - started)
         return found
 

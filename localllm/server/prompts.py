@@ -9,11 +9,12 @@ from typing import Any
 from localllm.answer.formats import find_format
 from localllm.answer.grammars import Format
 from localllm.answer.messages import CallForm, call_form, fitted
-from localllm.answer.thinking import thinking_variables
+from localllm.engine import ContextFull
 from localllm.model import Model
-from localllm.server.errors import BadRequest, NotSupported
+from localllm.server.errors import BadRequest, NotSupported, PromptTooLong
 from localllm.server.turn import Completion, Turn
 from localllm.template import ChatEncoder, ChatTemplate
+from localllm.template.origin import MODEL, Text, joined
 
 FILL = {  # the role of a token, and the keys under which files name it
     "prefix": ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"),
@@ -80,29 +81,33 @@ class Prompts:
     def of_turn(self, turn: Turn, tools: Sequence[Mapping[str, Any]]) -> Prompt:
         """Render a conversation. TemplateError, ContextFull or BadRequest if that is not possible."""
         messages = [dict(message) for message in turn.messages]
-        begun = ""
-        if turn.continued and messages and messages[-1].get("role") == "assistant":
+        begun, continued = "", turn.continued and bool(messages) and messages[-1].get("role") == "assistant"
+        if continued:
             begun = str(messages.pop().get("content") or "")
         for message in messages:
-            self._model.check_length(str(message.get("content") or ""))
-        template, thinking = self.template, turn.thinking
-        enabled = False if thinking.effort == "none" else thinking.enabled
-        effort = "" if thinking.effort == "none" else thinking.effort
-        variables = {**thinking_variables(enabled, effort, thinking.budget), **turn.template_variables}
+            self._check_length(str(message.get("content") or ""))
+        template, variables = self.template, {**turn.thinking.variables, **turn.template_variables}
         if self._call_form is None:
             self._call_form = call_form(template)
         messages = fitted(messages, tools, self.format, self._call_form)
         told = list(tools) if tools and self.format.native else None
-        prompted = variables.pop("add_generation_prompt", True) is not False
+        prompted = variables.pop("add_generation_prompt", True) is not False or continued
         rendered = template.render(messages, prompted, told, variables)
-        self._model.check_length(rendered.text)
+        text = joined((rendered.text, Text.of(begun, MODEL)))
+        self._check_length(text)
         if self._encoder is None:
             self._encoder = ChatEncoder(self._model.words, template.source)
-        ids = self._encoder.encode(rendered.text)
-        text = str.__str__(rendered.text)
-        if begun:
-            ids = [*ids, *self._model.words.encode(begun, add_special=False)]
-        return Prompt(ids, text + begun, template.stops, bool(begun))
+        return Prompt(self._encoder.encode(text), str.__str__(text), template.stops, bool(begun))
+
+    def _check_length(self, text: str) -> None:
+        """Raise PromptTooLong, before any work, for a text that no context of this size can hold."""
+        try:
+            self._model.check_length(text)
+        except ContextFull:
+            context, least = self._model.context, -(-len(text) // self._model.words.longest)
+            size = f"the available context size of {context} tokens"  # llama.cpp's words, which clients look for
+            message = f"the prompt has at least {least} tokens and exceeds {size}; shorten it"
+            raise PromptTooLong(message, least, context) from None
 
     def of_text(self, completion: Completion) -> Prompt:
         """Tokenize a text, or check token ids."""
@@ -115,8 +120,9 @@ class Prompts:
             if wrong is not None:
                 raise BadRequest(f"token {wrong} is not in the vocabulary of {most} tokens", "prompt")
             return Prompt(list(prompt), "", resumed=True)
-        self._model.check_length(prompt)
-        return Prompt(self._model.words.encode(prompt, completion.add_special, completion.parse_special), prompt)
+        self._check_length(prompt)
+        ids = self._model.words.encode(prompt, completion.add_special, completion.parse_special)
+        return Prompt(ids, prompt, resumed=bool(prompt))
 
     # -- infilling -------------------------------------------------------------------------------------------------
 
@@ -135,27 +141,40 @@ class Prompts:
         return all(self.fill_token(role) is not None for role in ("prefix", "suffix", "middle"))
 
     def _filled(self, completion: Completion) -> Prompt:
-        """Return files, the text before the gap and the text after it, in the order that such models learn."""
+        """Return files, the text before the gap and the text after it, in the order that such models learn.
+
+        Of the files it has what leaves room for an answer: the nearest ones, which come last.
+        """
         words = self._model.words
         prefix, suffix, middle = (self.fill_token(role) for role in ("prefix", "suffix", "middle"))
         if prefix is None or suffix is None or middle is None:
             raise NotSupported("this model has no tokens for infilling; use a model trained to fill gaps in code")
         before = completion.prompt if isinstance(completion.prompt, str) else words.decode(completion.prompt)
         after = completion.suffix or ""
-        self._model.check_length(before + after + "".join(text for _, text in completion.extra))
+        self._check_length(before + after)
+        ids = [prefix, *self._plain(before), suffix, *self._plain(after), middle]
+        start = [words.bos] if words.add_bos and words.bos is not None else []
+        context, answer = self._model.context, completion.generation.max_tokens
+        kept = context // 4 if answer is None else min(answer, context // 4)
+        room = context - len(start) - len(ids) - kept
+        return Prompt([*start, *self._files(completion.extra, room), *ids], before, resumed=True)
 
-        def plain(text: str) -> list[int]:
-            return list(words.encode(text, add_special=False)) if text else []
-
-        ids: list[int] = [words.bos] if words.add_bos and words.bos is not None else []
+    def _files(self, files: Sequence[tuple[str, str]], room: int) -> list[int]:
+        """Return the tokens of files, the last `room` of them."""
+        if not files or room <= 0:
+            return []
         repository, separator = self.fill_token("repository"), self.fill_token("separator")
-        if completion.extra and separator is not None:
-            if repository is not None:
-                ids += [repository, *plain("repository\n")]
-            for name, text in completion.extra:
-                ids += [separator, *plain(f"{name}\n{text}")]
-            ids += [separator, *plain("filename\n")]
-        elif completion.extra:
-            ids += plain("".join(f"{text}\n" for _, text in completion.extra))
-        ids += [prefix, *plain(before), suffix, *plain(after), middle]
-        return Prompt(ids, before, resumed=True)
+        found = [] if separator is None else [separator, *self._plain("filename\n")]
+        for name, text in reversed(files):
+            if len(found) >= room:
+                break
+            text = text[-room * self._model.words.longest :]  # more than that cannot fit
+            plain = f"{text}\n" if separator is None else f"{name}\n{text}"
+            found = [*([] if separator is None else [separator]), *self._plain(plain), *found]
+        else:
+            if repository is not None and separator is not None:
+                found = [repository, *self._plain("repository\n"), *found]
+        return found[-room:]
+
+    def _plain(self, text: str) -> list[int]:
+        return list(self._model.words.encode(text, add_special=False)) if text else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
@@ -47,10 +47,13 @@ class Refusal:
     param: str = ""  # the field of the request at fault
     retry_after: int | None = None  # seconds
     numbers: Mapping[str, int] = field(default_factory=dict)  # llama.cpp's n_prompt_tokens and n_ctx
+    details: Mapping[str, Any] = field(default_factory=dict)  # Anthropic's, for programs
 
     @property
     def headers(self) -> dict[str, str]:
         found = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        if self.kind == "unsupported":  # OpenAI's and Anthropic's clients repeat every 5xx without this
+            found["X-Should-Retry"] = "false"
         return found | ({"WWW-Authenticate": "Bearer"} if self.status == 401 else {})
 
 
@@ -87,6 +90,7 @@ def refusal_of(error: BaseException) -> Refusal:
                 getattr(error, "param", ""),
                 getattr(error, "retry_after", None),
                 _numbers(error),
+                getattr(error, "details", {}),
             )
     log.error("unexpected error", exc_info=error)
     return Refusal(500, "internal", "internal error; the server's log has the details")

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
@@ -168,7 +168,7 @@ class _Connection(H11Protocol):
         inner: ASGIApp = self.app
 
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
-            await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, send)
+            await inner({**scope, "extensions": {ABORT: self.transport.abort}}, receive, _titled(send))
 
         self.app = app
 
@@ -200,3 +200,14 @@ class _Connection(H11Protocol):
         self._deadline = None
         if self.cycle is None or self.cycle.response_complete:
             self.transport.abort()
+
+
+def _titled(send: Send) -> Send:
+    """Write header names as `Content-Type`: some clients compare them as they are written."""
+
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [(name.title(), value) for name, value in message.get("headers", ())]}
+        await send(message)
+
+    return sending

@@ -12,11 +12,13 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from localllm.answer.asked import constrained, structured
+from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
+from localllm.answer.structure import Asked
 from localllm.closing import Closing
-from localllm.embedding import normalized
+from localllm.embedding import normalized, pair
+from localllm.held import end_of, held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
 from localllm.scheduler.drafts import Drafts
@@ -40,7 +42,6 @@ from localllm.server.turn import (  # fmt: skip
 )
 
 T = TypeVar("T")
-TAIL = 1000  # characters of a prompt in which a thought may have begun
 _REASONS: dict[str, StopReason] = {
     "end": "end", "stop": "stop", "length": "length", "context": "length", "cancelled": "cancelled",
 }  # fmt: skip
@@ -58,7 +59,7 @@ class Served(Closing):
         store: Store | None = None,
     ) -> None:
         """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
-        self.model, self._sampling = model, sampling or {}
+        self.model, self.sampling = model, sampling or {}
         self.embeds = model.embeds
         self.prompts = Prompts(model)
         self._worker = ThreadPoolExecutor(1, "prompts")
@@ -94,8 +95,7 @@ class Served(Closing):
 
         def asked() -> Request:
             prompt = self.prompts.of_text(completion)
-            structure = completion.generation.structure
-            constraint = None if structure is None else structured(self.model.grammars, structure)
+            constraint = held_text(self.model, completion.generation.structure)
             request = self._request(prompt, completion.generation)
             return replace(request, prompt_logprobs=completion.echo_logprobs, constraint=constraint)
 
@@ -127,22 +127,14 @@ class Served(Closing):
         """Return the request for a turn, and what makes a reader of its answer."""
         tools = tools_of(turn)
         prompt = self.prompts.of_turn(turn, tools)
-        format_, tail = self.prompts.format, prompt.text[-TAIL:]
-        forced = turn.tool_choice == "required" or turn.forced_tool
-        constraint = None
-        if forced or turn.generation.structure is not None or turn.thinking.budget is not None:
-            constraint = constrained(
-                self.model.grammars,
-                format_,
-                tail,
-                structure=turn.generation.structure,
-                tools=tools if forced else (),
-                parallel=turn.parallel_calls,
-                budget=turn.thinking.budget,
-            )
+        format_, tail = self.prompts.format, end_of(prompt.text)
+        forced = tools if turn.tool_choice == "required" or turn.forced_tool else ()
+        asked = Asked(turn.generation.structure, forced, turn.parallel_calls, turn.thinking.budget)
+        constraint = held(self.model, asked, self.prompts.template, tail)
         visible = format_.visible(self.model.words.special)
         request = replace(self._request(prompt, turn.generation), visible=visible, constraint=constraint)
-        return request, lambda: AnswerReader(format_, tools, tail)
+        read = format_ if not turn.thinking.inline else _inline(format_)
+        return request, lambda: AnswerReader(read, () if turn.calls_inline else tools, tail)
 
     def _request(self, prompt: Prompt, generation: Generation) -> Request:
         context = self.model.context
@@ -153,11 +145,12 @@ class Served(Closing):
             raise PromptTooLong(message, count, context)
         return Request(
             prompt=prompt.ids,
-            sampling=self.model.sampling_defaults.options({**self._sampling, **generation.sampling}),
+            sampling=self.model.sampling_defaults.options({**self.sampling, **generation.sampling}),
             max_tokens=generation.max_tokens,
             stops=(*generation.stops, *prompt.stops),
             ignore_eos=generation.ignore_eos,
             logprobs=generation.logprobs,
+            sampled=generation.sampled,
             resumed=prompt.resumed,
             reuse=generation.reuse,
             priority=generation.priority,
@@ -166,16 +159,19 @@ class Served(Closing):
 
     # -- vectors ---------------------------------------------------------------------------------------------------
 
-    async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str) -> EmbedResult:
-        """Return the vectors of texts."""
+    async def embed(self, texts: Sequence[str | Sequence[int]], pooling: str, normalize: bool = True) -> EmbedResult:
+        """Return the vectors of texts; with pooling "none" those of their tokens."""
 
         def run() -> EmbedResult:
             model = self._embedding()
             ids = [model.prompt_ids(text) if isinstance(text, str) else list(text) for text in texts]
             way = model.embedder.pooling(pooling)
             vectors = list(model.embedder.vectors(ids, way))
-            found = vectors if way == "rank" else list(normalized(vectors))
-            return EmbedResult([one.tolist() for one in found], sum(map(len, ids)))
+            tokens = sum(map(len, ids))
+            if way == "none":
+                return EmbedResult([], tokens, [rows.tolist() for rows in vectors])
+            found = list(normalized(vectors)) if normalize and way != "rank" else vectors
+            return EmbedResult([one.tolist() for one in found], tokens)
 
         return await self.work(run)
 
@@ -185,7 +181,8 @@ class Served(Closing):
         def run() -> EmbedResult:
             model = self._embedding()
             scores = model.rank(query, documents)
-            tokens = sum(len(model.prompt_ids(text)) for text in (query, *documents))
+            words, data = model.words, model.file.metadata
+            tokens = sum(len(pair(words, data, query, document)) for document in documents)  # the query with each
             return EmbedResult([[float(score)] for score in scores], tokens)
 
         return await self.work(run)
@@ -213,6 +210,13 @@ def tools_of(turn: Turn) -> list[Mapping[str, Any]]:
         if not tools:
             raise BadRequest(f"tool_choice names {turn.forced_tool!r}, which is not among the tools", "tool_choice")
     return tools
+
+
+def _inline(format_: Format) -> Format:
+    """Return the format of a reader that leaves thoughts in the content."""
+    if format_.channels is not None:
+        raise NotSupported("reasoning_format none: this model writes thoughts as messages of their own; use auto")
+    return replace(format_, thinking=ThoughtMarks("", ""))
 
 
 def drafts_of(model: Model) -> Drafts | None:

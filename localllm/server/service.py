@@ -1,22 +1,51 @@
-"""The service behind all protocols: finds the model of a request, loads it if needed, and answers."""
+"""The service behind all protocols: finds the model of a request, loads it if needed, and answers.
+
+What a request does not say about thinking and the template is as the server was started (`Usual`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from localllm.options import SamplingOptions
 from localllm.scheduler.interfaces import Load
 from localllm.server.info import Info
 from localllm.server.shelf import Shelf
-from localllm.server.turn import Completion, EmbedResult, Turn, TurnEvent
+from localllm.server.turn import Completion, EmbedResult, Thinking, Turn, TurnEvent
+
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates that a request's own thinking sets
+
+
+@dataclass(frozen=True, slots=True)
+class Usual:
+    """How turns think, and the variables of their template, where requests do not say."""
+
+    thinking: Thinking = field(default_factory=Thinking)
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, think: bool | int | str | None, inline: bool, variables: Mapping[str, Any]) -> Usual:
+        """Return what the options of a server say."""
+        return cls(replace(Thinking.of(think), inline=inline or None), variables)
+
+    def fill(self, turn: Turn) -> Turn:
+        """Return a turn with all that its request left open."""
+        own, usual = turn.thinking, self.thinking
+        said = own.enabled is not None or bool(own.effort) or own.budget is not None
+        inline = usual.inline if own.inline is None else own.inline
+        thinking = replace(own if said else usual, inline=inline)
+        variables = {name: value for name, value in self.variables.items() if not (said and name in SWITCHES)}
+        return replace(turn, thinking=thinking, template_variables={**variables, **turn.template_variables})
 
 
 class ModelService:
     """A `turn.Service` over a shelf of models."""
 
-    def __init__(self, shelf: Shelf) -> None:
-        self.shelf = shelf
+    def __init__(self, shelf: Shelf, usual: Usual | None = None) -> None:
+        self.shelf, self._usual = shelf, usual or Usual()
 
     def models(self) -> Sequence[Info]:
         return self.shelf.infos
@@ -29,8 +58,13 @@ class ModelService:
         served = self.shelf.loaded(model)
         return None if served is None or served.embeds else served.scheduler.load()
 
+    def loads(self) -> dict[str, Load]:
+        """Return what the schedulers of all loaded models do now."""
+        found = {info.id: self.load_of(info.id) for info in self.models()}
+        return {name: load for name, load in found.items() if load is not None}
+
     async def answer(self, model: str, turn: Turn) -> AsyncGenerator[TurnEvent, None]:
-        async with self.shelf.using(model) as served, aclosing(served.answer(turn)) as stream:
+        async with self.shelf.using(model) as served, aclosing(served.answer(self._usual.fill(turn))) as stream:
             async for event in stream:
                 yield event
 
@@ -40,12 +74,15 @@ class ModelService:
                 yield event
 
     async def count(self, model: str, turn: Turn) -> int:
-        async with self.shelf.using(model) as served:
-            return len((await served.prompt(turn)).ids)
+        return len(await self.prompt_ids(model, turn))
 
     async def render(self, model: str, turn: Turn) -> str:
         async with self.shelf.using(model) as served:
-            return (await served.prompt(turn)).text
+            return (await served.prompt(self._usual.fill(turn))).text
+
+    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
+        async with self.shelf.using(model) as served:
+            return (await served.prompt(self._usual.fill(turn))).ids
 
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         async with self.shelf.using(model) as served:
@@ -56,9 +93,11 @@ class ModelService:
             words = served.model.words
             return await served.work(lambda: [words.piece(token) for token in ids])
 
-    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult:
+    async def embed(
+        self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
+    ) -> EmbedResult:
         async with self.shelf.using(model) as served:
-            return await served.embed(texts, pooling)
+            return await served.embed(texts, pooling, normalize)
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
         async with self.shelf.using(model) as served:
@@ -66,4 +105,4 @@ class ModelService:
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
         served = self.shelf.loaded(model)
-        return SamplingOptions() if served is None else served.model.sampling_defaults.options({})
+        return SamplingOptions() if served is None else served.model.sampling_defaults.options(dict(served.sampling))

@@ -35,6 +35,7 @@ class Settings:
     drain_seconds: int = 0  # 0: until running answers end
     slots: bool = True
     metrics: bool = True
+    verbose: bool = False
     log_prompts: bool = False
 
     @classmethod
@@ -62,6 +63,7 @@ class Settings:
             drain_seconds=options.drain_timeout,
             slots=not options.no_slots,
             metrics=not options.no_metrics,
+            verbose=options.verbose,
             log_prompts=options.log_prompts,
         )
 

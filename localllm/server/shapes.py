@@ -68,7 +68,8 @@ def _openai(refusal: Refusal) -> Json:
 
 
 def _anthropic(refusal: Refusal) -> Json:
-    return {"type": "error", "error": {"type": ANTHROPIC[refusal.kind], "message": refusal.message}}
+    error: Json = {"type": ANTHROPIC[refusal.kind], "message": refusal.message}
+    return {"type": "error", "error": error | ({"details": dict(refusal.details)} if refusal.details else {})}
 
 
 def _ollama(refusal: Refusal) -> Json:

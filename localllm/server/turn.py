@@ -14,20 +14,12 @@ from typing import Any, Literal, Protocol
 
 from localllm.answer.parts import Part
 from localllm.answer.structure import Structure as Structure  # protocols name it, too
+from localllm.answer.thinking import Thinking as Thinking
 from localllm.options import SamplingOptions
 from localllm.scheduler.request import Logprob, Usage
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]
-
-
-@dataclass(frozen=True, slots=True)
-class Thinking:
-    """How a model that can think shall do so. None: as its template does by default."""
-
-    enabled: bool | None = None
-    effort: str = ""  # low, medium, high: for templates that know it
-    budget: int | None = None  # tokens; then the thought is ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +31,7 @@ class Generation:
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    sampled: bool = False  # the log-probabilities are those after the sampling options
     structure: Structure | None = None
     n: int = 1  # answers to the same prompt
     reuse: bool = True
@@ -60,6 +53,7 @@ class Turn:
     tool_choice: ToolChoice = "auto"
     forced_tool: str = ""  # the name of the one tool to call
     parallel_calls: bool = True
+    calls_inline: bool = False  # calls stay in the content, as the model writes them
     thinking: Thinking = field(default_factory=Thinking)
     template_variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False  # the last message is the assistant's, and is continued
@@ -173,13 +167,21 @@ class Service(Protocol):
         """Return the prompt of a turn as text."""
         ...
 
+    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
+        """Return the tokens of the prompt of a turn."""
+        ...
+
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
 
     async def pieces(self, model: str, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes of each token."""
         ...
 
-    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult: ...
+    async def embed(
+        self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
+    ) -> EmbedResult:
+        """Return a vector for each text, of length 1 if `normalize`; with pooling "none" one for each token."""
+        ...
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult: ...
 
@@ -188,7 +190,8 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EmbedResult:
-    """Vectors, normalized, or one score each; and how many tokens they took."""
+    """A vector or one score for each text, and how many tokens they took. Pooling "none" gives `rows` instead."""
 
     vectors: list[list[float]]
     tokens: int
+    rows: list[list[list[float]]] = field(default_factory=list)  # texts, tokens, width

@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.engine import Engine
+from localllm.notice import Notice, Setting, said
 from localllm.options import SpeculationOptions
 from localllm.speculation import draft, ngram
 from localllm.speculation.costs import DRAFTING, VERIFYING, measure
 from localllm.speculation.draft import ModelDrafter
 from localllm.speculation.drafter import Drafting
+from localllm.speculation.errors import SpeculationError
 from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.policy import Judge
+from localllm.speculation.policy import Judge, outlook
 from localllm.speculation.speculator import Speculator
-from localllm.speculation.vocabulary import Vocabulary, match
+from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
 SHORTEST_PASS = 2e-3  # seconds; drafting takes 30 to 50 microseconds per pass in Python, 2 % of this
 
@@ -30,18 +32,49 @@ class Speculation:
     """Speculation for a model: the costs of its passes and of the draft model's, and acceptance rates so far."""
 
     def __init__(self, target: Reader, options: SpeculationOptions, drafting: Reader | None) -> None:
-        """SpeculationError if the vocabularies do not match."""
-        self.options, self._draft = options, drafting
-        self._mapping = match(target.vocabulary, drafting.vocabulary) if drafting is not None else None
+        """If the vocabularies do not match, there is no draft in automatic mode, and else a SpeculationError."""
+        self.options, self._draft, self.refused = options, drafting, ""  # why the draft model cannot draft
+        self._mapping: Mapping | None = None
+        if drafting is not None:
+            try:
+                self._mapping = match(target.vocabulary, drafting.vocabulary)
+            except SpeculationError as error:
+                if options.kind != "auto":
+                    raise
+                self._draft, self.refused = None, said(error)
+        drafting = self._draft
         self.costs = measure(target.engine, target.vocabulary.size, VERIFYING)
         self._draft_costs = (
             measure(drafting.engine, drafting.vocabulary.size, DRAFTING) if drafting is not None else None
         )
         self._ngram_judge, self._draft_judge = Judge(ngram.PRIORS), Judge(draft.PRIORS)
 
+    @property
+    def _too_short(self) -> bool:
+        """Whether passes are too short for drafting to pay, in automatic mode."""
+        return self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS
+
+    @property
+    def unused(self) -> str:
+        """What will not be used of it, and why; "" if all may be. A `Notice`."""
+        one = f"{1e3 * self.costs.seconds(1):.2f} ms"
+        if self.refused:
+            return self.refused
+        if self._too_short:
+            what, instead = ("the draft model", "draft") if self._draft is not None else ("speculation", "ngram")
+            reason = f"{what} is not used: a pass of the model takes only {one}, too little for drafting to pay"
+            return Notice(f"{reason}; use it anyway with ", Setting("spec", instead))
+        if self._draft_costs is None:
+            return ""
+        step, longest = self._draft_costs.seconds(1), min(self.options.draft_max, self.costs.most - 1)
+        if outlook(self.costs, self.costs.seconds(1), 0, 1.0, 1.0, step, longest) > 0:
+            return ""
+        passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
+        return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
+
     def speculator(self) -> Speculator | None:
         """Return a speculator for a new session; None in automatic mode if passes are too short for drafting to pay."""
-        if self.options.kind == "auto" and self.costs.seconds(1) < SHORTEST_PASS:
+        if self._too_short:
             return None
         draftings: list[Drafting] = []
         if self.options.kind in ("ngram", "auto"):

@@ -160,9 +160,9 @@ class SpeculativeDecoding:
                     continue
             guesses, likelihoods = self._propose(drafting, room)
             if not guesses:
+                judge.settle(-drafter.step_seconds / self._costs.seconds(1))
                 continue
             count, gain = worth_checking(self._costs, self._pace, likelihoods)
-            count = min(count, self._sampler.valid([guess.token for guess in guesses[:count]]))
             if gain >= won:
                 best, won = (drafting, guesses, count), gain
         return best
@@ -176,7 +176,10 @@ class SpeculativeDecoding:
         return won - drafter.delay() / rounds
 
     def _propose(self, drafting: Drafting, room: int) -> tuple[list[Guess], list[float]]:
-        """Draft as long as another token is expected to pay; return the drafts and their acceptance probabilities."""
+        """Draft as long as another token is expected to pay; return the drafts and their acceptance probabilities.
+
+        Drafts end before the first token that a grammar forbids.
+        """
         sampler, drafter, acceptance = self._sampler, drafting.drafter, drafting.judge.acceptance
         guesses: list[Guess] = []
         likelihoods: list[float] = []
@@ -192,9 +195,12 @@ class SpeculativeDecoding:
                     if len(guesses) == room or stands < _HOPELESS:
                         break
                     step, mean = drafter.step_seconds, acceptance.mean
+                    if step and sampler.valid([guess.token for guess in guesses]) < len(guesses):
+                        break
                     if step and outlook(self._costs, self._pace, len(guesses), stands, mean, step, room) <= 0:
                         break
                     sampler.accept(guess.token)
         finally:
             sampler.restore(before)
-        return guesses, likelihoods
+        valid = sampler.valid([guess.token for guess in guesses])
+        return guesses[:valid], likelihoods[:valid]

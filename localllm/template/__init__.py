@@ -5,13 +5,14 @@ from __future__ import annotations
 from localllm.template.chat_template import ROLES, ChatTemplate, Message, Rendered, renderer
 from localllm.template.encode import ChatEncoder, encode_chat
 from localllm.template.errors import TemplateError, TemplateLimit, TemplateRejected
-from localllm.template.families import FAMILIES, choose_template
+from localllm.template.families import FAMILIES, Family, choose_template, given_template
 
 __all__ = [
     "FAMILIES",
     "ROLES",
     "ChatEncoder",
     "ChatTemplate",
+    "Family",
     "Message",
     "Rendered",
     "TemplateError",
@@ -19,5 +20,6 @@ __all__ = [
     "TemplateRejected",
     "choose_template",
     "encode_chat",
+    "given_template",
     "renderer",
 ]

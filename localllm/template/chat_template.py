@@ -22,7 +22,7 @@ ROLES = (
     *("system", "developer", "user", "assistant", "model", "tool", "function", "ipython", "tool_response"),
     *("tool_results", "observation", "context", "document", "documents", "citations", "root", "latest_reminder"),
 )
-_MAX_SOURCE = 1 << 20  # characters
+MAX_SOURCE = 1 << 20  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class ChatTemplate:
     ) -> None:
         self.source, self.bos, self.eos, self.stops = source, bos, eos, stops
         self._clock = clock
-        if len(source) > _MAX_SOURCE:
-            raise TemplateError(f"the chat template has {len(source)} characters; supported: up to {_MAX_SOURCE}")
+        if len(source) > MAX_SOURCE:
+            raise TemplateError(f"the chat template has {len(source)} characters; supported: up to {MAX_SOURCE}")
         self._confined = confined or renderer()
         self._ask({"source": source}, "cannot be compiled")
 

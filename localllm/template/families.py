@@ -1,16 +1,18 @@
 """Chat templates for files without one: chosen by the special tokens in the vocabulary, else by the model's name.
 
-Every choice comes with a note, because a wrong template gives a worse model and no error.
+Every choice comes with a note, because a wrong template gives a worse model and no error. A user may name a format, or
+give a template (`given_template`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from localllm.confined import Confined
-from localllm.template.chat_template import ChatTemplate
+from localllm.template.chat_template import MAX_SOURCE, ChatTemplate
 from localllm.template.errors import TemplateError
 
 _KEY = "tokenizer.chat_template"
@@ -86,6 +88,16 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
         tokens=("<start_of_turn>", "<end_of_turn>"),
     ),
     Family(
+        "command-r",
+        _turns(
+            "{{ '<|START_OF_TURN_TOKEN|>' ~ {'system': '<|SYSTEM_TOKEN|>', 'assistant': '<|CHATBOT_TOKEN|>'}"
+            ".get(m.role, '<|USER_TOKEN|>') ~ m.content | trim ~ '<|END_OF_TURN_TOKEN|>' }}",
+            "{{ '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}",
+            start="",
+        ),
+        tokens=("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+    ),
+    Family(
         "phi3",
         _turns("{{ '<|' ~ m.role ~ '|>\\n' ~ m.content ~ '<|end|>\\n' }}", "{{ '<|assistant|>\\n' }}", start=""),
         tokens=("<|user|>", "<|assistant|>", "<|end|>"),
@@ -140,15 +152,38 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
 )
 
 
+def given_template(given: str) -> Family:
+    """Return the format that a user gives: by its name, as the name of a file, or as a Jinja text."""
+    named = next((family for family in FAMILIES if family.name == given), None)
+    if named is not None:
+        return named
+    if "{{" in given or "{%" in given:
+        return Family("given", given)
+    try:
+        with Path(given).open(encoding="utf-8") as file:
+            return Family("given", file.read(MAX_SOURCE + 1))
+    except FileNotFoundError:
+        names = ", ".join(family.name for family in FAMILIES)
+        raise TemplateError(f"{given!r} is not a chat template: give a file, a Jinja text, or one of {names}") from None
+    except (OSError, ValueError) as error:
+        problem = getattr(error, "strerror", None) or error
+        raise TemplateError(f"{given}: the chat template cannot be read: {problem}") from None
+
+
 def choose_template(
-    metadata: Mapping[str, Any], tokenizer: SpecialTokens, confined: Confined | None = None
+    metadata: Mapping[str, Any],
+    tokenizer: SpecialTokens,
+    confined: Confined | None = None,
+    given: Family | None = None,
 ) -> tuple[ChatTemplate, str | None]:
     """Return the file's chat template and None; or its family's template, and a note to show that gives the reason.
 
-    `confined` is the child that renders it.
+    `confined` is the child that renders it. `given` replaces the file's; TemplateError if it is broken.
     """
     texts = {token: text for text, token in tokenizer.special.items()}  # a BOS that is a common word is only a default
     bos, eos = (texts.get(-1 if token is None else token, "") for token in (tokenizer.bos, tokenizer.eos))
+    if given is not None:
+        return ChatTemplate(given.source, bos, eos, given.stops, confined=confined), None
     source = metadata.get(_KEY)
     why = "the file has no chat template"
     if isinstance(source, str) and source.strip():

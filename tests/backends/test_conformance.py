@@ -28,7 +28,7 @@ from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
 
 VOCABULARY = 37
-ROWS = (1, 2, 3, 17, 70)  # of one batch
+ROWS = (1, 3, 13, 17, 70)  # of one batch: tiles of one size and of several, packed and unpacked
 
 random = np.random.RandomState(11)
 

@@ -8,9 +8,11 @@ import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
 import termios
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -88,9 +90,12 @@ def default_signals() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the program; without `stdin` its input is empty."""
+def localllm(
+    *words: object, stdin: str | None = None, environ: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the program; without `stdin` its input is empty. `environ`: variables besides those of the tests."""
     given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+    given["env"] = {**os.environ, **(environ or {})}
     return subprocess.run(
         [*PROGRAM, *map(str, words)], capture_output=True, encoding="utf-8", cwd=REPOSITORY, timeout=120, **given
     )
@@ -99,15 +104,17 @@ def localllm(*words: object, stdin: str | None = None) -> subprocess.CompletedPr
 class Terminal:
     """The program on a pseudo-terminal: its input, its output and its end."""
 
-    def __init__(self, *words: object) -> None:
+    def __init__(self, *words: object, environ: Mapping[str, str] | None = None, columns: int = 0) -> None:
         self.master, slave = pty.openpty()
+        if columns:
+            fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         self.process = subprocess.Popen(
             [*PROGRAM, *map(str, words)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=REPOSITORY,
-            env={**os.environ, "TERM": "xterm"},
+            env={**os.environ, "TERM": "xterm", **(environ or {})},
             start_new_session=True,
             preexec_fn=self._prepare,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +34,12 @@ class Script:
 
     def accept(self, token: int) -> None: ...
     def write(self, token: int) -> None: ...
-    def constrain(self, constraint: object) -> None: ...
+    def constrain(self, constraint: object, ends: Collection[int], ignore_eos: bool) -> None:
+        self.ends = ends
+
+    def is_end(self, token: int) -> bool:
+        return token in self.ends
+
     def restore(self, snapshot: int) -> None: ...
 
 
@@ -219,7 +224,11 @@ class Euros:
 
     finished = False
 
-    def constrain(self, constraint: object) -> None: ...
+    def constrain(self, constraint: object, ends: Collection[int], ignore_eos: bool) -> None:
+        self.ends = ends
+
+    def is_end(self, token: int) -> bool:
+        return token in self.ends
 
     def accept(self, token: int) -> None:
         self.history.append(token)

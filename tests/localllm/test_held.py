@@ -74,6 +74,35 @@ def test_an_answer_ends_with_its_grammar(demo: localllm.Model) -> None:
     assert pieces[-1].statistics.reason == "end"
 
 
+ENDS = {0: 100.0, 1: 100.0}  # the tokens that end an answer come as soon as they may
+
+
+def test_ignore_eos_holds_while_a_grammar_allows_anything_else(demo: localllm.Model) -> None:
+    def written(grammar: str, **options: Any) -> tuple[str, str]:
+        pieces = list(demo.generate("Say: ", grammar=grammar, logit_bias=ENDS, max_tokens=20, **options))
+        return text_of(iter(pieces)), pieces[-1].statistics.reason
+
+    endless = "root ::= [a-z]+"
+    assert written(endless)[1] == "end"
+    text, reason = written(endless, ignore_eos=True)
+    assert reason == "length"
+    assert re.fullmatch("[a-z]{20,}", text)
+    text, reason = written("root ::= [a-z]{1,7}", ignore_eos=True)
+    assert reason == "end"
+    assert re.fullmatch("[a-z]{7}", text)
+    assert written('root ::= ""', ignore_eos=True) == ("", "end")
+
+
+def test_ignore_eos_holds_where_only_a_thought_is_limited(demo: localllm.Model) -> None:
+    demo.__dict__["template"] = (ChatTemplate(THINKER, "", "<|im_end|>"), None)
+    try:
+        for ignore, reason in ((False, "end"), (True, "length")):
+            pieces = list(demo.chat("Which?", think=5, max_tokens=30, logit_bias=ENDS, ignore_eos=ignore))
+            assert pieces[-1].statistics.reason == reason
+    finally:
+        del demo.__dict__["template"]
+
+
 @pytest.mark.parametrize("source", [LIST, 'start: ITEM{2,9} "end"\nITEM: /- (red|green|blue) fish swims\\n/'])
 def test_grammars_of_both_kinds(demo: localllm.Model, source: str) -> None:
     text = text_of(demo.generate("Fish:\n", grammar=source, temperature=1.0, seed=1))
@@ -163,9 +192,9 @@ def test_how_a_template_is_told_to_think(think: Any, variables: dict[str, Any]) 
 
 def test_efforts_and_budgets() -> None:
     assert AnswerOptions(think="low").template_variables["reasoning_effort"] == "low"
-    assert AnswerOptions(think="low").thought_tokens is None
-    assert AnswerOptions(think=300).thought_tokens == 300
-    assert AnswerOptions(think=True).thought_tokens is None
+    assert AnswerOptions(think="low").thinking.budget is None
+    assert AnswerOptions(think=300).thinking.budget == 300
+    assert AnswerOptions(think=True).thinking.budget is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,12 @@ class Script:
     write = accept
     finished = False
 
-    def constrain(self, constraint: object) -> None:
+    def constrain(self, constraint: object, ends: Collection[int], ignore_eos: bool) -> None:
         assert constraint is None
+        self.ends = () if ignore_eos else ends
+
+    def is_end(self, token: int) -> bool:
+        return token in self.ends
 
 
 def say(session: localllm.Session, tokens: Sequence[int], prompt: Sequence[int] = (1, 70), **options: Any) -> list[Any]:

@@ -40,8 +40,10 @@ class Sync(Struct):
     quit: Apart
     arrivals: Apart
     sleepers: Apart  # threads that sleep until `arrivals` changes, or are about to
+    slept: Int64  # how often a thread has slept at a barrier
     plan: Apart  # address of the entries
     count: Int64  # number of entries
+    spins: Int64  # turns of waiting at a barrier before a thread sleeps
     sched_yield: Int64  # address of the system's function of this name
     syscall: Int64  # address of the system's function of this name; 0 without futexes: threads then only yield
     futex: Int64  # the number of the system call
@@ -61,17 +63,19 @@ EVERYBODY = 1 << 30
 def _wait(f: Function, sync: Sync, where: Value, target: Value) -> None:
     """Wait until `arrivals` reaches `target`. `where` is the address of `sync`."""
     arrivals, sleepers = sync.where(Sync.arrivals), sync.where(Sync.sleepers)
-    spins = f.var(f.i64(0))
+    spins, most = f.var(f.i64(0)), sync.spins
     with f.while_(lambda: f.atomic_load(arrivals) < target):
         f.pause()
         spins.set(spins.get() + 1)
-        with f.when((spins.get() % SPINS).equals(0)):
+        with f.when(spins.get() >= most):
+            spins.set(f.i64(0))
             with f.when(sync.syscall.equals(0)):
                 f.call(sync.sched_yield)
             with f.when(sync.syscall.differs(0)):
                 f.atomic_add(sleepers, 1)  # before the look at `arrivals`: who changes it later sees a sleeper
                 seen = f.atomic_load(arrivals)
                 with f.when(seen < target):
+                    f.atomic_add(sync.where(Sync.slept), 1)
                     _futex(f, sync, where, FUTEX_WAIT, seen)
                 f.atomic_add(sleepers, -1)
 

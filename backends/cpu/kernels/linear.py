@@ -105,8 +105,8 @@ def ways(
     def tiled(place: Operands, count: Value, first: Value, last: Value) -> None:
         _tiled_rows(f, a, panel, place, a.scratch.row(thread), count, first, last)
 
-    few = rows <= panel.direct_rows
-    return [(few, False, direct), (rows > panel.direct_rows, True, tiled)]
+    most = panel.direct_rows or f.isa.direct_rows
+    return [(rows <= most, False, direct), (rows > most, True, tiled)]
 
 
 def _for_rows(f: Function, rows: Value, sizes: Sequence[int], part: object) -> None:

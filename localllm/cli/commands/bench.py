@@ -1,55 +1,36 @@
 """`localllm bench`: tokens per second with llama-bench's tests, names and columns, and the share of the bandwidth used.
 
 Decoding compares bytes read with the bandwidth measured around each test. Prompts count operations per second. With a
-drafter, it also measures the gain of speculation on three texts.
+drafter, it also measures the gain of speculation on three texts. `bench_against.py` runs llama-bench in turn.
 """
 
 from __future__ import annotations
 
-import csv
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from statistics import mean, stdev
 from time import perf_counter_ns
+from typing import NamedTuple
 
 import numpy as np
 
 from localllm import __version__, load
 from localllm.backends.cpu.backend import default_threads
+from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure as measure_guessing
+from localllm.cli.commands.bench_tests import Test, tests_of
 from localllm.cli.options import Bench
 from localllm.cli.terminal.answer import read_bandwidth, tell
-from localllm.cli.terminal.console import LoadProgress
+from localllm.cli.terminal.console import LoadProgress, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, size
-from localllm.errors import LocalLLMError
+from localllm.machine.energy import Energy, find_energy
+from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
 from localllm.plan import Summary, summarize
-from localllm.printable import printable
 from localllm.session import Session
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """One row: a prompt of `prompt` tokens, or decoding `answer` tokens, after `depth` tokens or a `text`."""
-
-    prompt: int
-    answer: int
-    depth: int
-    text: str = ""
-
-    @property
-    def name(self) -> str:
-        after = f" @ d{self.depth}" if self.depth else f" {self.text}" if self.text else ""
-        return (f"pp{self.prompt}" if self.prompt else f"tg{self.answer}") + after
-
-    @property
-    def tokens(self) -> int:
-        return self.prompt + self.answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,34 +67,57 @@ class BenchResult:
     plain_ts: float = 0.0  # tokens per second of the same answers without speculation
     n_drafted: int = 0  # drafted tokens
     n_accepted: int = 0  # of these
+    p50_ns: int = 0  # from one decoded token to the next: the median, then the 90th and the 99th of a hundred
+    p90_ns: int = 0
+    p99_ns: int = 0
+    load_ns: int = 0  # opening the model, and compiling what was not compiled before
+    peak_bytes: int = 0  # most main memory used since the model was opened
+    joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
 
 
-def bench(own: Bench, name: str) -> None:
+def bench(own: Bench, names: Sequence[str]) -> None:
     """Run every test; print each result as soon as it is known."""
-    tests = [Test(p, 0, d) for d in own.n_depth for p in own.n_prompt if p]
-    tests += [Test(0, n, d) for d in own.n_depth for n in own.n_gen if n]
-    if not tests:
-        raise LocalLLMError("nothing to measure: set -p or -n above 0")
-    tests.sort(key=lambda test: test.depth)
+    tests = tests_of(own)
+    if own.against:
+        from localllm.cli.commands.bench_against import against
+
+        against(own, names, tests)
+        return
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
-    options = own.load.changed({"any_cache": True, "force": own.force})
-    with _PRINTERS[own.output](_columns(own)) as show:
-        for threads in own.threads:
+    options, energy = own.load.changed({"any_cache": True, "force": own.force}), find_energy()
+    if own.verbose and energy.missing:
+        say(f"energy is not measured: {energy.missing}")
+    printer = _markdown(_columns(own, energy)) if own.output == "md" else OUTPUTS[own.output](BenchResult)
+    with printer as show:
+        for number, (name, threads) in enumerate((name, threads) for name in names for threads in own.threads):
+            if not reset_peak() and own.verbose and number:
+                say("peak memory counts the models before too: this system does not forget a peak")
+            began = perf_counter_ns()
             with LoadProgress() as progress:
                 model = load(name, options, progress=progress, ctx_size=context, threads=threads)
             with model:
+                loaded = perf_counter_ns() - began
                 tell(model)
+                meter = energy if model.device.startswith("cpu") else Energy(())
+                if own.verbose and energy.counters and not meter.counters:
+                    say("energy is not measured: the counters of the processor do not see a graphics card")
                 for test in (*tests, *guessed):
-                    measure = _guessed if test.text else _measure
-                    show(measure(model, test, threads or default_threads(), own.repetitions, not own.no_warmup))
+                    result = _one(model, test, threads or default_threads(), own, meter)
+                    show(replace(result, load_ns=loaded, peak_bytes=peak_memory()))
+
+
+def _one(model: Model, test: Test, threads: int, own: Bench, energy: Energy) -> BenchResult:
+    if test.text:
+        return _guessed(model, test, threads, own.repetitions, not own.no_warmup)
+    return _measure(model, test, threads, own.repetitions, not own.no_warmup, energy)
 
 
 def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
     """Time answers to a text with and without speculation."""
     found = measure_guessing(model, test.text, test.answer, repetitions, warm_up)
     assert model.speculation is not None
-    result = _result(model, test, threads, found.guessed_ns)
+    result = _result(model, test, threads, found.guessed_ns, found.gaps_ns)
     return replace(
         result,
         speculation=model.speculation.options.kind,
@@ -123,22 +127,29 @@ def _guessed(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
     )
 
 
-def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool) -> BenchResult:
+def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: bool, energy: Energy) -> BenchResult:
     """Time `test`: fill the cache to its depth once, then repeat the run from there."""
     config = model.config
     assert config is not None
     tokens = np.random.RandomState(0).randint(0, config.vocabulary, test.depth + test.tokens).tolist()
     session = model.session()
+    decodes = test.answer and not test.prompt
     try:
         _evaluate(model, session, tokens[: test.depth])
-        before = read_bandwidth(model) if test.answer else 0.0
+        before = read_bandwidth(model) if decodes else 0.0
         if warm_up:
             _run(model, session, test, tokens if test.prompt else tokens[: test.depth + 1])
-        samples = tuple(_run(model, session, test, tokens) for _ in range(repetitions))
-        roof = max(before, read_bandwidth(model)) if test.answer else 0.0
+        used = energy.read()
+        runs = [_run(model, session, test, tokens) for _ in range(repetitions)]
+        joules = energy.joules(used, energy.read()) / (repetitions * test.tokens)
+        roof = max(before, read_bandwidth(model)) if decodes else 0.0
     finally:
         session.close()
-    result, summary = _result(model, test, threads, samples), _summary(model)
+    samples, gaps = tuple(run.ns for run in runs), [gap for run in runs for gap in run.gaps]
+    result, summary = _result(model, test, threads, samples, gaps), _summary(model)
+    result = replace(result, joules_per_token=joules)
+    if test.prompt and test.answer:
+        return result
     if test.prompt:
         work = _operations(summary, config.vocabulary * config.width, test, model.batch_rows)
         return replace(result, gop_per_s=work / mean(samples))
@@ -159,9 +170,10 @@ def _summary(model: Model) -> Summary:
     return summarize(model.plan)
 
 
-def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) -> BenchResult:
-    """Return the fields that all tests share."""
+def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...], gaps: Sequence[int]) -> BenchResult:
+    """Return the fields that all tests share. `gaps` are nanoseconds from one token to the next."""
     rates, summary = [test.tokens / (ns / 1e9) for ns in samples], _summary(model)
+    late = [round(float(ns)) for ns in np.percentile(gaps, (50, 90, 99))] if gaps else [0, 0, 0]
     return BenchResult(
         build_commit=f"localllm {__version__}",
         cpu_info=model.device,
@@ -189,20 +201,33 @@ def _result(model: Model, test: Test, threads: int, samples: tuple[int, ...]) ->
         roof_share=0.0,
         gop_per_s=0.0,
         samples_ns=samples,
+        p50_ns=late[0],
+        p90_ns=late[1],
+        p99_ns=late[2],
     )
 
 
-def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> int:
-    """Return the nanoseconds of one run over `tokens` after the depth."""
-    rest = tokens[test.depth :]
+class _Run(NamedTuple):
+    """The nanoseconds of one run, and of each decoded token in it."""
+
+    ns: int
+    gaps: list[int]
+
+
+def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> _Run:
+    """Time one run over `tokens` after the depth."""
+    rest, gaps = tokens[test.depth :], []
     _evaluate(model, session, tokens[session.rewind(test.depth) : test.depth])  # tokens that windows have dropped
-    start = perf_counter_ns()
+    start = last = perf_counter_ns()
     if test.prompt:
-        _evaluate(model, session, rest)
-    else:
-        for token in rest:
-            session.evaluate((token,), logits=False)
-    return perf_counter_ns() - start
+        _evaluate(model, session, rest[: test.prompt])
+        last = perf_counter_ns()
+    for token in rest[test.prompt :]:
+        session.evaluate((token,), logits=False)
+        now = perf_counter_ns()
+        gaps.append(now - last)
+        last = now
+    return _Run(last - start, gaps)
 
 
 def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
@@ -232,12 +257,15 @@ def _model_type(model: Model, summary: Summary) -> str:
 
 # -- output --------------------------------------------------------------------------------------------------------
 
-ShowResult = Callable[[BenchResult], None]
-
 
 def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
     """Apply only to tests that decode at memory speed; other tests leave the cell empty."""
-    return lambda r: text(r) if r.n_gen and not r.speculation else ""
+    return lambda r: text(r) if r.bytes_per_token else ""
+
+
+def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
+    """Milliseconds from one decoded token to the next."""
+    return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
 
 
 def _guessing(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str]:
@@ -258,7 +286,13 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "GB/s": (7, True, _decoding(lambda r: f"{r.gb_per_s:.2f}")),
     "roof GB/s": (9, True, _decoding(lambda r: f"{r.roof_gb_per_s:.2f}")),
     "% of roof": (9, True, _decoding(lambda r: f"{100 * r.roof_share:.0f}")),
-    "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.n_prompt else ""),
+    "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.gop_per_s else ""),
+    "p50 ms": (7, True, _each_token(lambda r: r.p50_ns)),
+    "p90 ms": (7, True, _each_token(lambda r: r.p90_ns)),
+    "p99 ms": (7, True, _each_token(lambda r: r.p99_ns)),
+    "load s": (6, True, lambda r: f"{r.load_ns / 1e9:.2f}"),
+    "peak": (10, True, lambda r: size(r.peak_bytes) if r.peak_bytes else ""),
+    "J/token": (8, True, lambda r: f"{r.joules_per_token:.3f}" if r.joules_per_token else ""),
     "guessed by": (10, True, lambda r: r.speculation),
     "plain t/s": (9, True, _guessing(lambda r: f"{r.plain_ts:.2f}")),
     "x plain": (7, True, _guessing(lambda r: f"{r.avg_ts / r.plain_ts:.2f}")),
@@ -267,15 +301,16 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
 _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x plain", "accepted")
 
 
-def _columns(own: Bench) -> tuple[str, ...]:
-    """Return the cache columns if the types are not the default, as in llama-bench, and speculation columns if used."""
+def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
+    """Return the cache columns if the types are not the default, as in llama-bench, and what is used or measured."""
     cache = (own.load.cache_type_k, own.load.cache_type_v) != ("f16", "f16")
     absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    absent |= set() if energy.counters else {"J/token"}
     return tuple(name for name in _COLUMNS if name not in absent)
 
 
 @contextmanager
-def _markdown(names: tuple[str, ...]) -> Iterator[ShowResult]:
+def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
     widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
     rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
     for row in (names, rule):
@@ -285,27 +320,3 @@ def _markdown(names: tuple[str, ...]) -> Iterator[ShowResult]:
         print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
 
     yield show
-
-
-@contextmanager
-def _json(names: tuple[str, ...]) -> Iterator[ShowResult]:
-    results: list[BenchResult] = []
-    yield results.append
-    print(json.dumps([asdict(result) for result in results], indent=2))
-
-
-@contextmanager
-def _csv(columns: tuple[str, ...]) -> Iterator[ShowResult]:
-    writer = csv.writer(sys.stdout, quoting=csv.QUOTE_ALL, lineterminator="\n")
-    names = [field.name for field in fields(BenchResult) if field.name != "samples_ns"]
-    writer.writerow(names)
-
-    def show(result: BenchResult) -> None:
-        values = [getattr(result, name) for name in names]
-        writer.writerow([printable(value, None) if isinstance(value, str) else value for value in values])
-        sys.stdout.flush()
-
-    yield show
-
-
-_PRINTERS = {"md": _markdown, "json": _json, "csv": _csv}

@@ -7,6 +7,7 @@ equal.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from time import perf_counter_ns
 
 from localllm.errors import LocalLLMError
@@ -41,12 +42,14 @@ class Guessed:
     drafted: int
     accepted: int
     rounds: int  # passes that verified drafts
+    gaps_ns: tuple[int, ...]  # from one token to the next, of speculative answers
 
 
 def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool) -> Guessed:
     """Time `count` tokens after the first. LocalLLMError if the answers differ, which would be our bug."""
     speculation, ids = model.speculation, model.tokenize(TEXTS[text])
     times: dict[bool, list[int]] = {False: [], True: []}
+    gaps: list[int] = []
     drafted = accepted = rounds = 0
 
     def answer(guessing: bool) -> tuple[list[int | None], int]:
@@ -56,12 +59,15 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
         try:
             pieces = session.generate(ids, model.sampler(SamplingOptions(temperature=0)), count + 1, ignore_eos=True)
             said = [next(pieces).token]
-            began = perf_counter_ns()
+            moments = [perf_counter_ns()]
             for piece in pieces:
                 said.append(piece.token)
-            taken = perf_counter_ns() - began
+                moments.append(perf_counter_ns())
+            taken = moments[-1] - moments[0]
         finally:
             session.close()
+        if guessing:
+            gaps.extend(after - before for before, after in pairwise(moments[:-1]))  # the last piece is no token
         assert piece.statistics is not None
         if (done := piece.statistics.speculation) is not None:
             drafted, accepted, rounds = drafted + done.drafted, accepted + done.accepted, rounds + done.rounds
@@ -71,6 +77,7 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
         if warm_up:
             answer(True)
             drafted = accepted = rounds = 0
+            gaps.clear()
         for number in range(repetitions):
             answers = {}
             for guessing in (False, True) if number % 2 else (True, False):  # alternate, for a fair comparison
@@ -80,4 +87,4 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
                 raise LocalLLMError(f"speculative and plain answers to the {text} differ; please report this model")
     finally:
         model.speculation = speculation
-    return Guessed(tuple(times[False]), tuple(times[True]), drafted, accepted, rounds)
+    return Guessed(tuple(times[False]), tuple(times[True]), drafted, accepted, rounds, tuple(gaps))

@@ -13,6 +13,7 @@ from localllm import load
 from localllm.backends.base import Memory
 from localllm.cache.prompt_cache import check_replaceable
 from localllm.cli.flags import typed
+from localllm.cli.naming import title
 from localllm.cli.options import Chat, Keeping, Opening
 from localllm.cli.terminal.answer import Roof, converse, explain_end, interruptible, statistics_line, tell, write
 from localllm.cli.terminal.console import RED, YELLOW, LoadProgress, say
@@ -25,7 +26,7 @@ from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.model import Model
 from localllm.options import AnswerOptions
-from localllm.template import renderer
+from localllm.template import Family, renderer
 
 FORCE = "--force "  # precedes a file name: the file may be replaced
 CHOICES = (
@@ -35,29 +36,42 @@ CHOICES = (
 
 
 def chat(
-    own: Chat, name: str, opening: Opening, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
+    own: Chat,
+    name: str,
+    opening: Opening,
+    answering: AnswerOptions,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+    format_: Family | None = None,
 ) -> None:
-    """Chat until the user leaves."""
+    """Chat until the user leaves. `format_` replaces the chat template."""
     with renderer() as confined:
         confined.start()  # starts while the model loads
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
-            _talk(own, model, confined, answering, keeping, sampling)
+            _talk(own, title(name), model, confined, answering, keeping, sampling, format_)
 
 
 def _talk(
-    own: Chat, model: Model, confined: Confined, answering: AnswerOptions, keeping: Keeping, sampling: Mapping[str, Any]
+    own: Chat,
+    name: str,
+    model: Model,
+    confined: Confined,
+    answering: AnswerOptions,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+    format_: Family | None,
 ) -> None:
     tell(model)
-    template, note = template_of(model, confined)
+    template, note = template_of(model, confined, format_)
     if note:
         say(f"note: {note}", YELLOW)
     conversation = converse(model, template, answering, sampling, context_shift=own.context_shift)
     cache = PromptCache(keeping, model)
     cache.go_on(conversation)
     try:
-        _Talk(model, conversation, stats=not own.no_stats).run()
+        _Talk(name, model, conversation, stats=not own.no_stats).run()
     finally:
         cache.keep_all(conversation)
 
@@ -65,8 +79,8 @@ def _talk(
 class _Talk:
     """Reads what the user types and acts on it."""
 
-    def __init__(self, model: Model, conversation: Conversation, stats: bool) -> None:
-        self.model, self.conversation, self.stats = model, conversation, stats
+    def __init__(self, name: str, model: Model, conversation: Conversation, stats: bool) -> None:
+        self.name, self.model, self.conversation, self.stats = name, model, conversation, stats
         self.roof = Roof(model)
         self.refused = ""  # a turn that did not fit
         self.cut = False  # whether the last answer stopped at a full context
@@ -75,7 +89,7 @@ class _Talk:
         if sys.stdin.isatty():
             memory = self.model.executable.memory
             say(
-                f"{self.model.file.path.name} on {self.model.device}, context {self.model.context}, cache "
+                f"{self.name} on {self.model.device}, context {self.model.context}, cache "
                 f"{size(memory.cache)} ({_per_token(memory)}); /help lists the commands"
             )
         for line in _turns():

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any
 
@@ -13,28 +13,38 @@ from localllm.cli.flags import typed
 from localllm.cli.options import Devices
 from localllm.cli.terminal.console import say
 from localllm.cli.terminal.formatting import columns, size
+from localllm.machine.memory import Memory, memory
+from localllm.machine.processor import processor_name
 
 MEASURED = 256 << 20  # bytes copied: several times the size of any processor cache
 
 
 def devices(own: Devices) -> None:
     """List the devices. If a kind of device cannot be used, print the reason."""
-    found, reasons = _found()
+    found, reasons = find_devices()
     if own.json:
         print(json.dumps({"devices": found, "missing": reasons}, indent=2))
         return
     for device in found:
         print(f"{device['backend']} {device['number']}: {device['name']}")
-        free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
-        lines = [("type", device["compute"]), ("driver", device["driver"]), ("memory", size(device["memory"]) + free)]
-        copies = f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written" if device["copy_bandwidth"] else ""
-        lines.append(("copies", copies or device["unmeasured"]))
-        print(columns(lines, indent=2))
+        print(columns(device_lines(device), indent=2))
     for backend, reason in reasons.items():
         say(f"{backend}: {reason}")
 
 
-def _found() -> tuple[list[dict[str, Any]], dict[str, str]]:
+def device_lines(device: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the facts of a device as (label, text)."""
+    free = f", {size(device['free'])} free" if device["free"] < device["memory"] else ""
+    copies = f"{device['copy_bandwidth'] / 1e9:.1f} GB/s, read and written" if device["copy_bandwidth"] else ""
+    return [
+        ("type", device["compute"]),
+        ("driver", device["driver"]),
+        ("memory", size(device["memory"]) + free),
+        ("copies", copies or device["unmeasured"]),
+    ]
+
+
+def find_devices() -> tuple[list[dict[str, Any]], dict[str, str]]:
     """Return the facts of every device, and the reason for every backend without a device."""
     from localllm.backends.base import BackendError
 
@@ -90,15 +100,21 @@ def _processor() -> dict[str, Any]:
 
     from localllm.backends.cpu.isa import host
 
-    isa = host()
-    source, target = np.ones(MEASURED, np.uint8), np.zeros(MEASURED, np.uint8)
+    isa, main = host(), memory()
+    size = copied(main)
+    source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     best = 0.0
     for _ in range(3):
         start = perf_counter()
         np.copyto(target, source)
-        best = max(best, 2 * MEASURED / (perf_counter() - start))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+        best = max(best, 2 * size / (perf_counter() - start))
     return {
-        "backend": "cpu", "number": 0, "name": isa.cpu, "compute": isa.name, "driver": "llvmlite", "memory": memory,
-        "free": memory, "copy_bandwidth": best, "unmeasured": "",
+        "backend": "cpu", "number": 0, "name": processor_name(), "compute": f"{isa.name} ({isa.cpu})",
+        "driver": f"llvmlite {version('llvmlite')}", "memory": main.total, "free": main.free,
+        "copy_bandwidth": best, "unmeasured": "",
     }  # fmt: skip
+
+
+def copied(main: Memory) -> int:
+    """Return how many bytes a measurement may take: less than MEASURED if memory is short."""
+    return max(1 << 20, min(MEASURED, main.free // 8 or MEASURED))

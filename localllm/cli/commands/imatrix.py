@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from localllm import load
+from localllm.calibration.imatrix import Imatrix as Found
 from localllm.calibration.imatrix import measure, write
 from localllm.cli.commands.perplexity import model_files, read_text
 from localllm.cli.options import Imatrix, Measuring
 from localllm.cli.terminal.answer import tell
-from localllm.cli.terminal.console import YELLOW, LoadProgress, say
-from localllm.evaluation import cut
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.running import RunningPerplexity, RunningProgress, stoppable
+from localllm.evaluation import Windows, cut, log_softmax, score
 from localllm.outputs import check_target
+from localllm.plan import F32
 from localllm.printable import printable
 
 
 def imatrix(own: Imatrix, name: str, opening: Measuring) -> None:
-    """Evaluate the text, write the file, and print a summary."""
+    """Evaluate the text, write the file, and print a summary.
+
+    KeyboardInterrupt after Ctrl-C, if the file was written over the windows that were done.
+    """
     target = Path(own.output)
     check_target(target, own.force, [own.file, *model_files(name)])
-    with LoadProgress() as progress:
+    with RunningProgress() as progress:
         model = load(name, opening.options, progress=progress, observe=True, force=own.force)
         with model:
             tell(model)
             windows = cut(model, read_text(own.file), opening.ctx_size, own.chunks or None)
-            found = measure(model, windows, own.file, own.process_output, progress)
+            seen = _perplexity(windows, progress) if progress.shown else None
+            with stoppable(progress) as stopped:
+                found = measure(model, windows, own.file, own.process_output, progress, stopped, seen)
+                interrupted = stopped() and found.chunks < len(windows.tokens)
     write(target, found, force=own.force)
     shown = printable(str(target), None)
-    print(f"{shown}: {len(found.entries)} tensors, {found.chunks} windows of {found.chunk_size} tokens")
+    of_all = f" of {len(windows.tokens)}" if interrupted else ""
+    print(f"{shown}: {len(found.entries)} tensors, {found.chunks}{of_all} windows of {found.chunk_size} tokens")
+    _tell_unseen(found)
+    if interrupted:
+        raise KeyboardInterrupt
+
+
+def _perplexity(windows: Windows, progress: RunningProgress) -> Callable[[int, int, F32], None]:
+    """Return what shows the perplexity of the windows so far: that of `localllm perplexity`."""
+    running = RunningPerplexity(progress)
+
+    def seen(window: int, start: int, logits: F32) -> None:
+        begin, end = max(windows.first - start, 0), min(len(logits), windows.ctx_size - 1 - start)
+        if begin < end:
+            targets = windows.tokens[window, start + begin + 1 : start + end + 1]
+            found = score(log_softmax(logits[begin:end]), targets)
+            running.add(float(found.nll.sum()), end - begin)
+
+    return seen
+
+
+def _tell_unseen(found: Found) -> None:
     unseen = {n: int((e.counts == 0).sum()) for n, e in found.entries.items() if not e.counts.all()}
     if unseen:
         say(

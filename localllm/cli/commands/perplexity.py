@@ -16,8 +16,9 @@ from localllm import load
 from localllm.box import resolve
 from localllm.cli.options import Measuring, Perplexity
 from localllm.cli.terminal.answer import tell
-from localllm.cli.terminal.console import LoadProgress
+from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import columns
+from localllm.cli.terminal.running import RunningPerplexity, RunningProgress
 from localllm.errors import LocalLLMError
 from localllm.evaluation import (
     LogitsFile,
@@ -36,17 +37,18 @@ from localllm.evaluation.logits_file import is_logits_file
 from localllm.gguf import open_gguf
 from localllm.model import Model
 from localllm.outputs import check_target
+from localllm.printable import printable
 
 if TYPE_CHECKING:
     from localllm.backends.base import Progress
 
 
 def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
-    """Evaluate the text and print the results."""
+    """Evaluate the text and print the results. After Ctrl-C those of the windows that were done, then it is raised."""
     target = Path(own.save_base) if own.save_base else None
     if target is not None:
         check_target(target, own.force, [own.file, *model_files(name), *model_files(own.kld)])
-    with ExitStack() as open_things, LoadProgress() as progress:
+    with ExitStack() as open_things, RunningProgress() as progress:
         stored = open_things.enter_context(_logits_file(own.kld))
         ctx_size = stored.windows.ctx_size if stored is not None else opening.ctx_size
         model = open_things.enter_context(_load(name, opening, own, ctx_size, progress))
@@ -56,14 +58,32 @@ def perplexity(own: Perplexity, name: str, opening: Measuring) -> None:
             base = ModelSource(open_things.enter_context(_load(own.kld, opening, own, ctx_size, progress)), windows)
         source = ModelSource(model, windows)
         saving = nullcontext(None) if target is None else save_base(target, windows, source.vocabulary, own.force)
-        with saving as keep:
-            scores = Scores.join(list(evaluate(windows, source, base, progress, keep)))
+        parts, running = list[Scores](), RunningPerplexity(progress)
+        interrupted = False
+        try:
+            with saving as keep:  # writes no file after Ctrl-C
+                for part in evaluate(windows, source, base, progress, keep):
+                    parts.append(part)
+                    running.add(float(part.nll.sum()), len(part.nll))
+        except KeyboardInterrupt:
+            if not parts:
+                raise
+            interrupted = True
         device = model.device
-    own_result, divergence = statistics(scores)
+    _report(name, device, own, windows, Scores.join(parts), len(parts))
+    if interrupted:
+        unwritten = f"; {printable(str(target), None)} was not written" if target is not None else ""
+        say(f"stopped: the numbers are those of {len(parts)} of {len(windows.tokens)} windows{unwritten}", YELLOW)
+        raise KeyboardInterrupt
+
+
+def _report(name: str, device: str, own: Perplexity, windows: Windows, scores: Scores, done: int) -> None:
+    """Print the results over the first `done` windows."""
+    result, divergence = statistics(scores)
     if own.json:
-        print(json.dumps(_as_json(name, device, own, windows, own_result, divergence), indent=2))
+        print(json.dumps(_as_json(name, device, own, windows, done, result, divergence), indent=2))
     else:
-        print(columns(_lines(name, device, windows, own_result, divergence), indent=0))
+        print(columns(_lines(name, device, windows, done, result, divergence), indent=0))
 
 
 def read_text(file: str) -> str:
@@ -78,9 +98,11 @@ def read_text(file: str) -> str:
 
 def model_files(name: str) -> tuple[Path, ...]:
     """Return the files of a model (all its parts), or the base-logits file of this name."""
+    if not name:
+        return ()
     path = resolve(name)
     if not path.is_file() or is_logits_file(path):
-        return (path,) if name else ()
+        return (path,)
     with open_gguf(path) as file:
         return file.paths
 
@@ -119,7 +141,7 @@ def _windows(model: Model, ctx_size: int, own: Perplexity, stored: LogitsFile | 
 
 
 def _as_json(
-    name: str, device: str, own: Perplexity, windows: Windows, result: Result, divergence: Divergence | None
+    name: str, device: str, own: Perplexity, windows: Windows, done: int, result: Result, divergence: Divergence | None
 ) -> dict[str, object]:
     return {
         "model": name,
@@ -127,19 +149,21 @@ def _as_json(
         "text": own.file,
         "base": own.kld,
         "ctx": windows.ctx_size,
-        "windows": len(windows.tokens),
+        "windows": done,
+        "windows_of_text": len(windows.tokens),
         **asdict(result),
         "divergence": asdict(divergence) if divergence is not None else None,
     }
 
 
 def _lines(
-    name: str, device: str, windows: Windows, result: Result, divergence: Divergence | None
+    name: str, device: str, windows: Windows, done: int, result: Result, divergence: Divergence | None
 ) -> list[tuple[str, str]]:
     """Return (label, number) pairs with as many digits as llama.cpp prints."""
+    of_all = f" of {len(windows.tokens)}" if done < len(windows.tokens) else ""
     lines = [
         ("model", f"{name} ({device})"),
-        ("text", f"{len(windows.tokens)} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),
+        ("text", f"{done}{of_all} windows of {windows.ctx_size} tokens, {result.tokens} predictions"),
         ("perplexity", mean(result.perplexity, 4, 5)),
     ]
     if divergence is None:

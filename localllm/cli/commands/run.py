@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
+from localllm.cli.app import UsageError
 from localllm.cli.options import Keeping, Opening, Run
 from localllm.cli.terminal.answer import (
     Roof,
@@ -29,18 +30,19 @@ if TYPE_CHECKING:
     from localllm.confined import Confined
     from localllm.conversation import Conversation
     from localllm.model import Model
+    from localllm.template import Family
 
 
 def read_prompt(given: Sequence[str], file: str) -> str:
     """Return the prompt: command line, file and stdin, if given, in this order, separated by newlines."""
     parts = [text for text in given if text]
-    if file:
+    if file and file != "-":
         parts.append(Path(file).read_text(encoding="utf-8", errors="replace"))
-    if not sys.stdin.isatty():
+    if file == "-" or not sys.stdin.isatty():
         parts.append(sys.stdin.read())
     prompt = "\n".join(part.removesuffix("\n") for part in parts if part)
     if not prompt:
-        raise LocalLLMError("no prompt: give one after MODEL, with -f FILE or through a pipe, or use `localllm chat`")
+        raise UsageError("no prompt: give one after MODEL, with -f FILE or through a pipe, or use `localllm chat`")
     return prompt
 
 
@@ -52,8 +54,9 @@ def run(
     answering: AnswerOptions,
     keeping: Keeping,
     sampling: Mapping[str, Any],
+    format_: Family | None = None,
 ) -> None:
-    """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer."""
+    """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer. `format_` replaces the chat template."""
     from localllm.template import renderer
 
     with renderer() as confined:
@@ -62,7 +65,7 @@ def run(
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
-            _answer(own, model, prompt, confined, opening.force, answering, keeping, sampling)
+            _answer(own, model, prompt, confined, opening.force, answering, keeping, sampling, format_)
 
 
 def _answer(
@@ -74,11 +77,14 @@ def _answer(
     answering: AnswerOptions,
     keeping: Keeping,
     sampling: Mapping[str, Any],
+    format_: Family | None,
 ) -> None:
     with interruptible() as cancel:
         tell(model)
+        if own.prompt_cache_all and not keeping.prompt_cache:
+            say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, force)
-        conversation = None if own.raw else _conversation(model, confined, answering, sampling)
+        conversation = None if own.raw else _conversation(model, confined, answering, sampling, format_)
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
         elif answering.system_prompt:
@@ -87,7 +93,8 @@ def _answer(
             session = model.session()
             ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
             options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
-            constraint = held_text(model, answering.structure)
+            make = held_text(model, answering.structure)
+            constraint = make() if make is not None else None
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options, constraint=constraint)
         cache.take_up(session)
         statistics = write(pieces)
@@ -105,13 +112,17 @@ def _answer(
 
 
 def _conversation(
-    model: Model, confined: Confined, answering: AnswerOptions, sampling: Mapping[str, Any]
+    model: Model,
+    confined: Confined,
+    answering: AnswerOptions,
+    sampling: Mapping[str, Any],
+    format_: Family | None,
 ) -> Conversation | None:
     """Return the conversation of the prompt; None if the prompt is continued as plain text."""
     from localllm.conversation import is_plain, template_of
 
-    template, note = template_of(model, confined)
-    if is_plain(template):
+    template, note = template_of(model, confined, format_)
+    if format_ is None and is_plain(template):
         say(
             "note: the file has no chat template; the model continues the prompt as plain text (--raw hides this note)",
             YELLOW,

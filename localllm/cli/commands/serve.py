@@ -11,6 +11,7 @@ from typing import Any
 from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
+from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import LoadProgress, say
@@ -24,9 +25,10 @@ from localllm.server.metrics import Metrics
 from localllm.server.run import listen
 from localllm.server.run import serve as run
 from localllm.server.served import Served
-from localllm.server.service import ModelService
+from localllm.server.service import ModelService, Usual
 from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf, models_in
+from localllm.template import given_template
 
 ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
 
@@ -36,6 +38,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
     settings = Settings.of(own, own.max_tokens)
+    format_ = given_template(own.chat_template) if own.chat_template else None
     places = models_in(Path(own.models)) if own.models else [(own.alias or _title(name), Path(resolve(name)))]
     sockets = listen(settings)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
@@ -46,6 +49,8 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             model = load(path, opening.options, progress=progress, sequences=own.parallel, embeddings=own.embeddings)
         try:
             tell(model)
+            if format_ is not None and not model.embeds:
+                model.use_template(format_)
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
             limits = SchedulerLimits(parallel=own.parallel, waiting=own.max_requests, aligned=aligned)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
@@ -55,7 +60,9 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             raise
 
     shelf = Shelf(places, opened, own.memory_limit, own.embeddings)
-    service = ModelService(shelf)
+    usual = Usual.of(own.think, own.reasoning_format == "none", own.chat_template_kwargs)
+    service = ModelService(shelf, usual)
+    metrics.loads = service.loads
 
     async def ready() -> None:
         port = sockets[0].getsockname()[1]
@@ -90,4 +97,4 @@ def plan_line(served: Served, parallel: int) -> str:
 
 
 def _title(name: str) -> str:
-    return Path(name).name.removesuffix(".gguf")
+    return title(name).removesuffix(".gguf")

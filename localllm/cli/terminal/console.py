@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from localllm.cli.flags import typed
 from localllm.printable import printable
+from localllm.sizes import size
 
 if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn, TaskID
@@ -125,6 +126,21 @@ class LoadProgress:
     ) -> None:
         if self._bars is not None:
             self._bars.stop()
+
+
+class DownloadProgress(LoadProgress):
+    """A bar for bytes from the network, with the rate and the time left."""
+
+    def _columns(self) -> tuple[ProgressColumn, ...]:
+        from rich.progress import BarColumn, DownloadColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        class Rate(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                return Text(f"{size(task.speed)}/s" if task.speed else "")
+
+        name = TextColumn("{task.description}", markup=False)
+        return name, BarColumn(), DownloadColumn(binary_units=True), Rate(), TextColumn("left"), TimeRemainingColumn()
 
 
 class RateProgress(LoadProgress):

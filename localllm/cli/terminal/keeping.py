@@ -26,6 +26,8 @@ class PromptCache:
     def __init__(self, keeping: Keeping, model: Model, force: bool = False) -> None:
         self._path = Path(keeping.prompt_cache) if keeping.prompt_cache else None
         self._write = not keeping.prompt_cache_ro
+        if keeping.prompt_cache_ro and self._path is None:
+            say("note: --prompt-cache-ro has no effect without --prompt-cache FILE", YELLOW)
         self._model, self._force = model, force
         self._found = False  # whether the file existed at the start: only then is it replaced
         self._tokens: list[int] = []  # state when it was read

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from localllm.server.anthropic.messages import read_messages
+from localllm.server.errors import NoThreads
 from localllm.server.fields import Fields
 from localllm.server.openai.generation import (
     MAX_INT,
@@ -37,6 +38,10 @@ class MessageRequest:
 
 def read_message(fields: Fields, client: str, most: int | None = None) -> MessageRequest:
     """Read the body of a request. BadRequest with the field at fault."""
+    if fields.has("thread"):
+        raise NoThreads("thread: not supported: nothing is stored; send the whole conversation as messages", "thread")
+    if fields.has("compaction"):
+        raise fields.wrong("compaction", "not supported: ask for a summary in a message")
     messages = read_messages(fields)
     tools = tuple(_tool(each) for each in fields.each("tools", MAX_TOOLS) if _is_ours(each))
     choice = fields.inner("tool_choice")

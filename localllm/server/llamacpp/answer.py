@@ -98,7 +98,8 @@ class Answer:
             self.tokens.append(event.token)
         if event.logprob is not None and self.wanted.probs:
             await self.pieces.load_all(event.logprob)
-            self.probabilities.append(_probability(event.logprob, self.pieces))
+            probability = _sampled if self.wanted.generation.sampled else _probability
+            self.probabilities.append(probability(event.logprob, self.pieces))
         new = "".join(part.text for part in event.parts if isinstance(part, Content))
         new, ends = self.cut.take(new, self.clock.usage().decode_seconds * 1e3)
         self.text.append(new)
@@ -170,6 +171,21 @@ def _length(usage: Usage) -> int:
 def _probability(logprob: Logprob, pieces: Pieces) -> Json:
     top = [_token(token, value, pieces) for token, value in logprob.top]
     return _token(logprob.token, logprob.logprob, pieces) | {"top_logprobs": top}
+
+
+def _sampled(logprob: Logprob, pieces: Pieces) -> Json:
+    """Return the probabilities after the sampling options: tokens that cannot come are not among them."""
+    top = [_chance(token, value, pieces) for token, value in logprob.top]
+    return _chance(logprob.token, logprob.logprob, pieces) | {"top_probs": top}
+
+
+def _chance(token: int, logprob: float, pieces: Pieces) -> Json:
+    return {
+        "id": token,
+        "token": pieces.text(token),
+        "bytes": list(pieces.bytes(token)),
+        "prob": min(math.exp(logprob), 1.0),
+    }
 
 
 def _token(token: int, value: float, pieces: Pieces) -> Json:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from localllm.options import SamplingOptions
-from localllm.options.sampling import ORDER
+from localllm.options.sampling import SPELLINGS
 from localllm.server.errors import NotSupported
 from localllm.server.fields import Fields
 from localllm.server.settings import Settings
@@ -54,9 +54,8 @@ KNOBS = (
     Knob("min_keep", "min_keep", whole=True, least=0, most=MOST, hard=True),
 )
 
-# llama.cpp's names of samplers, without - and _, and its letters. It skips names that it does not know, and so do we:
-# editors ask for `infill`, which is no loss.
-SAMPLERS = {name.replace("_", ""): name for name in ORDER} | {"nucleus": "top_p", "typ": "typ_p", "temp": "temperature"}
+# llama.cpp's letters of samplers. It skips samplers that it does not know, and so do we: editors ask for `infill`,
+# which is no loss.
 LETTERS = {
     "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p", "m": "min_p",
     "x": "xtc", "t": "temperature",
@@ -97,6 +96,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
         stops=_stops(fields),
         ignore_eos=fields.flag("ignore_eos", False),
         logprobs=probs or None,
+        sampled=fields.flag("post_sampling_probs", False),
         structure=structure,
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, settings.parallel), 1, settings.parallel),
         reuse=fields.flag("cache_prompt", True),
@@ -128,7 +128,6 @@ def _refuse(fields: Fields) -> None:
         "adaptive_target": fields.number("adaptive_target", -1) >= 0,
         "lora": any(each.number("scale", 0) for each in fields.each("lora", 256)),
         "grammar_lazy": fields.flag("grammar_lazy", False),
-        "post_sampling_probs": fields.flag("post_sampling_probs", False),
     }
     for name, asked in unsupported.items():
         if asked:
@@ -171,7 +170,7 @@ def _samplers(fields: Fields) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(LETTERS[letter] for letter in value[:64] if letter in LETTERS)
     names = (name.replace("-", "").replace("_", "") for name in fields.texts("samplers", 64))
-    return tuple(SAMPLERS[name] for name in names if name in SAMPLERS)
+    return tuple(SPELLINGS[name] for name in names if name in SPELLINGS)
 
 
 def _limit(fields: Fields, settings: Settings) -> int | None:
@@ -272,7 +271,7 @@ def described(wanted: Wanted, end_tokens: Sequence[int], *, short: bool = False)
         "samplers": list(sampling.samplers),
         "speculative.types": "none",
         "timings_per_token": wanted.timings_per_token,
-        "post_sampling_probs": False,
+        "post_sampling_probs": generation.sampled,
         "backend_sampling": False,
         "lora": [],
     }

@@ -45,7 +45,8 @@ class State:
 
     async def props(self, request: Request, fields: Fields) -> Json:
         model = self.service.find(fields.text("model", ""))
-        shown = {"params": described(self._wanted(model, Generation()), (), short=True), "n_ctx": model.context}
+        usual = Generation(max_tokens=self.settings.max_tokens)
+        shown = {"params": described(self._wanted(model, usual), (), short=True), "n_ctx": model.context}
         return {
             "default_generation_settings": shown,
             "total_slots": self.settings.parallel,

@@ -34,12 +34,9 @@ class Vectors:
         fields.choice("encoding_format", ("float", "base64"), "float")  # only /v1/embeddings has base64
         texts = [await inputs(self.service, model.id, each, name) for each in split(fields.data[name], name)]
         norm = fields.integer("embd_normalize", 2, -1, 1000)
-        if norm == -1:
-            raise NotSupported("embd_normalize -1 (no normalization) is not supported")
-        found = await self.service.embed(model.id, texts, self.settings.pooling)
-        return [
-            {"index": index, "embedding": [_normalized(vector, norm)]} for index, vector in enumerate(found.vectors)
-        ]
+        found = await self.service.embed(model.id, texts, self.settings.pooling, norm == 2)
+        rows = found.rows or [[_normalized(vector, norm)] for vector in found.vectors]
+        return [{"index": index, "embedding": each} for index, each in enumerate(rows)]
 
 
 async def inputs(service: Service, model: str, value: Any, name: str) -> list[int]:
@@ -60,7 +57,9 @@ def _text(part: Fields) -> str:
 
 
 def _normalized(vector: Sequence[float], norm: int) -> list[float]:
-    """Scale a vector: 0 so that its largest value is 32760, as 16-bit integers have it; p by its p-norm."""
+    """Scale a vector: 0 so that its largest value is 32760, as 16-bit integers have it; p by its p-norm; -1 not."""
+    if norm == -1:
+        return list(vector)
     if norm == 0:
         size = max((abs(value) for value in vector), default=0.0) / 32760.0
     elif norm == 2:

@@ -56,6 +56,8 @@ class Vectors:
         model = model_of(fields, self.service)
         check_keep_alive(fields)
         fields.object("options", {})
+        if self.settings.pooling == "none":
+            raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
         if "embedding" not in model.capabilities:
             raise BadRequest(f'"{model.id}" does not support embeddings', "model")
         return model

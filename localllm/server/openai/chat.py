@@ -32,7 +32,7 @@ class Chat:
         model = self._service.find(fields.text("model", "")).id
         asked = read_chat(fields, client(request), self._settings.max_tokens)
         turn = await self._turn(model, asked)
-        extra = {"__verbose": {"prompt": await self._service.render(model, turn)}} if asked.show.prompt else {}
+        extra = await self._verbose(model, turn) if fields.flag("verbose", self._settings.verbose) else {}
         if asked.show.stream:
             events = self._stream(model, turn, asked.show, extra)
             return sse(events, self._settings.limits, asked.show.ping_seconds)
@@ -43,6 +43,12 @@ class Chat:
         model = self._service.find(fields.text("model", "")).id
         turn = await self._turn(model, read_chat(fields, client(request)))
         return {"object": "response.input_tokens", "input_tokens": await self._service.count(model, turn)}
+
+    async def _verbose(self, model: str, turn: Turn) -> Json:
+        """Return llama.cpp's `__verbose`: the prompt as the model reads it, token by token."""
+        ids = await self._service.prompt_ids(model, turn)
+        pieces = await self._service.pieces(model, ids)
+        return {"__verbose": {"prompt": b"".join(pieces).decode("utf-8", "replace"), "prompt_tokens": len(ids)}}
 
     async def _turn(self, model: str, asked: ChatRequest) -> Turn:
         vocabulary = self._service.find(model).vocabulary

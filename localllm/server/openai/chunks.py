@@ -19,22 +19,29 @@ CHUNK, WHOLE = "chat.completion.chunk", "chat.completion"
 
 
 class ChatStream:
-    """Turns the events of `n` answers into chunks. The tokens that log-probabilities name must be in `pieces`."""
+    """Turns the events of `n` answers into chunks. The tokens that log-probabilities name must be in `pieces`.
+
+    The chunk with the role comes with the first token, unless progress is wanted: load tools take the first chunk for
+    the end of the prompt, and a prompt that fails still gets its status.
+    """
 
     def __init__(self, head: Head, n: int, show: Show, pieces: Pieces, clock: Clock = time.perf_counter) -> None:
         self.answers = [Collected() for _ in range(n)]
         self._head, self._show, self._pieces = head, show, pieces
         self._watches = [Stopwatch(clock) for _ in range(n)]
         self._entries: list[list[Json]] = [[] for _ in range(n)]  # log-probabilities that no chunk has yet
+        self._begun = [False] * n  # whether the chunk with the role was made
 
     def chunks(self, event: TurnEvent) -> Iterator[Json]:
         """Yield the chunks that an event makes."""
         answer = event.answer
         self.answers[answer].add(event)
         self._watches[answer].add(event)
+        if isinstance(event, More | Done) and not self._begun[answer]:
+            yield self._begin(answer)
         match event:
-            case Begun():
-                yield self._begin(event)
+            case Begun() if self._show.progress:
+                yield self._begin(answer) | {"prompt_progress": self._watches[answer].progress(event)}
             case Evaluated() if self._show.progress:
                 yield self._chunk(answer, {}) | {"prompt_progress": self._watches[answer].progress(event)}
             case More():
@@ -48,11 +55,9 @@ class ChatStream:
             body = self._head.body(CHUNK, ()) | {"usage": usage_of(self.answers)}
             yield body | {"timings": timings(self.answers[0].usage)}
 
-    def _begin(self, event: Begun) -> Json:
-        chunk = self._chunk(event.answer, {"role": "assistant", "content": None})
-        if self._show.progress:
-            chunk["prompt_progress"] = self._watches[event.answer].progress(event)
-        return chunk
+    def _begin(self, answer: int) -> Json:
+        self._begun[answer] = True
+        return self._chunk(answer, {"role": "assistant", "content": None})
 
     def _more(self, event: More) -> Iterator[Json]:
         if event.logprob is not None:

@@ -36,7 +36,7 @@ class Embeddings:
         dimensions = fields.optional_integer("dimensions", 1, MAX_DIMENSIONS)
         texts = [await as_prompt(self._service, model, given) for given in inputs]
         if self._settings.pooling == "none":
-            raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has these")
+            raise BadRequest("this server gives a vector for each token (pooling none); /embeddings has them")
         result = await self._service.embed(model, texts, self._settings.pooling)
         vectors = [_shortened(vector, dimensions) for vector in result.vectors]
         return {

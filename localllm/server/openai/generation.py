@@ -85,6 +85,7 @@ def read_generation(fields: Fields, client: str, most: int | None = None) -> Ask
         max_tokens=read_max_tokens(fields, ("n_predict", "max_completion_tokens", "max_tokens"), most),
         stops=read_stops(fields, "stop"),
         ignore_eos=fields.flag("ignore_eos", False),
+        sampled=fields.flag("post_sampling_probs", False),
         structure=read_structure(fields),
         n=fields.integer("n", fields.integer("n_cmpl", 1, 1, MAX_ANSWERS), 1, MAX_ANSWERS),
         reuse=fields.flag("cache_prompt", True),

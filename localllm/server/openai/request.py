@@ -24,7 +24,6 @@ class Show:
     timings: bool = False  # in a stream: with every chunk
     progress: bool = False  # in a stream: chunks while the prompt is evaluated
     legacy: bool = False  # `function_call` in the place of `tool_calls`
-    prompt: bool = False  # the rendered prompt
     ping_seconds: float | None = None
 
 
@@ -51,6 +50,7 @@ def read_chat(fields: Fields, client: str, most: int | None = None) -> ChatReque
         tool_choice=tools.choice,
         forced_tool=tools.forced,
         parallel_calls=fields.flag("parallel_tool_calls", True) and not tools.legacy,
+        calls_inline=not fields.flag("parse_tool_calls", True),
         thinking=read_thinking(fields, variables),
         continued=_continued(fields, messages),
         template_variables=_variables(fields, variables),
@@ -67,7 +67,6 @@ def read_show(fields: Fields, legacy: bool = False) -> Show:
         timings=fields.flag("timings_per_token", False),
         progress=fields.flag("return_progress", False),
         legacy=legacy,
-        prompt=fields.flag("verbose", False),
         ping_seconds=None if ping is None else float(ping),
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from localllm.server.fields import Fields
 from localllm.server.turn import Json, Thinking
 
@@ -16,14 +18,13 @@ EFFORTS = {  # as requests name them: as templates know them
 }
 BUDGETS = ("thinking_budget_tokens", "reasoning_budget_tokens", "reasoning_budget")
 SWITCHES = {"enabled": True, "disabled": False, "auto": None, "adaptive": None}  # of `thinking`
-FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
+FORMATS = {"auto": None, "deepseek": False, "deepseek-legacy": False, "none": True}  # whether thoughts stay in content
 MAX_BUDGET = 2**31 - 1
 
 
 def read_thinking(fields: Fields, variables: Json) -> Thinking:
     """Read the fields of chat completions. `variables` are those of the template: `enable_thinking` is among them."""
-    if fields.choice("reasoning_format", FORMATS, "auto") == "none":
-        raise fields.wrong("reasoning_format", "none is not supported: reasoning is always apart from the content")
+    inline = FORMATS[fields.choice("reasoning_format", tuple(FORMATS), "auto")]
     inner = Fields(variables, "chat_template_kwargs")
     enabled = inner.optional_flag("enable_thinking")
     if fields.has("enable_thinking"):
@@ -31,7 +32,8 @@ def read_thinking(fields: Fields, variables: Json) -> Thinking:
     if fields.has("thinking"):
         enabled = SWITCHES[fields.inner("thinking").choice("type", tuple(SWITCHES))]
     budget = next((fields.integer(name, None, -1, MAX_BUDGET) for name in BUDGETS if fields.has(name)), -1)
-    return with_effort(fields, "reasoning_effort", enabled, None if budget == -1 else budget)
+    found = with_effort(fields, "reasoning_effort", enabled, None if budget == -1 else budget)
+    return replace(found, inline=inline)
 
 
 def with_effort(fields: Fields, name: str, enabled: bool | None = None, budget: int | None = None) -> Thinking:

@@ -17,6 +17,7 @@ import pytest
 from localllm.backends.base import BackendError, Executable
 from localllm.backends.cpu import pool
 from localllm.backends.cpu.backend import CpuBackend
+from localllm.backends.cpu.kernels import executor
 from localllm.plan import Recorder, Value
 from tests.backends.support import bind, feed, record
 from tests.models.support import MemoryWeight
@@ -73,6 +74,66 @@ def test_workers_that_fell_asleep_wake_up(monkeypatch: pytest.MonkeyPatch, nap: 
     for _ in range(20):
         time.sleep(nap)
         assert right(feed(executable, TOKENS))
+    backend.close()
+
+
+LONG = 1 << 16
+WIDE = MemoryWeight.of("wide", np.random.RandomState(2).standard_normal((11, LONG)))
+ONE_PANEL = MemoryWeight.of("narrow", np.random.RandomState(3).standard_normal((8, LONG)) / LONG)
+
+
+def voluntary(thread: int) -> int:
+    """How often a thread of this process has given up its processor by itself."""
+    status = Path(f"/proc/self/task/{thread}/status").read_text()
+    found = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
+    assert found
+    return int(found[1])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads sleep by futexes, and /proc counts")
+def test_a_thread_that_waits_long_at_a_barrier_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread has all the work of a product of few rows, milliseconds of it, and the other nothing."""
+    monkeypatch.setattr(pool, "IDLE_SPINS", 1 << 40)  # a worker sleeps at barriers alone
+    plan = record(WIDE, lambda r, x: r.linear(x, ONE_PANEL))
+    backend = CpuBackend(2)
+    [worker] = [thread for thread in ours() if thread in backend.pool._workers]
+    assert worker.native_id is not None
+    mine = threading.get_native_id()
+
+    def run(spins: int) -> tuple[np.ndarray, int, int]:
+        backend.pool.spins = spins
+        slept, switched = backend.pool.slept, voluntary(worker.native_id) + voluntary(mine)
+        logits = [feed(executable, TOKENS) for _ in range(10)]
+        assert all((each == logits[0]).all() for each in logits)
+        switched = voluntary(worker.native_id) + voluntary(mine) - switched
+        return logits[0], backend.pool.slept - slept, switched
+
+    executable = bind(backend, plan)
+    feed(executable, TOKENS)
+    spinning, never, _ = run(1 << 40)
+    assert never == 0
+    sleeping, often, switched = run(executor.SPINS)
+    assert often >= 8
+    assert switched >= often - 2  # a sleep that ended before it began is none
+    assert (sleeping == spinning).all()
+    expected = WIDE.values()[TOKENS].astype(np.float64) @ ONE_PANEL.values().astype(np.float64).T
+    assert np.allclose(sleeping, expected, rtol=1e-3, atol=1e-4)
+    backend.close()
+
+
+@pytest.mark.parametrize("threads", [2, 3, 8])
+@pytest.mark.parametrize("spins", [1, 30])
+def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: int) -> None:
+    """Between going to sleep and being woken there is no gap: with thousands of barriers no thread is left asleep."""
+    backend = CpuBackend(threads)
+    backend.pool.spins = spins
+    executable = bind(backend, chain(40))
+    first = feed(executable, TOKENS)
+    for _ in range(40):
+        assert (feed(executable, TOKENS) == first).all()
+    assert np.allclose(first, expected(40), rtol=1e-3, atol=1e-5)
+    if sys.platform == "linux":
+        assert backend.pool.slept > 100
     backend.close()
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.gpu.backend import GpuBackend
-from localllm.backends.opencl.backend import OPTIONS, SIMULATOR, OpenClDevice
+from localllm.backends.opencl.backend import OPTIONS, SIMULATOR, OpenClBackend, OpenClDevice, devices
 from tests.backends.gpu.small import PLANS, check
 
 # What must be reported: text of the kernels -> what stands there instead; the plan; the report.
@@ -60,8 +60,9 @@ class Simulator(OpenClDevice):
 
 def main(name: str, mutant: str = "") -> None:
     backend = GpuBackend(Simulator(MUTANTS[mutant][0] if mutant else None))
+    quick = next(number for number, device in enumerate(devices()) if "pocl" in device.version.lower())
     for small in PLANS[name]:
-        check(backend, small)
+        check(backend, small, OpenClBackend(quick, cache=None))
 
 
 if __name__ == "__main__":

@@ -67,6 +67,36 @@ def test_a_structure_lets_through_what_matches(structure: Structure, texts: list
         assert not may_end(make, WORDS, text[:place]), text
 
 
+def spaced_tokenizer() -> Tokenizer:
+    """A vocabulary that puts a space before a first word, as Llama 2's does."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁ab{}", "▁a", "aa", "▁b"]
+    return Tokenizer.from_metadata(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": [0.0] * 259 + [-float(n) for n in range(len(tokens) - 259)],
+            "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+            "tokenizer.ggml.bos_token_id": 1,
+            "tokenizer.ggml.eos_token_id": 2,
+        }
+    )
+
+
+@pytest.mark.parametrize("text", ["aaaaa", "a b", " a", "{}", "\nab", "é"])
+def test_a_text_without_choice_in_a_vocabulary_with_a_space_before_words(text: str) -> None:
+    words = spaced_tokenizer()
+    assert words.decode(words.encode("a", add_special=False), drop_space=False) == " a"
+    make = GrammarVocabulary(words, words.vocab_size).begin(
+        compile_structure(Structure(gbnf=f"root ::= {json.dumps(text, ensure_ascii=False)}"))
+    )
+    constraint, written = make(), b""
+    while not constraint.finished:
+        token = int(np.flatnonzero(constraint.allowed())[-1])
+        constraint.accept(token)
+        written += words.piece(token)
+    assert written.decode() == text
+
+
 def test_an_answer_is_finished_where_nothing_can_follow() -> None:
     constraint = begin(Structure(gbnf=GBNF))()
     for token in WORDS.encode("yes"):

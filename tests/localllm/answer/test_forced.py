@@ -15,7 +15,7 @@ from localllm.answer.constraint import GrammarVocabulary
 from localllm.answer.forced import forced_calls
 from localllm.answer.formats import ROWS
 from localllm.answer.grammars import Format, JsonCalls
-from localllm.answer.structure import Structure, StructureError
+from localllm.answer.structure import Asked, Structure, StructureError
 from localllm.answer.thought import after_thought, thought_of
 from localllm.answer.writer import written_call
 from localllm.scheduler.request import Constraint
@@ -123,7 +123,7 @@ def hermes(text: str, tail: str, special: bool = True) -> int | None:
     """Where a forced call of `search` is refused in a text."""
     tokenizer = byte_tokenizer(*(("<think>", "</think>") if special else ()))
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, named("hermes"), tail, tools=TOOLS[1:])
+    make = constrained(vocabulary, named("hermes"), tail, Asked(tools=TOOLS[1:]))
     assert make is not None
     return follows(make, tokenizer, text)
 
@@ -146,22 +146,22 @@ def test_structures_come_in_the_markers_of_content() -> None:
     format_ = format_of("harmony")
     tokenizer = tokens_of(format_, special=False)
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, "<|start|>assistant", structure=Structure(any_object=True))
+    make = constrained(vocabulary, format_, "<|start|>assistant", Asked(Structure(any_object=True)))
     assert make is not None
     final, thought = '<|channel|>final<|message|>{"a": 1}', "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
     assert follows(make, tokenizer, final) is None
     assert follows(make, tokenizer, thought + final) is None
     assert follows(make, tokenizer, '{"a": 1}') == 0
-    begun = constrained(vocabulary, format_, "<|channel|>final<|message|>", structure=Structure(any_object=True))
+    begun = constrained(vocabulary, format_, "<|channel|>final<|message|>", Asked(Structure(any_object=True)))
     assert begun is not None
     assert follows(begun, tokenizer, '{"a": 1}') is None
 
 
 def test_nothing_is_constrained_where_nothing_is_asked() -> None:
     vocabulary = GrammarVocabulary(byte_tokenizer(), 257)
-    assert constrained(vocabulary, named("hermes"), "") is None
+    assert constrained(vocabulary, named("hermes"), "", Asked()) is None
     with pytest.raises(StructureError, match="ask for one"):
-        constrained(vocabulary, named("hermes"), "", structure=Structure(any_object=True), tools=TOOLS)
+        constrained(vocabulary, named("hermes"), "", Asked(Structure(any_object=True), TOOLS))
 
 
 def tool(parameters: Any, name: Any = "t") -> dict[str, Any]:

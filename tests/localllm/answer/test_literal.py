@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from localllm.answer.incoming import Incoming, run_whole
@@ -21,12 +21,14 @@ VALUES = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(VALUES, st.sampled_from([None, 1, 4]), st.booleans())
 def test_json_goes_through_unchanged(value: Any, indent: int | None, ascii_: bool) -> None:
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_)
     assert converted(text) == text.strip()
 
 
+@settings(deadline=None)
 @given(VALUES)
 def test_what_python_prints_is_the_same_value(value: Any) -> None:
     text = converted(repr(value))
@@ -34,6 +36,7 @@ def test_what_python_prints_is_the_same_value(value: Any) -> None:
     assert json.loads(text) == ast.literal_eval(repr(value))
 
 
+@settings(deadline=None)
 @given(VALUES, st.data())
 def test_a_part_of_json_is_the_start_of_json(value: Any, data: st.DataObject) -> None:
     """What was shown when the text broke off is never a complete object, and never more than what came."""

@@ -10,8 +10,8 @@ import pytest
 
 from localllm.answer.asked import constrained
 from localllm.answer.constraint import GrammarVocabulary
-from localllm.answer.structure import Structure
-from localllm.answer.thinking import thinking_variables
+from localllm.answer.structure import Asked, Structure
+from localllm.answer.thinking import Thinking
 from localllm.answer.thought import thought_of
 from localllm.scheduler.request import Constraint
 from localllm.tokenizer import Tokenizer
@@ -45,7 +45,7 @@ def budget(
     tokens: int, tokenizer: Tokenizer = MARKED, tail: str = "<think>\n", format_: Any = HERMES, **more: Any
 ) -> Callable[[], Constraint]:
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, format_, tail, budget=tokens, **more)
+    make = constrained(vocabulary, format_, tail, Asked(thought_tokens=tokens, **more))
     assert make is not None
     return make
 
@@ -81,7 +81,7 @@ def written(make: Callable[[], Constraint], tokenizer: Tokenizer, wanted: str) -
 )
 def test_a_thought_ends_with_its_budget(tokenizer: Tokenizer, tokens: int, tail: str, wanted: str, text: str) -> None:
     vocabulary = GrammarVocabulary(tokenizer, tokenizer.vocab_size)
-    make = constrained(vocabulary, HERMES, tail, budget=tokens)
+    make = constrained(vocabulary, HERMES, tail, Asked(thought_tokens=tokens))
     assert make is None or written(make, tokenizer, wanted) == text
     assert make is not None or wanted == text
 
@@ -115,8 +115,9 @@ def test_validate_stops_where_the_budget_ends() -> None:
 
 
 def test_variables_of_templates() -> None:
-    assert thinking_variables(None) == {}
-    assert thinking_variables(False) == {"enable_thinking": False, "thinking": False}
-    assert thinking_variables(None, "low")["reasoning_effort"] == "low"
-    assert thinking_variables(None, "low")["enable_thinking"] is True
-    assert thinking_variables(None, budget=100)["enable_thinking"] is True
+    assert Thinking().variables == {}
+    assert Thinking(False).variables == {"enable_thinking": False, "thinking": False}
+    assert Thinking(effort="low").variables["reasoning_effort"] == "low"
+    assert Thinking(effort="low").variables["enable_thinking"] is True
+    assert Thinking(budget=100).variables["enable_thinking"] is True
+    assert Thinking(True, "none").variables == Thinking(False).variables

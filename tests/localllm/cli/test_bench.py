@@ -5,13 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import sqlite3
+import sys
+from collections.abc import Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 
 import localllm as api
+from localllm.cli.commands import bench as command
+from localllm.cli.commands import bench_against
+from localllm.cli.commands.bench_tests import Test as BenchTest
 from localllm.cli.main import main
+from localllm.machine.energy import Energy
 from tests.localllm.support import write_model
 
 COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # llama-bench's, on a CPU
@@ -20,6 +29,12 @@ COLUMNS = ["model", "size", "params", "backend", "threads", "test", "t/s"]  # ll
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
+
+
+@pytest.fixture(autouse=True)
+def no_counters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns do not depend on what this computer measures."""
+    monkeypatch.setattr(command, "find_energy", lambda: Energy((), "no counters in this test"))
 
 
 def bench(capsys: pytest.CaptureFixture[str], *words: object) -> str:
@@ -33,7 +48,7 @@ def test_table_has_the_columns_and_tests_of_llama_bench(tiny: Path, capsys: pyte
     out = bench(capsys, tiny, "-p", "16,32", "-n", 4, "-d", "0,24", "-t", 1, "-r", 2)
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
     assert rows[0][:7] == COLUMNS
-    assert rows[0][7:] == ["GB/s", "roof GB/s", "% of roof", "GOP/s"]
+    assert rows[0][7:] == ["GB/s", "roof GB/s", "% of roof", "GOP/s", "p50 ms", "p90 ms", "p99 ms", "load s", "peak"]
     assert [row[5] for row in rows[2:]] == ["pp16", "pp32", "tg4", "pp16 @ d24", "pp32 @ d24", "tg4 @ d24"]
     assert all(" ± " in row[6] for row in rows[2:])
     assert len({len(line) for line in out.splitlines()}) == 1
@@ -84,10 +99,10 @@ def test_guessing_is_measured_beside_the_same_answers_without(tiny: Path, capsys
         assert 0 <= test["n_accepted"] <= test["n_drafted"] <= 2 * 15 * 12
     assert any(test["n_drafted"] for test in tests)  # a tiny random model repeats itself
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in bench(capsys, *words).splitlines()]
-    assert rows[0][11:] == ["guessed by", "plain t/s", "x plain", "accepted"]
-    assert rows[2][11:] == [""] * 4
-    assert rows[3][11] == "ngram"
-    assert " of " in rows[3][14]
+    assert rows[0][-4:] == ["guessed by", "plain t/s", "x plain", "accepted"]
+    assert rows[2][-4:] == [""] * 4
+    assert rows[3][-4] == "ngram"
+    assert " of " in rows[3][-1]
 
 
 def test_the_cache_is_told_where_it_is_not_the_usual(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,3 +111,212 @@ def test_the_cache_is_told_where_it_is_not_the_usual(tiny: Path, capsys: pytest.
     assert [cell.strip() for cell in row.split("|")[6:8]] == ["fp8", "f16"]
     assert main(["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "-ctk", "auto"]) == 0
     assert capsys.readouterr().err.startswith("cache: keys ")
+
+
+# -- latencies, energy, memory, loading ------------------------------------------------------------------------------
+
+
+def test_the_times_of_tokens_make_up_the_run(tiny: Path) -> None:
+    tokens = list(range(10, 40))
+    with api.load(tiny, threads=1) as model:
+        session = model.session()
+        decoding = command._run(model, session, BenchTest(0, 6, 0), tokens[:6])
+        command._evaluate(model, session, tokens[6:10])
+        both = command._run(model, session, BenchTest(8, 4, 10), tokens[:22])
+        assert len(session.tokens) == 22
+        prompt = command._run(model, session, BenchTest(8, 0, 10), tokens[:18])
+        session.close()
+    assert len(decoding.gaps) == 6
+    assert sum(decoding.gaps) == decoding.ns
+    assert len(both.gaps) == 4
+    assert 0 < sum(both.gaps) < both.ns
+    assert prompt.gaps == []
+
+
+def test_latencies_memory_and_loading_are_in_the_result(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = json.loads(bench(capsys, tiny, "-p", 8, "-n", 12, "-pg", "8,4", "-r", 3, "-o", "json"))
+    prompt, decode, both = results
+    assert [each["test"] for each in results] == ["pp8", "tg12", "pp8+tg4"]
+    assert 0 < decode["p50_ns"] <= decode["p90_ns"] <= decode["p99_ns"] <= max(decode["samples_ns"])
+    assert 12 * decode["p50_ns"] < 2 * max(decode["samples_ns"])
+    assert (prompt["p50_ns"], prompt["p90_ns"], prompt["p99_ns"]) == (0, 0, 0)
+    assert (both["n_prompt"], both["n_gen"], both["bytes_per_token"], both["gop_per_s"]) == (8, 4, 0, 0)
+    assert both["avg_ts"] == pytest.approx(sum(12e9 / ns for ns in both["samples_ns"]) / 3)
+    assert both["p50_ns"] > 0
+    for each in results:
+        assert each["load_ns"] == prompt["load_ns"] > 1e6
+        assert each["peak_bytes"] > 1 << 22
+        assert each["joules_per_token"] == 0
+
+
+def test_latencies_of_guessed_answers_are_those_of_their_tokens(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (tiny, "-p", 0, "-n", 12, "-r", 2, "-t", 1, "--spec", "ngram", "-o", "json")
+    for result in json.loads(bench(capsys, *words))[1:]:
+        assert 0 < result["p50_ns"] <= result["p99_ns"] <= max(result["samples_ns"])
+
+
+def test_energy_is_counted_over_the_runs_alone(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counting:
+        counters, missing = (1,), ""
+
+        def __init__(self) -> None:
+            self.readings = 0
+
+        def read(self) -> tuple[int]:
+            self.readings += 1
+            return (600 * self.readings,)
+
+        def joules(self, before: tuple[int], after: tuple[int]) -> float:
+            return float(after[0] - before[0])
+
+    energy = Counting()
+    monkeypatch.setattr(command, "find_energy", lambda: energy)
+    prompt, decode = json.loads(bench(capsys, tiny, "-p", 10, "-n", 5, "-r", 3, "-o", "json", "--backend", "cpu"))
+    assert energy.readings == 4
+    assert (prompt["joules_per_token"], decode["joules_per_token"]) == (600 / 30, 600 / 15)
+    header, _, row = bench(capsys, tiny, "-p", 10, "-n", 0, "-r", 3, "--backend", "cpu").splitlines()
+    assert header.split("|")[-2].strip() == "J/token"
+    assert row.split("|")[-2].strip() == "20.000"
+
+
+def test_verbose_says_what_is_not_measured(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "-v"]
+    assert main(words) == 0
+    assert capsys.readouterr().err == "energy is not measured: no counters in this test\n"
+    assert main([*words[:-1]]) == 0
+    assert capsys.readouterr().err == ""
+
+
+# -- several models, and forms of output -----------------------------------------------------------------------------
+
+
+def test_several_models_and_lists(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_model(tmp_path / "it's another.gguf")
+    lines = bench(capsys, tiny, "-m", other, "-p", "4,8", "-n", 2, "-t", "1,2", "-r", 1, "-o", "jsonl").splitlines()
+    results = [json.loads(line) for line in lines]
+    assert [(Path(each["model_filename"]).name, each["n_threads"], each["test"]) for each in results] == [
+        (name, threads, test)
+        for name in ("tiny.gguf", "it's another.gguf")
+        for threads in (1, 2)
+        for test in ("pp4", "pp8", "tg2")
+    ]
+    only = bench(capsys, "-m", tiny, "-m", other, "-p", 4, "-n", 0, "-r", 1, "-o", "jsonl").splitlines()
+    assert len(only) == 2
+
+
+def test_sql_makes_a_table_that_a_database_reads(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_model(tmp_path / "it's.gguf")
+    script = bench(capsys, model, "-p", 4, "-n", 2, "-r", 2, "-o", "sql")
+    again = bench(capsys, tiny, "-p", 4, "-n", 0, "-r", 1, "-o", "sql")
+    database = sqlite3.connect(":memory:")
+    database.executescript(script)
+    database.executescript(again)  # appends to the same table
+    database.row_factory = sqlite3.Row
+    rows = database.execute("SELECT * FROM localllm_bench").fetchall()
+    assert [(row["test"], Path(row["model_filename"]).name) for row in rows] == [
+        ("pp4", "it's.gguf"), ("tg2", "it's.gguf"), ("pp4", "tiny.gguf"),
+    ]  # fmt: skip
+    assert rows[1]["avg_ts"] > 0
+    assert isinstance(rows[1]["avg_ns"], int)
+    assert "samples_ns" not in rows[0].keys()  # noqa: SIM118 - a row iterates over its values
+    database.close()
+
+
+def test_a_prompt_and_an_answer_are_two_numbers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for text in ("8", "8,4,2", "8,x", "0,4"):
+        assert main(["bench", str(tiny), "-pg", text]) == 2
+        assert f"-pg: {text!r} is not two whole numbers such as 512,128" in capsys.readouterr().err
+    assert main(["bench", str(tiny), "-p", "0", "-n", "0"]) == 1
+    assert "nothing to measure" in capsys.readouterr().err
+
+
+def test_speed_beyond_the_trained_context_needs_no_warning(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench(capsys, tiny, "-p", 4, "-n", 0, "-d", 600, "-r", 1)
+
+
+# -- against another program -----------------------------------------------------------------------------------------
+
+PEER = """#!{python}
+import json, sys
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(json.dumps(words) + "\\n")
+{body}
+"""
+FAST = 'print(json.dumps([{"avg_ts": 100.0, "build_commit": "abc1234"}]))'
+
+
+def peer(folder: Path, body: str) -> Path:
+    path = folder / "llama-bench"
+    path.write_text(PEER.format(python=sys.executable, log=str(folder / "log"), body=body))
+    path.chmod(0o755)
+    return path
+
+
+def test_two_programs_run_in_turn(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def run(words: list[str], name: str) -> Mapping[str, Any]:
+        ran.append(name)
+        return real(words, name)
+
+    real = bench_against._run
+    monkeypatch.setattr(bench_against, "_run", run)
+    monkeypatch.setenv("PATH", f"{peer(tmp_path, FAST).parent}{os.pathsep}{os.environ['PATH']}")
+    words = (tiny, "-p", 8, "-n", 0, "-pg", "4,2", "-t", 1, "-r", 2, "-ctv", "q8_0", "--against", "llama-bench")
+    prompt, both = json.loads(bench(capsys, *words, "-o", "json"))
+    assert ran == ["localllm", "llama-bench"] * 4
+    assert (prompt["test"], both["test"]) == ("pp8", "pp4+tg2")
+    for each in (prompt, both):
+        assert each["peer_samples_ts"] == [100, 100]
+        ratios = [ours / 100 for ours in each["samples_ts"]]
+        assert each["ratio"] == pytest.approx(median(ratios))
+        assert (each["ratio_min"], each["ratio_max"]) == (pytest.approx(min(ratios)), pytest.approx(max(ratios)))
+        assert each["peer"] == "llama-bench abc1234"
+    given = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    common = ["-ctk", "f16", "-ctv", "q8_0", "-r", "1", "-o", "json", "-ngl", "0", "-fa", "1"]
+    assert given[0] == given[1] == ["-m", str(tiny), "-t", "1", "-p", "8", "-n", "0", *common]
+    assert given[2] == given[3] == ["-m", str(tiny), "-t", "1", "-p", "0", "-n", "0", "-pg", "4,2", *common]
+
+
+def test_the_ratio_is_in_a_table(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = bench(capsys, tiny, "-p", 0, "-n", 4, "-t", 1, "-r", 1, "--against", peer(tmp_path, FAST))
+    header, _, row = ([cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines())
+    assert header == ["model", "threads", "test", "localllm t/s", "peer t/s", "ratio", "of rounds", "peer"]
+    assert row[:3] == ["llama 0.08 M Q8_0", "1", "tg4"]
+    assert row[4] == "100.00"
+    assert float(row[5]) == pytest.approx(float(row[3]) / 100, abs=0.01)
+    assert row[7] == "llama-bench abc1234"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ('print("hello")', "printed no result as llama-bench does with -o json; is it llama-bench?"),
+        ('print("[]")', "printed no result as llama-bench does with -o json; is it llama-bench?"),
+        ('sys.exit("cannot load \\x1b[31m the model")', "ended with code 1: cannot load \\x1b[31m the model"),
+    ],
+)
+def test_a_peer_that_fails_is_one_line(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, says: str
+) -> None:
+    words = ["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "--against", str(peer(tmp_path, body))]
+    assert main(words) == 1
+    err = capsys.readouterr().err
+    assert err == f"error: {words[-1]} {says}\n"
+
+
+def test_a_peer_that_is_not_there_is_one_line(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", str(tiny), "--against", "no-such-bench"]) == 1
+    assert "no-such-bench: not found on the PATH; build llama.cpp's llama-bench" in capsys.readouterr().err
+    (tmp_path / "text").write_text("not a program")
+    assert main(["bench", str(tiny), "--against", str(tmp_path / "text")]) == 1
+    assert "cannot be run" in capsys.readouterr().err
+    assert main(["bench", str(tiny), "--against", "x", "--spec", "ngram"]) == 2
+    assert "--against compares plain decoding; leave out -md and --spec" in capsys.readouterr().err

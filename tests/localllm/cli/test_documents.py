@@ -13,8 +13,9 @@ from localllm.box import resolve
 from localllm.cli.app import read
 from localllm.cli.documents import SECTIONS, brought_up_to_date
 from localllm.cli.main import COMMANDS
+from localllm.cli.naming import with_command
 from localllm.models import ARCHITECTURES
-from tests.localllm.support import PROGRAM, REPOSITORY
+from tests.localllm.support import PROGRAM, REPOSITORY, localllm
 
 PAGES = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))]
 TEXTS = {path: path.read_text(encoding="utf-8") for path in PAGES}
@@ -58,13 +59,21 @@ def test_every_command_shown_can_be_parsed(line: str) -> None:
         assert all(f'"{word}"' in source for word in words if word.startswith("-"))
         return
     words = [part.strip('"') for part in re.findall(r'"[^"]*"|\S+', line.split("localllm ", 1)[1])]
-    assert read(COMMANDS, words) is not None
+    assert read(COMMANDS, with_command(words, COMMANDS)) is not None
+
+
+def test_the_configuration_shown_is_valid(tmp_path: Path) -> None:
+    (text,) = re.findall(r"```toml\n(.*?)```", TEXTS[REPOSITORY / "docs/configuration.md"], re.DOTALL)
+    (tmp_path / "config.toml").write_text(text)
+    done = localllm("config", "check", "--config", tmp_path / "config.toml")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_there_are_commands_to_parse() -> None:
     assert len(COMMAND_LINES) >= 30
     assert {line.split("localllm ", 1)[1].split()[0] for line in COMMAND_LINES[2:] if "localllm " in line} >= {
-        "chat", "run", "show", "bench", "quantize", "perplexity", "imatrix", "devices", "embed",
+        "chat", "run", "show", "bench", "quantize", "perplexity", "imatrix", "devices", "embed", "pull", "list",
+        "rm", "config",
     }  # fmt: skip
 
 

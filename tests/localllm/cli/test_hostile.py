@@ -54,6 +54,12 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
     unknown = _model(folder / "unknown.gguf", CHATML, {"general.architecture": TEXT})
     bytewise = _model(folder / "bytes.gguf", CHATML, {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": TEXT})
     strange = _model(folder / "strange.gguf", CHATML, {"tokenizer.ggml.model": TEXT, "general.sampling.temp": TEXT})
+    settings, wrong = folder / f"{NAME}.toml", folder / f"{NAME}-wrong.toml"
+    key, value = (json.dumps(text).replace("\x7f", "\\u007f") for text in (NAME, SHORT))
+    settings.write_text(
+        f"preset = {value}\nsystem-prompt = {value}\n[presets.{key}]\n[presets.{value}]\nstop = {value}\n"
+    )
+    wrong.write_text(f"{key} = 1\n")
     typed = f"hello\n/nonsense\n/help\n{SHORT}\n/save {out}-chat\n/load {out}-chat\n/load {text}\n/undo\n"
     small, measured = ["-c", 64, "-n", 12], ["-f", text, "-c", 16, "--chunks", 2]
     commands: list[tuple[list[object], str]] = [
@@ -83,6 +89,9 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["quantize", model, SHORT], ""),
         (["devices", "--json"], ""),
         (["devices"], ""),
+        *((["config", *more, "--config", settings], "") for more in ([], ["chat"], ["--json"], ["check"])),
+        *((["config", "--config", path], "") for path in (wrong, model, f"{out}-none")),
+        (["run", model, "hi", "--preset", SHORT], ""),
         ([SHORT], ""),
         ([f"--{SHORT}"], ""),
         *(([name, model, f"--{SHORT}"], "") for name in COMMANDS),

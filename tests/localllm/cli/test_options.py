@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from localllm.cli.app import UsageError, read
+from localllm.cli.foreign import FOREIGN
 from localllm.cli.main import COMMANDS
 from localllm.cli.options import ModelName, Run
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
@@ -67,6 +68,9 @@ def test_nothing_given_is_the_program_s_defaults() -> None:
         ("--dry-sequence-breaker none", 3, {"dry_sequence_breaker": ()}),
         ("--dynatemp-range .3 --dynatemp-exp 2", 3, {"dynatemp_range": 0.3, "dynatemp_exp": 2.0}),
         ("-l 5+1.5 -l 2-inf", 3, {"logit_bias": {5: 1.5, 2: -math.inf}}),
+        ("--stop a --stop b -r c", 2, {"stop": ("a", "b", "c")}),
+        ("--samplers top_k,temp", 3, {"samplers": ("top_k", "temperature")}),
+        ("--samplers top-k;typ;,nucleus", 3, {"samplers": ("top_k", "typ_p", "top_p")}),
         ("--samplers top_k;temperature", 3, {"samplers": ("top_k", "temperature")}),
     ],
 )
@@ -88,6 +92,12 @@ def test_options_are_not_guessed_from_their_beginnings() -> None:
     for word in ("--tem", "--ctx-s", "-sy"):
         with pytest.raises(UsageError):
             run("demo", word, "1")
+
+
+def test_options_that_are_refused_by_name_are_not_ours() -> None:
+    flags = {flag for command in COMMANDS.values() for group in command.groups for each in declared(group)
+             for flag in each.option.flags}  # fmt: skip
+    assert not flags & FOREIGN.keys()
 
 
 def test_who_guesses_ahead() -> None:

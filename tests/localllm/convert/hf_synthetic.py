@@ -1,13 +1,16 @@
 """Hugging Face folders of every architecture, written without torch: names, shapes and config.json are stored as
 transformers saves them; the values follow from the names; the stored logits are transformers' own.
 
-    python -m tests.localllm.convert.hf_synthetic    # makes data/hf_all.* again; needs torch and transformers
+    python -m tests.localllm.convert.hf_synthetic [MODEL...]    # makes data/hf_all.* again, or these models in it
+
+That needs torch and transformers.
 """
 
 from __future__ import annotations
 
 import gzip
 import json
+import sys
 import tempfile
 import zlib
 from pathlib import Path
@@ -36,10 +39,32 @@ def numbers(name: str, shape: list[int], base: float) -> np.ndarray:
     return noise * np.float32(gain / shape[-1] ** 0.5)
 
 
-def write_folder(spec: dict[str, Any], folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(spec["config"]))
-    save(folder / "model.safetensors", {name: numbers(name, *rest) for name, *rest in spec["tensors"]})
+def write_folder(spec: dict[str, Any], folder: Path, packed: bool = True) -> None:
+    """Write a folder; the weights of a model with the key `fp8` in FP8, or with `packed` false what they stand for."""
+    config, tensors = dict(spec["config"]), {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
+    if blocks := spec.get("fp8"):
+        if packed:
+            config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": blocks}
+        for name in [name for name in tensors if "proj" in name and name.endswith("weight")]:
+            codes, scales, tensors[name] = _fp8(tensors[name], *blocks)
+            if packed:
+                tensors |= {name: codes, f"{name}_scale_inv": scales}
+    (folder / "config.json").write_text(json.dumps(config))
+    save(folder / "model.safetensors", tensors)
     save_tokenizer(spec["tokenizer"], folder)
+
+
+def _fp8(x: np.ndarray, height: int, width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Codes, scales of blocks, and the values that both stand for: the largest of each block is FP8's largest."""
+    code = np.arange(127)  # the positive numbers: 4 bits of exponent (bias 7), 3 of mantissa
+    positive = np.where(code < 8, code * 2.0**-9, (8 + code % 8) * 2.0 ** (code // 8 - 10.0))
+    rows, columns = (np.arange(n) // size for n, size in zip(x.shape, (height, width), strict=True))
+    scales = np.zeros((rows[-1] + 1, columns[-1] + 1), np.float32)
+    np.maximum.at(scales, (rows[:, None], columns), np.abs(x) / np.float32(448))
+    by_value = scales[rows[:, None], columns]
+    nearest = np.searchsorted((positive[1:] + positive[:-1]) / 2, np.abs(x) / by_value)
+    values = np.copysign(positive[nearest].astype(np.float32), x) * by_value
+    return (nearest | np.where(x < 0, 128, 0)).astype(np.uint8).view(np.int8), scales, values
 
 
 def read_specs() -> dict[str, dict[str, Any]]:
@@ -60,7 +85,8 @@ def _spec(name: str, folder: Path) -> dict[str, Any]:
         for key, x in sorted(saved.items())
     ]
     config = json.loads((folder / "config.json").read_text())
-    return {"config": config, "tensors": tensors, "tokenizer": MODELS[name][2]}
+    spec = {"config": config, "tensors": tensors, "tokenizer": MODELS[name][2]}
+    return spec | ({"fp8": [64, 96]} if name.endswith("fp8") else {})
 
 
 def _logits(folder: Path) -> np.ndarray:
@@ -81,14 +107,16 @@ def _logits(folder: Path) -> np.ndarray:
 if __name__ == "__main__":
     from tests.localllm.convert.hf_models import MODELS
 
-    all_specs, all_logits = {}, {}
+    kept = set(MODELS) - set(sys.argv[1:]) if sys.argv[1:] else set()
+    all_specs = {name: spec for name, spec in read_specs().items() if name in kept} if kept else {}
+    all_logits = {name: logits for name, logits in np.load(DATA / "hf_all.npz").items() if name in kept} if kept else {}
     for model_name in MODELS:
-        if model_name in LEFT_OUT:
+        if model_name in (*LEFT_OUT, *all_specs):
             continue
         with tempfile.TemporaryDirectory() as place:
             all_specs[model_name] = _spec(model_name, Path(place))
         with tempfile.TemporaryDirectory() as place:
-            write_folder(all_specs[model_name], Path(place))
+            write_folder(all_specs[model_name], Path(place), packed=False)
             all_logits[model_name] = _logits(Path(place))
     text = json.dumps(all_specs, separators=(",", ":")).encode()
     (DATA / "hf_all.json.gz").write_bytes(gzip.compress(text, mtime=0))

@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from localllm.tokenizer.pretokenize import CASED_LETTERS
+
 VOCABULARY = 320
 _SPECIAL = ["<pad>", "<s>", "</s>"]
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -18,6 +20,36 @@ REGEXES = {  # from the tokenizer.json files of Llama 3, Qwen 2, Mistral Nemo an
     "qwen2": _SHORT + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "tekken": _CAMEL.replace("{0}", "") + r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "gpt-4o": _CAMEL.replace("{0}", _SHORT + "?") + r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+}
+_ENDS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNED = "[!\"#$%&'()*+,\\-./:;<=>?@\\[\\\\\\]^_`{|}~][A-Za-z]+|[^\r\n\\p{L}\\p{P}\\p{S}]?[\\p{L}\\p{M}]+"
+# Several steps, the letters for bytes being the last; line ends stand as they are, as in those files.
+STEPS: dict[str, tuple[str, ...]] = {
+    **{style: (regex,) for style, regex in REGEXES.items()},
+    "qwen35": (
+        _SHORT + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ),
+    "deepseek-v3": (
+        r"\p{N}{1,3}",
+        "[一-龥぀-ゟ゠-ヿ]+",
+        _SIGNED + "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
+    ),
+    "deepseek-llm": (
+        *("[\r\n]", rf"\s?[{CASED_LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$", "[一-龥ࠀ-一가-퟿]+"),
+        "digits",
+    ),
+    "deepseek-coder": ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", "digits"),
+    "seed-coder": (_SHORT + "|[^\r\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1}| ?[^\\s\\p{L}\\p{N}\r\n]+|" + _ENDS,),
+    "exaone-moe": (
+        _SHORT + r"|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]?"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    ),
+    "jais-2": (
+        REGEXES["llama3"].removesuffix(r"|\s+(?!\S)|\s+")
+        + "".join(rf"|\s{{{n}}}(?!\S)" for n in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
+        + r"|\s{1}",
+    ),
+    "bloom": (" ?[^(\\s|[.,!?…。，、।۔،])]+",),
 }
 TEXT = (
     "Once upon a time there was a little girl who lived in a house near the forest. She didn't like the rain, but "
@@ -32,11 +64,16 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=style in ("llama3", "tekken")))
     steps: list[Any] = []
-    if style in REGEXES:
-        steps = [pre_tokenizers.Split(Regex(REGEXES[style]), "isolated")]
+    if style in STEPS:
+        steps = [
+            pre_tokenizers.Digits(individual_digits=True)
+            if step == "digits"
+            else pre_tokenizers.Split(Regex(step), "isolated")
+            for step in STEPS[style]
+        ]
     elif style == "starcoder":
         steps = [pre_tokenizers.Digits(individual_digits=True)]
-    by_regex = style not in REGEXES
+    by_regex = style not in STEPS
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex))
     tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
@@ -73,6 +110,70 @@ def spm_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None) 
     )
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.add_special_tokens([AddedToken(t, normalized=False, special=True) for t in ("<unk>", "<s>", "</s>")])
+    return tokenizer
+
+
+def gemma4_tokenizer(vocabulary: int = 600, texts: list[str] | None = None) -> Any:
+    """Merges in an order of their own over UTF-8, bytes for what is unknown, and no words."""
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+    special = ["<pad>", "<eos>", "<bos>", "<unk>", "<|channel>"]
+    trained = Tokenizer(models.BPE(unk_token="<unk>"))
+    trained.normalizer = normalizers.Replace(" ", "▁")
+    trained.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n+|▁*[^▁\n]+"), "isolated")
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary - 256, special_tokens=special, limit_alphabet=(vocabulary - 256) // 2,
+        show_progress=False,
+    )  # fmt: skip
+    trained.train_from_iterator(texts or [TEXT], trainer)
+    model = json.loads(trained.to_str())["model"]
+    ids = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
+    merges = [tuple(pair) for pair in model["merges"]]
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = trained.normalizer
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    return tokenizer
+
+
+def wordpiece_tokenizer(vocabulary: int = VOCABULARY, texts: list[str] | None = None, lowercase: bool = True) -> Any:
+    """BERT's: words in pieces."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(texts or [TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    return tokenizer
+
+
+def unigram_tokenizer(
+    vocabulary: int = VOCABULARY, texts: list[str] | None = None, charsmap: bytes = b"", words: bool = True
+) -> Any:
+    """XLM-RoBERTa's: the likeliest pieces of each word."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.Unigram())
+    metaspace = pre_tokenizers.Metaspace("▁", prepend_scheme="always")
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap)] if charsmap else [])
+    splits = [pre_tokenizers.WhitespaceSplit(), metaspace] if words else [metaspace]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(splits)
+    tokenizer.decoder = decoders.Metaspace("▁")
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=vocabulary, special_tokens=special, unk_token="<unk>", show_progress=False
+    )
+    tokenizer.train_from_iterator(texts or [TEXT], trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
     return tokenizer
 
 
@@ -127,10 +228,16 @@ def spm_file(pieces: list[tuple[str, float, int]], space_prefix: bool = True) ->
 
 def save_tokenizer(style: str, folder: Path) -> None:
     """tokenizer.json and tokenizer_config.json; for "spm" tokenizer.model too."""
-    tokenizer = spm_tokenizer() if style == "spm" else bpe_tokenizer(style)
+    make = _MADE.get(style)
+    tokenizer = make() if make is not None else bpe_tokenizer(style)
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     settings: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>"}
     if style == "spm":
         settings["unk_token"] = "<unk>"
         (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))
+    if style == "gemma4":
+        settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+_MADE = {"spm": spm_tokenizer, "gemma4": lambda: gemma4_tokenizer(VOCABULARY)}

@@ -249,6 +249,10 @@ BAD_CONFIG: dict[str, tuple[dict[str, Any], str]] = {
         r"already quantized \(compressed-tensors int-quantized\)",
     ),
     "packed": ({"quantization_config": {"quant_method": "gptq"}}, r"already quantized \(gptq\); convert the model"),
+    "blocks": (
+        {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128]}},
+        r"weight_block_size is \[128\]; expected rows and columns of a block",
+    ),
     "more layers": ({"num_hidden_layers": 3}, r"blk.2.attn_norm.weight: the file does not hold this tensor; .* "
                     r"\(it is made of model.layers.2.input_layernorm.weight\)"),
     "heads": ({"num_key_value_heads": 4}, r"blk.0.attn_k.weight: expected shape .*, found \(16, 32\) .*k_proj"),
@@ -280,7 +284,8 @@ FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "any steps": ("mamba2", {"time_step_limit": [0.0, float("inf")]}, True),
     "bounded steps": ("mamba2", {"time_step_limit": [0.1, 0.2]}, False),
     "no experts": ("nemotron_h", {"hybrid_override_pattern": "M*-M"}, True),
-    "experts": ("nemotron_h", {"hybrid_override_pattern": "M*EM"}, False),
+    "experts": ("nemotron_h_moe", {"hybrid_override_pattern": "M*EM"}, True),
+    "experts beside dense layers": ("nemotron_h_moe", {"hybrid_override_pattern": "M*E-"}, False),
     "one matrix, one number": ("falcon-h1", {"tie_word_embeddings": True}, True),
     "one matrix, two numbers": ("falcon-h1", {"tie_word_embeddings": True, "lm_head_multiplier": 2.0}, False),
     "gate after norm": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, False),

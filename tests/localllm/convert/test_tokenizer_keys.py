@@ -19,12 +19,22 @@ from localllm.convert.sentencepiece import read_pieces
 from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA
-from tests.localllm.convert.hf_tokenizers import REGEXES, TEXT, bpe_tokenizer, spm_file, spm_pieces, spm_tokenizer
+from tests.localllm.convert.hf_tokenizers import (
+    REGEXES,
+    STEPS,
+    TEXT,
+    bpe_tokenizer,
+    spm_file,
+    spm_pieces,
+    spm_tokenizer,
+)
 from tests.localllm.support import REPOSITORY
 
 SMALL_TALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
-STYLES = {"llama3": "llama-bpe", "qwen2": "qwen2", "tekken": "tekken", "gpt-4o": "gpt-4o", "gpt-2": "gpt-2",
-          "starcoder": "starcoder"}  # fmt: skip
+STYLES = {
+    "llama3": "llama-bpe",
+    **{style: style for style in (*STEPS, "gpt-2", "starcoder") if style != "llama3"},
+}
 TEXTS = [
     TEXT,
     "",
@@ -231,7 +241,11 @@ def multiplying(tokenizer: dict[str, Any]) -> None:
 GOOD = spm_file(spm_pieces(300, [TEXT]))
 BAD: dict[str, tuple[Callable[[Path], None], str]] = {
     "none": (lambda folder: None, "holds no tokenizer.json and no tokenizer.model; load its tokenizer with"),
-    "unigram": (broken(lambda t: t["model"].update(type="Unigram")), "is a Unigram model; supported: BPE"),
+    "words": (
+        broken(lambda t: t["model"].update(type="WordLevel")),
+        "is a WordLevel model; supported: BPE, WordPiece, Unigram",
+    ),
+    "no scores": (broken(lambda t: t["model"].update(type="Unigram")), "vocab is not a list of tokens with scores"),
     "no model": (broken(lambda t: t.pop("model")), "is a None model; supported: BPE"),
     "model": (broken(lambda t: t.update(model=[1])), "model is not an object"),
     "vocab": (broken(lambda t: t["model"].update(vocab=[])), "model.vocab is not an object"),

@@ -105,8 +105,7 @@ def test_variables_of_a_template_are_json(value: Any) -> None:
 
 # -- names -----------------------------------------------------------------------------------------------------------
 
-# The Python and HTTP APIs of this field have these names; llama.cpp's flags are --predict and --reverse-prompt.
-OTHER_NAMES = {"max_tokens": "--predict", "stop": "--reverse-prompt"}
+OTHER_NAMES = {"max_tokens": "--predict"}  # the name in the Python and HTTP APIs, and llama.cpp's flag
 
 
 def test_an_option_is_called_by_its_long_flag() -> None:

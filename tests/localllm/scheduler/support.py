@@ -1,16 +1,23 @@
-"""Requests to a scheduler in tests: gather events, and write the same answer alone for comparison."""
+"""Requests to a scheduler in tests: gather events, take its steps one by one, and watch the rows of its engine."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import localllm
+from localllm.engine import Engine, Result, Rows
+from localllm.sampling.sampler import Sampler
+from localllm.scheduler.answering import Answering
+from localllm.scheduler.drafts import Drafts
+from localllm.scheduler.errors import Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Event, Failed, Finished, Request, Started, Ticket, Written
+from localllm.scheduler.running import Running
 from localllm.scheduler.scheduler import Scheduler
+from localllm.scheduler.steps import Steps
 
 WAIT = 60  # seconds: a test that hangs fails
 
@@ -66,3 +73,59 @@ def ask(scheduler: Scheduler, request: Request) -> Answer:
 def scheduled(model: localllm.Model, **limits: object) -> Iterator[Scheduler]:
     with Scheduler(model.engine, model.tokenizer, model.sampler, SchedulerLimits(**limits)) as scheduler:  # type: ignore[arg-type]
         yield scheduler
+
+
+class Watched(Engine):
+    """An engine that remembers the rows of its steps: (sequence, tokens, wanted logits)."""
+
+    def __init__(self, engine: Engine, **limits: int) -> None:
+        super().__init__(engine.executable, engine.pool, replace(engine.limits, **limits))
+        self.stepped: list[list[Rows]] = []
+
+    def step(self, rows: Sequence[Rows]) -> list[Result]:
+        self.stepped.append(list(rows))
+        return super().step(rows)
+
+
+class Stepped:
+    """What a scheduler is made of, without its thread: `turn` takes one step."""
+
+    def __init__(self, on: localllm.Model | Engine, drafts: Drafts | None = None, **limits: object) -> None:
+        self.engine = on if isinstance(on, Engine) else on.engine
+        self.tokenizer = None if isinstance(on, Engine) else on.tokenizer
+        self.limits = SchedulerLimits(**limits)  # type: ignore[arg-type]
+        self.ended = 0
+        self.running = Running(self.engine, self.limits, drafts, None, self._count)
+        self.steps = Steps(self.engine, self.limits, self.running, drafts, None)
+        self._number = 0
+
+    def _count(self) -> None:
+        self.ended += 1
+
+    def ask(self, request: Request) -> tuple[Answering, Answer]:
+        self._number += 1
+        answer = Answer()
+        answer.ticket = Ticket(request, answer)
+        one = Answering(answer.ticket, self._number, Sampler(request.sampling), self.tokenizer)
+        self.running.waiting.append(one)
+        return one, answer
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.running.drop_cancelled()
+            self.running.admit()
+            self.steps.step()
+
+    def finish(self) -> None:
+        """Take steps until no request is left."""
+        for _ in range(10_000):
+            if not self.running.active and not self.running.waiting:
+                return
+            self.turn()
+        raise AssertionError("requests are left after 10,000 steps")
+
+    def __enter__(self) -> Stepped:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.running.end(Stopped("the test is over"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import localllm
-from localllm.cache import BlockPool
+from localllm.cache import BlockPool, prefix
 from localllm.cache.prefix import PrefixCache, chain, same
 from localllm.cache.prefix_files import LEAST, PrefixFiles
 from localllm.options import SamplingOptions
@@ -54,6 +54,48 @@ def test_the_least_recently_used_is_evicted_first() -> None:
     cache.clear()
     assert not cache.evict()
     assert pool.free_blocks == 10
+
+
+def test_the_newest_of_equal_ones_is_found_and_counts_as_used() -> None:
+    pool = BlockPool(20, 4)
+    cache = PrefixCache(4)
+    old = kept(pool, cache, [1] * 9)
+    new = kept(pool, cache, [1] * 9)
+    assert cache.find([1] * 9)[0] is new
+    assert list(cache) == [old, new]
+    other = kept(pool, cache, [2] * 4)
+    assert cache.find([1] * 9)[0] is new
+    assert list(cache) == [old, other, new]
+
+
+def test_the_number_of_sequences_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix, "MOST", 3)
+    pool = BlockPool(20, 4)
+    cache = PrefixCache(4)
+    for first in range(5):
+        kept(pool, cache, [first] * 5)
+    assert [sequence.tokens[0] for sequence in cache] == [2, 3, 4]
+    assert pool.free_blocks == 20 - 3 * 2
+    assert cache.find([0] * 5) == (None, 0, 0)
+    cache.clear()
+    assert not cache._by_hash
+
+
+def test_a_window_that_has_moved_on_saves_nothing_but_is_alike() -> None:
+    """The whole of a text can be continued; its first tokens only from the copy that stayed there."""
+    pool = BlockPool(80, 4, windowed=BlockPool(40, 4, window=4))
+    cache = PrefixCache(4)
+    tokens = list(range(200))
+    moved = pool.new_sequence()
+    for start in range(0, 200, 8):
+        moved.append(tokens[start : start + 8])
+        moved.settle()
+    cache.keep(moved)
+    assert moved.reach(20) == 0
+    assert cache.find([*tokens[:20], 0]) == (None, 0, 20)
+    short = kept(pool, cache, tokens[:12])
+    assert cache.find([*tokens[:20], 0]) == (short, 12, 20)
+    assert cache.find([*tokens, 0]) == (moved, 200, 200)
 
 
 def test_hashes_cover_whole_blocks_and_all_before_them() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +13,22 @@ import pytest
 from numpy.typing import NDArray
 
 import localllm
+from localllm.backends.base import Limits
+from localllm.backends.cpu.backend import CpuBackend
 from localllm.cache import CacheFull
 from localllm.engine import ContextFull, Rows
 from localllm.errors import LocalLLMError
 from localllm.options import SamplingOptions
+from localllm.plan import BLOCK
+from localllm.sampling.sampler import Sampler
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import SchedulerLimits
-from localllm.scheduler.request import Constraint, Prompted, Request, Written
+from localllm.scheduler.request import Constraint, Event, Prompted, Request, Written
 from localllm.scheduler.scheduler import Scheduler
 from localllm.speculation.policy import Costs
-from tests.localllm.scheduler.support import Answer, ask, scheduled
+from tests.localllm.engine_support import ATTENDING, engine_of
+from tests.localllm.scheduler.support import WAIT, Answer, ask, scheduled
 from tests.models.kit import KIT
 
 GREEDY = SamplingOptions(temperature=0.0)
@@ -225,6 +232,74 @@ def test_closing_ends_what_runs(model: localllm.Model) -> None:
     assert model.pool.free_blocks == model.pool.blocks
 
 
+def test_what_is_kept_can_be_forgotten(model: localllm.Model) -> None:
+    with scheduled(model) as scheduler:
+        ask(scheduler, Request([7] * 100, GREEDY, 2, ignore_eos=True)).result()
+        assert until(lambda: scheduler.load().kept_tokens == 101)
+        scheduler.forget()
+        assert ask(scheduler, Request([7] * 100, GREEDY, 2, ignore_eos=True)).result().usage.reused == 0
+
+
+def until(true: Callable[[], bool]) -> bool:
+    """Wait for something that becomes true soon after an event."""
+    end = time.monotonic() + WAIT
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+def test_what_is_asked_while_it_closes_is_told_the_end(model: localllm.Model) -> None:
+    """A request that comes after the sign to stop and before the end of the thread."""
+    scheduler = Scheduler(model.engine, model.tokenizer, model.sampler)
+    late: list[Answer] = []
+
+    class Late(Answer):
+        def __call__(self, event: Event) -> None:
+            super().__call__(event)
+            if not late:
+                scheduler._inbox.put(None)
+                late.append(ask(scheduler, Request([3], GREEDY, 2)))
+
+    first = Late()
+    scheduler.submit(Request([1], GREEDY, 900, ignore_eos=True), first)
+    scheduler._thread.join(60)
+    with scheduler._lock:
+        scheduler._stopped = scheduler._stopped or Stopped("closed")
+    assert late
+    scheduler.close()
+    assert late[0].over.wait(1)
+
+
+def test_load_may_be_asked_at_any_time() -> None:
+    """From another thread, while windows give up blocks and sequences come and go."""
+    backend = CpuBackend(1)
+    limits = Limits(rows=128, logit_rows=16, blocks=50, positions=10 * BLOCK, window_blocks=14)
+    engine = engine_of(backend, ATTENDING["experts and windows"](), limits)
+    over, wrong = threading.Event(), list[BaseException]()
+
+    with Scheduler(engine, None, Sampler, SchedulerLimits(parallel=3)) as scheduler:
+
+        def look() -> None:
+            while not over.is_set():
+                try:
+                    load = scheduler.load()
+                    assert 0 <= load.free_blocks <= load.blocks
+                except BaseException as error:
+                    wrong.append(error)
+                    return
+
+        looking = threading.Thread(target=look)
+        looking.start()
+        prompts = [[(seed * i) % 28 for i in range(150)] for seed in range(1, 13)]
+        answers = [ask(scheduler, Request(prompt, GREEDY, 30)) for prompt in prompts]
+        for answer in answers:
+            answer.result()
+        over.set()
+        looking.join(60)
+    assert not wrong
+    backend.close()
+
+
 def test_logprobs_are_those_of_the_model(model: localllm.Model) -> None:
     prompt = [1, 70, 80, 90]
     with scheduled(model) as scheduler:
@@ -241,6 +316,33 @@ def test_logprobs_are_those_of_the_model(model: localllm.Model) -> None:
         assert found.token == ids[place + 1]
         assert found.logprob == pytest.approx(expected[place, found.token], abs=1e-6)
         assert [token for token, _ in found.top] == np.argsort(-expected[place], kind="stable")[:5].tolist()
+
+
+def test_sampled_logprobs_are_those_of_the_tokens_that_may_come(model: localllm.Model) -> None:
+    prompt = [1, 70, 80, 90]
+    sampling = SamplingOptions(temperature=0.7, top_k=6, min_p=0.0, top_p=1.0, seed=3, repeat_penalty=1.5)
+    with scheduled(model) as scheduler:
+        plain = ask(scheduler, Request(prompt, sampling, 8, ignore_eos=True))
+        answer = ask(scheduler, Request(prompt, sampling, 8, logprobs=10, sampled=True, ignore_eos=True))
+        plain.result(), answer.result()
+    assert answer.tokens == plain.tokens
+    sampler = model.sampler(sampling)
+    for token in prompt:
+        sampler.accept(token)
+    ids = [*prompt, *answer.tokens]
+    logits = model.logits(ids)
+    for place, event in enumerate(event for event in answer.events if isinstance(event, Written)):
+        found = event.logprob
+        assert found is not None
+        assert len(found.top) == 6
+        assert sum(np.exp(value) for _, value in found.top) == pytest.approx(1)
+        assert [value for _, value in found.top] == sorted((value for _, value in found.top), reverse=True)
+        expected = dict(
+            zip(*map(np.ndarray.tolist, sampler.distribution(logits[len(prompt) - 1 + place])), strict=True)
+        )
+        assert {token: np.exp(value) for token, value in found.top} == pytest.approx(expected)
+        assert dict(found.top)[found.token] == found.logprob
+        sampler.accept(found.token)
 
 
 class Even:

@@ -103,6 +103,7 @@ class ScriptedService:
     all_models: Sequence[Model] = field(default_factory=lambda: [Model()])
     asked: list[Turn | Completion] = field(default_factory=list)
     names: list[str] = field(default_factory=list)  # the model names that requests had
+    normalized: list[bool] = field(default_factory=list)  # whether `embed` was asked for vectors of length 1
     closed: int = 0  # answers whose iterator was closed or ended
     failure: Exception | None = None  # raised by everything but `models` and `find`
 
@@ -148,6 +149,10 @@ class ScriptedService:
         self.asked.append(turn)
         return "".join(f"<|{m['role']}|>{m.get('content') or ''} " for m in turn.messages) + "<|assistant|>"
 
+    async def prompt_ids(self, model: str, turn: Turn) -> list[int]:
+        """A token is a byte."""
+        return list((await self.render(model, turn)).encode())
+
     async def tokenize(self, model: str, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """A token is a byte; 1 comes first if asked for, and <s> is 1 if it may be."""
         self._fail()
@@ -164,9 +169,14 @@ class ScriptedService:
             raise BadRequest(f"token {bad[0]} is not in the vocabulary", "tokens")
         return [b"<s>" if number == 1 else bytes([number]) for number in ids]
 
-    async def embed(self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto") -> EmbedResult:
+    async def embed(
+        self, model: str, texts: Sequence[str | Sequence[int]], pooling: str = "auto", normalize: bool = True
+    ) -> EmbedResult:
         self._fail()
         self.find(model)
+        self.normalized.append(normalize)
+        if pooling == "none":
+            return EmbedResult([], sum(map(len, texts)), [[[float(len(text)), 2.0]] * len(text) for text in texts])
         vectors = [[1.0, 0.0, 0.5] if len(text) % 2 else [0.0, 1.0, 0.5] for text in texts]
         return EmbedResult(vectors, sum(len(text) for text in texts))
 

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from localllm.scheduler.interfaces import Load
 from localllm.scheduler.request import Usage
 from localllm.server.metrics import Metrics
 from localllm.server.observed import Observed
@@ -50,6 +51,15 @@ def test_the_names_and_types_are_llamas() -> None:
     for name in COUNTERS + GAUGES:
         assert values[f"llamacpp:{name}"] == 0
         assert f"# HELP llamacpp:{name} " in text
+
+
+def test_blocks_of_the_cache_are_told_by_model() -> None:
+    metrics = Metrics()
+    metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=5, blocks=8)}
+    types, values = read(metrics.text().decode())
+    assert types["localllm_cache_blocks"] == "gauge"
+    for state, count in (("all", 8), ("free", 5), ("kept", 3)):
+        assert values[f'localllm_cache_blocks{{model="tiny",state="{state}"}}'] == count
 
 
 def test_answers_are_added_up() -> None:

@@ -74,6 +74,7 @@ def test_headers() -> None:
     assert refusal_of(errors.TooManyRequests("x")).headers == {"Retry-After": "1"}
     assert refusal_of(errors.Unauthorized("x")).headers == {"WWW-Authenticate": "Bearer"}
     assert refusal_of(errors.BadRequest("x")).headers == {}
+    assert refusal_of(errors.NotSupported("x")).headers == {"X-Should-Retry": "false"}
 
 
 REFUSAL = Refusal(400, "context_length_exceeded", "too long", "messages", numbers={"n_prompt_tokens": 9, "n_ctx": 8})

@@ -74,6 +74,19 @@ def test_requests_on_one_connection() -> None:
         assert b'"content":"a"' in until(client, b"}}")
 
 
+def test_names_of_headers_are_written_as_usual() -> None:
+    with served(ScriptedService(script("a"))) as port:
+        for path in ("/health", "/metrics"):
+            with connect(port) as client:
+                client.sendall(ask(path))
+                head = until(client, b"\r\n\r\n").partition(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+            names = [line.partition(b":")[0].decode() for line in head]
+            assert all(name == name.title() for name in names if name != "date")  # which uvicorn writes
+            assert "Content-Type" in names
+            assert len({name.lower() for name in names}) == len(names)
+            assert ("Process-Start-Time-Unix" in names) is (path == "/metrics")
+
+
 @pytest.mark.parametrize("sent", [b"", b"GET /health HT", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_headers_that_do_not_come_close_the_connection(sent: bytes) -> None:
     with (

@@ -62,7 +62,7 @@ def test_bad_files_of_keys_are_one_line(tmp_path: Path, content: bytes | None, s
         ({"api_key": ("é",)}, "printable ASCII"),
         ({"timeout": 0}, "timeout is 0"),
         ({"max_body": 10}, "max_body is 10: give at least 1024"),
-        ({"pooling": "none"}, "pooling is 'none'"),
+        ({"pooling": "max"}, "pooling is 'max'"),
         ({"cors": ("",)}, "cors is ''"),
     ],
 )

@@ -23,6 +23,9 @@ from localllm.server.served import Served
 from localllm.server.service import ModelService
 from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf, models_in
+from localllm.template import given_template
+from tests.conftest import reference
+from tests.localllm.test_embedding import write_embedder
 
 DEMO = Path(resolve("demo"))
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 2, 3]}}, "required": ["n"], "additionalProperties": False}
@@ -39,9 +42,9 @@ def opened(path: Path, parallel: int = 3, **options: Any) -> Served:
 
 
 @asynccontextmanager
-async def client(shelf: Shelf) -> AsyncIterator[httpx.AsyncClient]:
+async def client(shelf: Shelf, settings: Settings | None = None) -> AsyncIterator[httpx.AsyncClient]:
     service = ModelService(shelf)
-    transport = httpx.ASGITransport(make_app(service, Settings()))
+    transport = httpx.ASGITransport(make_app(service, settings or Settings()))
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080", timeout=60) as one:
             yield one
@@ -134,6 +137,22 @@ def test_schemas_and_forced_tools_hold(temperature: float) -> None:
     asyncio.run(run())
 
 
+def test_a_call_that_is_not_parsed_is_content() -> None:
+    async def run() -> None:
+        body = {"messages": [{"role": "user", "content": "Hello!"}], "temperature": 0, "max_tokens": 300, "seed": 1,
+                "tools": [WEATHER], "tool_choice": "required"}  # fmt: skip
+        async with client(one_model()) as http:
+            read = (await http.post("/v1/chat/completions", json=body)).json()["choices"][0]
+            left = (await http.post("/v1/chat/completions", json={**body, "parse_tool_calls": False})).json()
+        [call] = read["message"]["tool_calls"][:1]
+        assert "tool_calls" not in left["choices"][0]["message"]
+        assert '"weather"' in left["choices"][0]["message"]["content"]
+        assert json.loads(call["function"]["arguments"])["city"] in left["choices"][0]["message"]["content"]
+        assert left["choices"][0]["finish_reason"] != "tool_calls"
+
+    asyncio.run(run())
+
+
 def test_a_client_that_vanishes_frees_its_place() -> None:
     async def run() -> None:
         shelf = one_model(parallel=1)
@@ -154,10 +173,13 @@ def test_a_client_that_vanishes_frees_its_place() -> None:
             for _ in range(1000):  # the last event is told before the request leaves
                 load = service.load_of("demo")
                 assert load is not None
-                if not load.running:
+                if not load.running and load.kept_blocks + load.free_blocks == load.blocks:
                     break
                 await asyncio.sleep(0.01)
             assert not load.running
+            assert load.kept_blocks
+            assert load.kept_blocks + load.free_blocks == load.blocks
+            assert service.loads() == {"demo": load}
 
     asyncio.run(run())
 
@@ -178,6 +200,7 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
                 assert answer.json()["model"] == name
             states = {info.id: info.state for info in shelf.infos}
             assert states == {"a": "unloaded", "b": "loaded", "deep/c": "loaded", "broken": "failed"}
+            assert set(ModelService(shelf).loads()) == {"b", "deep/c"}
             assert (await http.post("/v1/chat/completions", json={**body, "model": "x"})).status_code == 404
             broken = await http.post("/v1/chat/completions", json={**body, "model": "broken"})
             assert broken.status_code == 500
@@ -208,5 +231,139 @@ def test_embeddings_need_a_model_that_embeds() -> None:
             expected = model.embed(["a cat", "a dog"])
         for found, vector in zip(answer["data"], expected, strict=True):
             assert found["embedding"] == pytest.approx(vector.tolist(), abs=1e-6)
+
+    asyncio.run(run())
+
+
+def test_vectors_of_tokens_and_of_any_length() -> None:
+    def load(path: Path) -> Served:
+        return Served(localllm.load(path, backend="cpu", threads=1, embeddings=True), SchedulerLimits())
+
+    async def run() -> None:
+        with localllm.load("demo", backend="cpu", threads=1, embeddings=True) as model:
+            long, rows = model.embed("a cat", normalize=False), model.token_embeddings("a cat")
+        for settings, body, expected in (
+            (Settings(), {"embd_normalize": -1}, [long.tolist()]),
+            (Settings(pooling="none"), {}, rows.tolist()),
+        ):
+            shelf = Shelf([("demo", DEMO)], load, embeds=True)
+            async with client(shelf, settings) as http:
+                [found] = (await http.post("/embedding", json={"content": "a cat", **body})).json()
+            assert len(found["embedding"]) == len(expected)
+            for ours, theirs in zip(found["embedding"], expected, strict=True):
+                assert ours == pytest.approx(theirs, abs=1e-6)
+
+    asyncio.run(run())
+
+
+def test_a_query_counts_with_each_document(tmp_path: Path) -> None:
+    path = write_embedder(tmp_path / "rank.gguf", "bert-rank")
+
+    async def run() -> None:
+        shelf = Shelf([("rank", path)], lambda path: Served(localllm.load(path), SchedulerLimits()))
+        async with client(shelf) as http:
+            await shelf.load("rank")
+            texts = {"query": "ab", "documents": ["c", "def"]}
+            answer = (await http.post("/v1/rerank", json=texts)).json()
+            # [CLS] a b [SEP] c [SEP] and [CLS] a b [SEP] d e f [SEP]
+            assert answer["usage"] == {"prompt_tokens": 6 + 8, "total_tokens": 6 + 8}
+
+    asyncio.run(run())
+
+
+def chatml() -> Shelf:
+    """A model that was given a template."""
+
+    def load(path: Path) -> Served:
+        served = opened(path)
+        served.model.use_template(given_template("chatml"))
+        return served
+
+    return Shelf([("demo", DEMO)], load)
+
+
+def test_a_given_template_takes_the_place_of_the_files() -> None:
+    async def run() -> None:
+        shelf = chatml()
+        messages = [{"role": "user", "content": "Hi"}]
+        async with client(shelf) as http:
+            await http.post("/tokenize", json={"content": "x"})  # loads the model
+            shown = (await http.post("/apply-template", json={"messages": messages})).json()["prompt"]
+            assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+            assert (await http.get("/props")).json()["chat_template"] == given_template("chatml").source
+            body = {"messages": messages, "max_tokens": 1, "verbose": True}
+            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            assert answer["__verbose"]["prompt"].endswith(shown)
+            assert answer["__verbose"]["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+
+    asyncio.run(run())
+
+
+def test_a_continued_message_follows_the_prompt_of_an_answer_whatever_the_request_says_of_it() -> None:
+    async def run() -> None:
+        shelf = chatml()
+        begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]
+        async with client(shelf) as http:
+            for extra in ({}, {"continue_final_message": True, "add_generation_prompt": False}):
+                shown = (await http.post("/apply-template", json={"messages": begun, **extra})).json()["prompt"]
+                assert shown == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\nWh"
+
+    asyncio.run(run())
+
+
+def test_spaces_before_words_where_a_vocabulary_adds_them() -> None:
+    """A continued message follows its prompt without a space, and a continuation begins with the space it has."""
+    stories = reference("models", "stories260K-f32.gguf")
+
+    def load(path: Path) -> Served:
+        served = opened(path)
+        served.model.use_template(given_template("chatml"))
+        return served
+
+    async def run() -> None:
+        begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Wh"}]
+        greedy = {"temperature": 0, "max_tokens": 4}
+        async with client(Shelf([("stories", stories)], load)) as http:
+            body = {"messages": begun, "verbose": True, **greedy}
+            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            assert answer["__verbose"]["prompt"].endswith("<|im_start|>assistant\nWh")
+            told = (await http.post("/v1/completions", json={"prompt": "Once upon", **greedy})).json()
+            same = (await http.post("/completion", json={"prompt": "Once upon", **greedy})).json()
+            assert told["choices"][0]["text"] == same["content"] == " a time, there"
+
+    asyncio.run(run())
+
+
+def test_a_prompt_far_beyond_the_context_says_how_long_it_is_at_least() -> None:
+    async def run() -> None:
+        async with client(one_model(ctx_size=64)) as http:
+            longest = localllm.load(DEMO, backend="cpu", threads=1).words.longest
+            long = "x" * (longest * 64 + 1)
+            for path, body in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}),
+                ("/completion", {"prompt": long}),
+                ("/v1/completions", {"prompt": long}),
+            ):
+                answer = await http.post(path, json=body)
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (400, "exceed_context_size_error")
+                assert error["n_ctx"] == 64
+                assert error["n_prompt_tokens"] >= 65
+                assert "exceeds the available context size" in error["message"]
+
+    asyncio.run(run())
+
+
+def test_the_state_tells_the_options_of_the_server() -> None:
+    async def run() -> None:
+        def load(path: Path) -> Served:
+            model = localllm.load(path, backend="cpu", threads=1, sequences=1)
+            return Served(model, SchedulerLimits(parallel=1), sampling={"seed": 42, "temperature": 0.25})
+
+        async with client(Shelf([("demo", DEMO)], load)) as http:
+            settings = (await http.post("/completion", json={"prompt": "a", "n_predict": 1})).json()
+            shown = (await http.get("/props")).json()["default_generation_settings"]["params"]
+            for found in (settings["generation_settings"], shown):
+                assert (found["seed"], found["temperature"]) == (42, 0.25)
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from localllm.options import SamplingOptions
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.rule import Guess
 from localllm.speculation.speculator import SpeculativeDecoding
 from tests.localllm.speculation.support import GREEDY, Clock, TableSession, ToldDrafter, reckless, write
 from tests.localllm.speculation.test_rule import ALL_ON, DRAFTERS, PLAIN, PROMPT, V, chi_square, table
@@ -85,6 +86,37 @@ def test_greedy_answers_are_those_of_plain_decoding(drafter: str) -> None:
 @pytest.mark.parametrize("options", [ALL_ON, PLAIN], ids=["all on", "plain"])
 def test_sampled_answers_are_those_of_plain_decoding_if_a_draft_had_no_choice(options: SamplingOptions) -> None:
     assert drafted(options, "certain", 100) == plain(options, 100)
+
+
+class Allowed(TableSession):
+    """A session that evaluates only what the constraint allows."""
+
+    def __init__(self) -> None:
+        super().__init__(table(1), Clock(), COSTS)
+        self.verified = 0
+
+    def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
+        if len(self.tokens) > len(PROMPT):
+            text = [self.tokens[-1], *tokens]
+            assert all((after - before) % V in (1, 2, 3) for before, after in pairwise(text)), text
+            self.verified += len(tokens) - 1
+        return super().evaluate(tokens, logits)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e-9], ids=["free", "a model"])
+def test_what_the_grammar_forbids_is_not_verified(seconds: float) -> None:
+    """Drafts of three, the first of which is allowed, the second often and the third never."""
+
+    def guess(text: list[int], sampler: Sampler) -> Guess:
+        drafted = len(text) - len(told.text)
+        return Guess((text[-1] + (2, 3 + drafted % 2, V // 2)[drafted % 3]) % V, 0, None)
+
+    told = ToldDrafter(guess, Clock(), seconds)
+    sampler, session = Sampler(PLAIN), Allowed()
+    sampler.constrain(Steps())
+    decoding = SpeculativeDecoding(reckless(told, 3), session, sampler, PROMPT)  # type: ignore[arg-type]
+    assert write(decoding, sampler, session, PROMPT, 100) == plain(PLAIN, 100)
+    assert session.verified > 60
 
 
 def exactly(length: int) -> dict[tuple[int, ...], float]:

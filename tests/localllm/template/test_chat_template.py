@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from localllm.template import (
     TemplateRejected,
     choose_template,
     encode_chat,
+    given_template,
 )
 from localllm.tokenizer import Tokenizer
 from localllm.tokenizer.encoders import BYTE_LETTERS
@@ -230,6 +232,14 @@ def test_bos_never_doubles() -> None:
             "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n",
         ),
         (
+            ("<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>"),
+            "",
+            "command-r",
+            "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>Be brief.<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|USER_TOKEN|>"
+            "Hi<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>Hello!<|END_OF_TURN_TOKEN|>"
+            "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>Bye<|END_OF_TURN_TOKEN|><|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        ),
+        (
             ("<|user|>", "<|assistant|>", "<|end|>"),
             "",
             "phi3",
@@ -296,6 +306,34 @@ def test_a_file_without_template_gets_its_familys_and_says_so(
 def test_a_file_with_a_template_gets_it_without_a_word() -> None:
     template, note = choose_template({"tokenizer.chat_template": CHATML}, tokenizer("<s>"))
     assert (template.source, note) == (CHATML, None)
+
+
+def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("It says {{ messages[0].content }}", encoding="utf-8")
+    metadata = {"tokenizer.chat_template": "{{ messages }}"}
+    for given, text in (
+        ("chatml", "<|im_start|>user\nHi<|im_end|>\n"),
+        ("{{ messages[0].content }}!", "Hi!"),
+        (str(tmp_path / "own.jinja"), "It says Hi"),
+    ):
+        template, note = choose_template(metadata, tokenizer("<s>"), given=given_template(given))
+        assert note is None
+        assert template.render([{"role": "user", "content": "Hi"}]).text.startswith(text)
+    with pytest.raises(TemplateError, match="broken in line 1"):
+        choose_template(metadata, tokenizer("<s>"), given=given_template("{% if %}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [("chatml3", "'chatml3' is not a chat template: give a file, a Jinja text, or one of llama3, chatml"),
+     ("", "the chat template cannot be read: "), ("x" * 5000, "the chat template cannot be read: "),
+     ("\0", "the chat template cannot be read: ")],
+)  # fmt: skip
+def test_what_is_no_template_is_refused_in_a_line(given: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(TemplateError) as error:
+        given_template(given or str(tmp_path))
+    assert says in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,15 @@ def test_errors_have_anthropics_shape() -> None:
     assert response.json()["type"] == "error"
 
 
+def test_a_thread_is_refused_so_that_the_client_sends_the_whole_conversation() -> None:
+    for thread in ({"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}):
+        service = ScriptedService()
+        status, error = refusal(service, PATH, max_tokens=9, messages=USER, thread=thread)
+        assert (status, error["type"]) == (400, "invalid_request_error")
+        assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        assert not service.asked
+
+
 def test_an_error_within_a_stream_is_an_event() -> None:
     service = ScriptedService([Begun(5, 0), *said("a"), LocalLLMError("the schema is wrong")])
     name, data = stream(service, PATH, max_tokens=9, messages=USER)[-1]

@@ -193,6 +193,8 @@ def test_the_choice_of_tools(choice: Any, wanted: str, forced: str, parallel: bo
         ({"system": 5}, "system"),
         ({"system": [{"type": "image"}]}, "system[0]"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config.format.type"),
+        ({"thread": {"type": "create"}}, "thread"),
+        ({"compaction": {"type": "summarize"}}, "compaction"),
     ],
 )
 def test_wrong_fields_are_refused(body: dict[str, Any], param: str) -> None:

@@ -320,7 +320,7 @@ def test_bad_fields_are_refused(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "body",
-    [{"mirostat": 2}, {"post_sampling_probs": True}, {"lora": [{"id": 0, "scale": 1}]}, {"adaptive_target": 0.5},
+    [{"mirostat": 2}, {"lora": [{"id": 0, "scale": 1}]}, {"adaptive_target": 0.5},
      {"grammar_lazy": True}],
 )  # fmt: skip
 def test_what_cannot_be_done_is_refused(body: dict[str, Any]) -> None:
@@ -349,6 +349,24 @@ def test_probabilities() -> None:
     assert "completion_probabilities" not in complete(steps)
     stream = events(call(ScriptedService(steps), "/completion", {"prompt": "x", "n_probs": 2, "stream": True}))
     assert [each.get("completion_probabilities") for each in stream] == [[SHOWN], [SHOWN], None]
+
+
+def test_probabilities_after_sampling() -> None:
+    after = {
+        "id": 97, "token": "a", "bytes": [97], "prob": 0.75,
+        "top_probs": [
+            {"id": 97, "token": "a", "bytes": [97], "prob": 0.75},
+            {"id": 98, "token": "b", "bytes": [98], "prob": 0.25},
+        ],
+    }  # fmt: skip
+    chances = Logprob(97, math.log(0.75), ((97, math.log(0.75)), (98, math.log(0.25))))
+    assert asked(n_probs=2, post_sampling_probs=True).generation.sampled
+    assert not asked(n_probs=2).generation.sampled
+    steps = [Begun(5, 0), *said("a", logprob=chances), done(answer_tokens=1)]
+    body = complete(steps, n_probs=2, post_sampling_probs=True)
+    assert body["completion_probabilities"] == [after | {"prob": pytest.approx(0.75), "top_probs": [
+        each | {"prob": pytest.approx(each["prob"])} for each in after["top_probs"]]}]  # fmt: skip
+    assert body["generation_settings"]["post_sampling_probs"] is True
 
 
 def test_the_tokens_of_a_stop_string_have_none() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from localllm.server.settings import Settings
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import Model, ScriptedService
 
@@ -42,6 +43,24 @@ def test_norms(norm: int, expected: list[float]) -> None:
     assert body[0]["embedding"][0] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("norm", "normalized"), [(None, True), (2, True), (-1, False), (3, False)])
+def test_only_the_usual_norm_is_the_services(norm: int | None, normalized: bool) -> None:
+    service = ScriptedService()
+    body = call(service, "/embedding", {"content": "ab", "embd_normalize": norm}).json()
+    assert service.normalized == [normalized]
+    assert (body[0]["embedding"][0] == [1.0, 0.0, 0.5]) is (norm == -1)
+
+
+def test_pooling_none_gives_a_vector_for_each_token() -> None:
+    settings = Settings(pooling="none")
+    body = call(ScriptedService(), "/embedding", {"content": ["abc", "d"]}, settings=settings).json()
+    assert [each["embedding"] for each in body] == [[[4.0, 2.0]] * 4, [[2.0, 2.0]] * 2]  # with the token before each
+    for path, name in (("/v1/embeddings", "input"), ("/api/embed", "input"), ("/api/embeddings", "prompt")):
+        response = call(ScriptedService(), path, {"model": "tiny", name: "abc"}, settings=settings)
+        assert response.status_code == 400, path
+        assert "/embeddings has them" in response.text
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -54,7 +73,6 @@ def test_norms(norm: int, expected: list[float]) -> None:
         {"input": {}},
         {"input": 5},
         {"input": "a", "embd_normalize": -2},
-        {"input": "a", "embd_normalize": -1},
         {"input": "a", "encoding_format": "hex"},
     ],
 )

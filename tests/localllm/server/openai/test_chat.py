@@ -12,8 +12,13 @@ import pytest
 
 from localllm.answer.parts import Content
 from localllm.scheduler.request import Logprob
+from localllm.server.errors import BadRequest
+from localllm.server.openai.chunks import ChatStream
+from localllm.server.openai.head import new_head
+from localllm.server.openai.request import Show
+from localllm.server.pieces import Pieces
 from localllm.server.turn import Begun, Evaluated, More, Turn
-from tests.localllm.server.openai.support import USER, chunks, ok
+from tests.localllm.server.openai.support import USER, chunks, ok, send
 from tests.localllm.server.scripted import ScriptedService, Step, called, done, said, script, thought
 
 PATH = "/v1/chat/completions"
@@ -200,6 +205,22 @@ def test_timings_of_each_token() -> None:
     assert found[1]["timings"]["cache_n"] == 2
 
 
+@pytest.mark.parametrize(("progress", "expected"), [(False, [0, 0, 2, 1]), (True, [1, 1, 1, 1])])
+def test_the_first_chunk_comes_with_the_first_token(progress: bool, expected: list[int]) -> None:
+    show = Show(stream=True, progress=progress)
+    stream = ChatStream(new_head("x", "tiny"), 1, show, Pieces(ScriptedService(), "tiny"))
+    made = [list(stream.chunks(event)) for event in (Begun(5, 0), Evaluated(5), *said("a"), done())]
+    assert [len(chunks) for chunks in made] == expected
+    first = made[0 if progress else 2][0]
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": None}
+
+
+def test_a_prompt_that_fails_has_its_status() -> None:
+    service = ScriptedService([Begun(5, 0), Evaluated(3), BadRequest("no room")])
+    response = send(service, PATH, {"messages": USER, "stream": True})
+    assert (response.status_code, response.json()["error"]["message"]) == (400, "no room")
+
+
 def test_progress_with_the_prompt() -> None:
     steps = [Begun(100, 20), Evaluated(64), Evaluated(100), *said("a"), done()]
     found = chunks(ScriptedService(steps), PATH, messages=USER, return_progress=True)
@@ -214,7 +235,7 @@ def test_progress_with_the_prompt() -> None:
 
 def test_several_answers_in_one_stream() -> None:
     found = chunks(ScriptedService(two_answers), PATH, messages=USER, n=2)
-    assert [chunk["choices"][0]["index"] for chunk in found] == [0, 1, 1, 0, 0, 1]
+    assert [chunk["choices"][0]["index"] for chunk in found] == [1, 1, 0, 0, 0, 1]
     assert [chunk["choices"][0]["finish_reason"] for chunk in found[-2:]] == ["stop", "length"]
 
 

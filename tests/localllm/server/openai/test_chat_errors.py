@@ -66,7 +66,8 @@ def test_the_tokens_of_a_prompt(path: str) -> None:
 
 def test_verbose_shows_the_prompt() -> None:
     assert ok(ScriptedService(), PATH, messages=USER, verbose=True)["__verbose"] == {
-        "prompt": "<|user|>Hi <|assistant|>"
+        "prompt": "<|user|>Hi <|assistant|>",
+        "prompt_tokens": 24,
     }
     found = chunks(ScriptedService(), PATH, messages=USER, verbose=True)
     assert ["__verbose" in chunk for chunk in found] == [True, False, False]

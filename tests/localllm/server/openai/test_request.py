@@ -247,8 +247,9 @@ def test_functions_are_tools_of_which_one_is_called() -> None:
         ({"enable_thinking": True, "thinking_budget_tokens": 100}, Thinking(True, "", 100)),
         ({"thinking": {"type": "disabled"}}, Thinking(False)),
         ({"thinking": {"type": "auto"}, "thinking_budget_tokens": -1}, Thinking()),
-        ({"reasoning_format": "deepseek", "reasoning_budget_tokens": 0}, Thinking(None, "", 0)),
+        ({"reasoning_format": "deepseek", "reasoning_budget_tokens": 0}, Thinking(None, "", 0, False)),
         ({"reasoning_format": "auto"}, Thinking()),
+        ({"reasoning_format": "none", "reasoning_effort": "low"}, Thinking(True, "low", None, True)),
     ],
 )
 def test_thinking(body: dict[str, Any], expected: Thinking) -> None:
@@ -261,12 +262,17 @@ def test_thinking(body: dict[str, Any], expected: Thinking) -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"chat_template_kwargs": {"enable_thinking": "yes"}}, "chat_template_kwargs.enable_thinking"),
         ({"chat_template_kwargs": []}, "chat_template_kwargs"),
-        ({"reasoning_format": "none"}, "reasoning_format"),
+        ({"reasoning_format": "raw"}, "reasoning_format"),
         ({"thinking_budget_tokens": -2}, "thinking_budget_tokens"),
     ],
 )
 def test_wrong_thinking_is_refused(body: dict[str, Any], param: str) -> None:
     assert refused(**body).param == param
+
+
+def test_calls_may_stay_in_the_content() -> None:
+    assert not turn().calls_inline
+    assert turn(parse_tool_calls=False).calls_inline
 
 
 def test_variables_of_the_template() -> None:

@@ -1,0 +1,37 @@
+"""Multiply bytes and do nothing else: the upper limit for prompts."""
+
+from __future__ import annotations
+
+from localllm.backends.cpu import dot
+from localllm.backends.cpu.arguments import Address, Int64, Struct, Target
+from localllm.backends.cpu.kernels.common import PlanKernel, i32x16, kernel
+from localllm.backends.cpu.panels import u8x64
+from localllm.backends.cpu.simd import Function, Value
+
+CHAINS = 16  # independent sums, so that no product waits for another
+OPERATIONS = 128 * CHAINS  # per turn and thread: 64 products of bytes and 64 additions for each sum
+OPERANDS = 128  # bytes: weights, then activations
+SINK = 64  # bytes per thread
+
+
+class PeakArguments(Struct):
+    data: Address
+    turns: Int64
+    sink: Target  # SINK bytes per thread, so that the products are not optimized away
+
+
+def byte_products() -> PlanKernel[PeakArguments]:
+    """Multiply and add OPERATIONS bytes per turn, on every thread."""
+
+    def body(f: Function, a: PeakArguments, thread: Value, threads: Value) -> None:
+        sums = [f.var(f.zeros(i32x16) ^ chain) for chain in range(CHAINS)]  # all different, so that none is shared
+        w, x = f.load(a.data, u8x64), f.load(a.data + 64, u8x64)
+        with f.loop(0, a.turns):
+            for total in sums:
+                total.set(dot.small(f, total.get(), w, x))
+        everything = sums[0].get()
+        for total in sums[1:]:
+            everything = everything + total.get()
+        f.store(a.sink + thread * SINK, everything)
+
+    return kernel("byte_products", PeakArguments, body)

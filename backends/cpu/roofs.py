@@ -1,0 +1,50 @@
+"""The two upper limits of a processor, measured on the threads of a pool: reading memory, and multiplying bytes."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.cpu.jit import Library
+from localllm.backends.cpu.kernels import bandwidth, peak
+from localllm.backends.cpu.kernels.executor import Entry
+from localllm.backends.cpu.memory import address
+from localllm.backends.cpu.pool import Pool
+
+
+def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int) -> list[float]:
+    """Return the bytes per second of each pass over the `size` bytes at `start`; none if they are too few."""
+    if size < bandwidth.LEAST:
+        return []
+    piece = min(bandwidth.PIECE, size // bandwidth.STEP * bandwidth.STEP)
+    pieces = size // piece
+    counters, sink = np.zeros((pool.threads, 8), np.int64), np.zeros(8 * pool.threads, np.int64)
+    arguments = bandwidth.ReadArguments(
+        start=start, pieces=pieces, piece=piece, counter=address(counters), sink=address(sink)
+    ).pack()
+    library.load([bandwidth.read()])
+    read = Entry(kernel=library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
+    return [pieces * piece / seconds for seconds in _timed(pool, read, counters, passes)]
+
+
+def product_rates(library: Library, pool: Pool, turns: int, passes: int) -> list[float]:
+    """Return the operations per second of each pass of multiplying and adding bytes, `turns` times on each thread."""
+    library.load([peak.byte_products()])
+    data = np.ones(peak.OPERANDS, np.uint8)
+    sink, counters = np.zeros(peak.SINK * pool.threads, np.uint8), np.zeros((1, 8), np.int64)
+    arguments = peak.PeakArguments(data=address(data), turns=turns, sink=address(sink)).pack()
+    code = library.address("byte_products")
+    multiply = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0)
+    operations = pool.threads * turns * peak.OPERATIONS
+    return [operations / seconds for seconds in _timed(pool, multiply, counters, passes)]
+
+
+def _timed(pool: Pool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[float]:
+    entries, times = entry.pack()[None], []
+    for _ in range(passes):
+        start = perf_counter()
+        pool.run(entries, counters)
+        times.append(max(perf_counter() - start, 1e-9))
+    return times

@@ -1,0 +1,87 @@
+"""Which options each command has, by the keys of a configuration file, and which of them several commands share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+
+from localllm.cli.app import Command, UsageError, nearest
+from localllm.cli.values import keys_of, plain
+from localllm.options import Declared, Options, declared
+
+OWN = "config"  # the command that shows the configuration; nothing configures it
+SHARED = ""  # stands for what several commands share, in place of a command
+EACH_TIME = ("force", "yes", "config")  # options that are given with each command, or not at all
+APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # windows of a measurement: its result depends on them
+_SHOWN = 3  # commands that a message names
+
+
+class Catalogue:
+    """The options of every command. Those of groups that several commands have are shared."""
+
+    def __init__(self, commands: Mapping[str, Command]) -> None:
+        users = Counter(group for command in commands.values() for group in command.groups)
+        self.commands = [name for name in commands if name != OWN]
+        self._options = {name: _by_name(commands[name].groups) for name in self.commands}
+        self._options[SHARED] = _by_name(group for group, count in users.items() if count > 1)
+
+    def of(self, command: str) -> Mapping[str, Declared]:
+        """Return the options of a command, or the shared ones, by name."""
+        return self._options[command]
+
+    def takes(self, command: str, name: str) -> bool:
+        """Return whether a command takes an option of this name that is given for all commands."""
+        return name in self._options[command] and (command, name) not in APART
+
+    def takers(self, name: str) -> list[str]:
+        """Return the commands that take this option, if it is given for all."""
+        return [each for each in self.commands if self.takes(each, name)]
+
+    def named(self, key: str, command: str) -> Declared | None:
+        """Return the option of a command by its key."""
+        return self._by_key[command].get(plain(key))
+
+    def option(self, command: str, key: str, place: str) -> Declared:
+        """Return the option of a command by its key. UsageError, with a hint, if there is none."""
+        found = self.named(key, command)
+        if found is not None:
+            return found
+        _check_each_time(key, place)
+        having = [f"[{each}]" for each in self.commands if self.named(key, each) is not None]
+        if having:
+            tables = ", ".join(having[:_SHOWN]) + (" and others" if len(having) > _SHOWN else "")
+            all_ = f"{command} does not have {key}" if command else f"not all commands share {key}"
+            raise UsageError(f"{place}: {all_}; it belongs into {tables}")
+        tables_here = [] if command else [*self.commands, "presets"]
+        hint = nearest(plain(key), [*self._by_key[command], *tables_here])
+        raise UsageError(f"{place}: unknown option {key}{hint}")
+
+    def check_variable(self, variable: str, key: str) -> None:
+        """Raise UsageError, with a hint, if no command has an option of this key."""
+        if all(self.named(key, command) is None for command in self.commands):
+            _check_each_time(key, variable)
+            start = variable[: len(variable) - len(key)]
+            known = {start + each.upper().replace("-", "_"): None for keys in self._by_key.values() for each in keys}
+            raise UsageError(f"{variable}: no option has this name{nearest(variable, known)}")
+
+    @cached_property
+    def _by_key(self) -> dict[str, dict[str, Declared]]:
+        return {
+            command: {key: each for each in options.values() for key in keys_of(each)}
+            for command, options in self._options.items()
+        }
+
+
+def _check_each_time(key: str, place: str) -> None:
+    if plain(key) in EACH_TIME:
+        raise UsageError(f"{place}: {key} is given with a command, each time it is meant")
+
+
+def _by_name(groups: Iterable[type[Options]]) -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+    for group in groups:
+        for each in declared(group):
+            if each.option.flags and each.name not in EACH_TIME:
+                found.setdefault(each.name, each)
+    return found

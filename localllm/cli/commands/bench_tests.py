@@ -1,0 +1,38 @@
+"""The tests of `localllm bench`, with llama-bench's names: pp512, tg128, pp512+tg128, tg32 @ d4096."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.cli.options import Bench
+from localllm.errors import LocalLLMError
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One row: a prompt of `prompt` tokens, then decoding `answer` tokens, after `depth` tokens or a `text`."""
+
+    prompt: int
+    answer: int
+    depth: int
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        after = f" @ d{self.depth}" if self.depth else f" {self.text}" if self.text else ""
+        parts = (f"pp{self.prompt}" if self.prompt else "", f"tg{self.answer}" if self.answer else "")
+        return "+".join(part for part in parts if part) + after
+
+    @property
+    def tokens(self) -> int:
+        return self.prompt + self.answer
+
+
+def tests_of(own: Bench) -> list[Test]:
+    """Return the tests in the order of their depth, so that what is in the cache is used again."""
+    tests = [Test(p, 0, d) for d in own.n_depth for p in own.n_prompt if p]
+    tests += [Test(0, n, d) for d in own.n_depth for n in own.n_gen if n]
+    tests += [Test(p, n, d) for d in own.n_depth for p, n in own.pg]
+    if not tests:
+        raise LocalLLMError("nothing to measure: set -p or -n above 0, or give -pg")
+    return sorted(tests, key=lambda test: test.depth)

@@ -1,0 +1,192 @@
+"""`localllm doctor`: what a bug report needs to know about this computer, and the caches with `--clean`."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from textwrap import wrap
+from typing import Any
+
+from localllm.cli.app import UsageError
+from localllm.cli.commands.devices import device_lines, find_devices
+from localllm.cli.commands.doctor_caches import Cache, Models, clean, find_caches, find_models
+from localllm.cli.commands.doctor_speed import Speed, measure_speed
+from localllm.cli.commands.doctor_versions import versions, without_home
+from localllm.cli.options import Doctor
+from localllm.cli.terminal.asking import agrees
+from localllm.cli.terminal.console import say
+from localllm.cli.terminal.formatting import columns, size
+from localllm.machine.memory import Memory, memory
+from localllm.machine.processor import Processor, processor
+
+Rows = list[tuple[str, str]]
+WIDTH = 76  # characters of a long list in a line
+_DOTS = {
+    "vnni512": "AVX-512 VNNI, 64 products of bytes in one instruction",
+    "vnni256": "AVX-VNNI, 32 products of bytes in one instruction",
+    "maddubs": "AVX2, 32 products of bytes in two instructions",
+    "sdot": "Arm dot product, 16 products of bytes in one instruction",
+    "plain": "no instruction for products of bytes; LLVM compiles plain code, which is slow",
+}
+
+
+def doctor(own: Doctor) -> None:
+    """Print the report, or remove what can be made again."""
+    if own.clean:
+        _clean(own)
+        return
+    if own.yes:
+        raise UsageError("--yes has no effect without --clean")
+    main, chip = memory(), processor()
+    speed, kernels = measure_speed(main), kernel_facts()
+    found, reasons = find_devices()
+    caches, models = find_caches(own.cache_dir), find_models()
+    if own.json:
+        report = {
+            "versions": versions(),
+            "processor": asdict(chip),
+            "kernels": kernels,
+            "memory": asdict(main),
+            "speed": asdict(speed),
+            "devices": found,
+            "missing": reasons,
+            "caches": [each.facts() for each in caches],
+            "models": models.facts(),
+        }
+        print(json.dumps(report, indent=2))
+        return
+    _section("localllm", [(name, told or "not installed") for name, told in versions().items()])
+    _section("processor", [*_processor(chip), *_kernels(kernels)])
+    _section("memory", _memory(main))
+    _section(f"speed with {speed.threads} threads", _speed(speed))
+    for device in found:
+        title = f"device {device['backend']} {device['number']}: {device['name']}"
+        _section(title, [*device_lines(device), ("usable", _usable(device))])
+    for backend, reason in reasons.items():
+        _section(f"device {backend}: none", [("usable", f"no: {reason}")])
+    _section("on disk", [*_caches(caches), *_models(models)])
+
+
+def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print a title and its rows; a long text goes on below itself."""
+    lines = []
+    for label, text in rows:
+        for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):
+            lines.append(("" if number else label, part))
+    print(f"{title}\n{columns(lines, indent=2)}", flush=True)
+
+
+# -- processor and memory ------------------------------------------------------------------------------------------
+
+
+def kernel_facts() -> dict[str, Any]:
+    """Return the instruction set that kernels are compiled for, and what the better ones lack here."""
+    from localllm.backends.cpu.isa import X86_ROWS, host
+
+    isa = host()
+    features = [name[1:] for name in isa.features.split(",") if name.startswith("+")]
+    lacking = {}
+    for name, (needed, *_) in X86_ROWS.items() if isa.pause else ():  # only x86 has the instruction to pause
+        if name == isa.name:
+            break
+        lacking[name] = [feature for feature in needed if feature not in features]
+    named = ("NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES")
+    return {
+        "instruction_set": isa.name,
+        "llvm_name": isa.cpu,
+        "dot": isa.dot,
+        "bfloat_dot": isa.bfloat_dot,
+        "byte_permute": isa.byte_permute,
+        "read_ahead": isa.read_ahead,
+        "features": features,
+        "lacking": lacking,
+        "overridden": {name: os.environ[name] for name in named if name in os.environ},
+    }
+
+
+def _processor(chip: Processor) -> Rows:
+    usable = f", of which this process may use {chip.usable}" if chip.usable != chip.threads else ""
+    return [("name", chip.name), ("threads", f"{chip.threads}{usable}")]
+
+
+def _kernels(facts: dict[str, Any]) -> Rows:
+    yes_no = {True: "yes", False: "no"}
+    rows = [
+        ("instruction set", f"{facts['instruction_set']} (LLVM calls the processor {facts['llvm_name']})"),
+        ("kernels", _DOTS[facts["dot"]]),
+        ("", f"products of BF16 in one instruction: {yes_no[facts['bfloat_dot']]}"),
+        ("", f"permutes the bytes of a whole register (VBMI): {yes_no[facts['byte_permute']]}"),
+        ("", f"reads ahead by {facts['read_ahead']} bytes" if facts["read_ahead"] else "does not read ahead"),
+    ]
+    rows += [(f"not {name}", f"lacks {', '.join(features)}") for name, features in facts["lacking"].items()]
+    rows += [("overridden", f"{name}={value}") for name, value in facts["overridden"].items()]
+    return [*rows, ("features", " ".join(facts["features"]) or "LLVM tells none")]
+
+
+def _memory(main: Memory) -> Rows:
+    if not main.total:
+        return [("total", "the system does not tell")]
+    limit = [("container", f"may use {size(main.limit)}")] if main.limit else []
+    return [("total", size(main.total)), ("free", size(main.free)), *limit]
+
+
+def _speed(speed: Speed) -> Rows:
+    rows = []
+    if speed.read_bytes:
+        rows.append(("reads memory", f"{speed.read_bytes / 1e9:.1f} GB/s: the roof of decoding"))
+        rows.append(("multiplies", f"{speed.byte_operations / 1e9:.0f} GOP/s on bytes: the roof of prompts"))
+    if speed.read_bytes and speed.remarks:
+        rows.append(("doubtful", "the computer is busy, so both may be too low; close other programs and try again"))
+    return [*rows, *(("", remark) for remark in speed.remarks)]
+
+
+def _usable(device: dict[str, Any]) -> str:
+    if not device["memory"] and device["unmeasured"]:
+        return f"no: {device['unmeasured']}"
+    if device["unmeasured"]:
+        return f"in doubt: {device['unmeasured']}"
+    if device["backend"] == "opencl" and device["compute"] == "CPU":
+        return "yes, with --backend opencl; it is the processor, which --backend cpu uses better"
+    return "yes"
+
+
+# -- on disk -------------------------------------------------------------------------------------------------------
+
+
+def _caches(caches: list[Cache]) -> Rows:
+    rows = []
+    for each in caches:
+        others = f", and {_files(each.others)} of others" if each.others else ""
+        held = f"{_files(len(each.files))}, {size(each.bytes)}{others}" if each.files or others else "empty"
+        rows.append((each.name, f"{held} in {without_home(each.folder)}"))
+    return rows
+
+
+def _models(models: Models) -> Rows:
+    own = f"{models.pulled}, {size(models.pulled_bytes)} in {without_home(models.folder)}"
+    others = f"{models.others}, {size(models.other_bytes)}; localllm list shows them"
+    return [("models pulled", own), ("models of others", others)]
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' * (count != 1)}"
+
+
+def _clean(own: Doctor) -> None:
+    """Remove compiled code, and prefixes if their folder is given, after asking."""
+    caches = [each for each in find_caches(own.cache_dir) if each.files]
+    count, held = sum(len(each.files) for each in caches), sum(each.bytes for each in caches)
+    removed = freed = 0
+    if caches and not own.yes:
+        for each in caches:
+            say(f"{each.name}: {_files(len(each.files))}, {size(each.bytes)} in {without_home(each.folder)}")
+    if caches and (own.yes or agrees(f"delete {_files(count)} ({size(held)})?")):
+        removed, freed = clean(caches)
+    if own.json:
+        print(json.dumps({"removed": removed, "bytes": freed}))
+    elif removed:
+        say(f"deleted {_files(removed)}: {size(freed)} freed; what is needed is compiled again at the next start")
+    else:
+        say("nothing was deleted" if caches else "nothing to delete")

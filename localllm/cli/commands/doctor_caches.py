@@ -1,0 +1,152 @@
+"""What localllm keeps on disk, for `localllm doctor`: compiled code, prefixes of a server, pulled models.
+
+`clean` removes compiled code and prefixes, which come back by themselves. It looks at every file: only one with a name
+that localllm gives, and of this user, is removed. Models are never removed here; `localllm rm` does that.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from localllm.cache.prefix_files import SUFFIX
+from localllm.cache.prompt_cache import MAGIC
+from localllm.errors import LocalLLMError
+from localllm.quant.codecache import default_folder
+from localllm.store import Places, everything
+from localllm.store.owned import is_owned
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One folder of files that localllm has made."""
+
+    name: str
+    folder: Path
+    files: tuple[Path, ...]  # those that `clean` may remove
+    bytes: int
+    others: int  # files that localllm does not know
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "name": self.name, "folder": str(self.folder), "files": len(self.files), "bytes": self.bytes,
+            "other_files": self.others,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """The models on this computer, by who fetched them."""
+
+    folder: Path
+    pulled: int
+    pulled_bytes: int
+    others: int
+    other_bytes: int
+
+    def facts(self) -> dict[str, object]:
+        return {
+            "folder": str(self.folder), "pulled": self.pulled, "pulled_bytes": self.pulled_bytes,
+            "others": self.others, "other_bytes": self.other_bytes,
+        }  # fmt: skip
+
+
+def _is_prefix(path: Path, inside: tuple[str, ...]) -> bool:
+    """Return whether the server wrote this file: by its name and its first bytes."""
+    if len(inside) != 1 or not re.fullmatch(rf"[0-9a-f]{{32}}{re.escape(SUFFIX)}", path.name):
+        return False
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _named(name: str, folders: str = "") -> Callable[[Path, tuple[str, ...]], bool]:
+    """Return a check for files of this name, directly in the folder or below folders of that name."""
+
+    def check(path: Path, inside: tuple[str, ...]) -> bool:
+        placed = bool(re.fullmatch(folders, inside[0])) if folders and len(inside) > 1 else len(inside) == 1
+        return placed and bool(re.fullmatch(name, path.name))
+
+    return check
+
+
+_DIGEST = "[0-9a-f]{40}"
+_CODE = {  # folder: what it holds, and which files of it are ours
+    "kernels": ("compiled code of the CPU", _named(rf"{_DIGEST}\.o")),
+    "quant": ("compiled code of quantizers", _named(r".+\.nb[ic]", "[0-9a-f]{24}")),
+    "gpu": ("compiled code of graphics cards", _named(_DIGEST)),
+}
+
+
+def find_caches(prefixes: str = "") -> list[Cache]:
+    """Return the caches of compiled code, and the folder of a server's prefixes if one is given."""
+    found = []
+    for kind, (name, is_ours) in _CODE.items():
+        folder = default_folder(kind)
+        if folder is not None:
+            found.append(_scan(name, folder, is_ours))
+    if prefixes:
+        folder = Path(prefixes)
+        if not folder.is_dir():
+            raise LocalLLMError(f"no such folder: {folder}; give the one that localllm serve has as --cache-dir")
+        found.append(_scan("prefixes of prompts", folder, _is_prefix))
+    return found
+
+
+def find_models() -> Models:
+    """Return how many models the stores hold, and their bytes."""
+    places = Places.here()
+    models = [each for each in everything(places) if not each.problem]
+    pulled = [each for each in models if is_owned(each, places.hub)]
+    total, own = sum(each.bytes for each in models), sum(each.bytes for each in pulled)
+    return Models(places.hub, len(pulled), own, len(models) - len(pulled), total - own)
+
+
+def clean(caches: list[Cache]) -> tuple[int, int]:
+    """Remove the files of these caches, and folders that are empty then. Return how many, and the bytes freed."""
+    count = freed = 0
+    for cache in caches:
+        for path in cache.files:
+            try:
+                size = path.lstat().st_size
+                path.unlink()
+            except FileNotFoundError:  # another process was faster
+                continue
+            except OSError as error:
+                raise LocalLLMError(f"{path} cannot be removed: {error.strerror}; {count} files were") from None
+            count, freed = count + 1, freed + size
+        emptied = {folder for path in cache.files for folder in path.parents if cache.folder in folder.parents}
+        for folder in sorted(emptied, reverse=True):
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+    return count, freed
+
+
+def _scan(name: str, folder: Path, is_ours: Callable[[Path, tuple[str, ...]], bool]) -> Cache:
+    files, size, others = [], 0, 0
+    for path in _files(folder):
+        try:
+            facts = path.lstat()
+        except OSError:  # removed meanwhile
+            continue
+        mine = not hasattr(os, "geteuid") or facts.st_uid == os.geteuid()
+        if stat.S_ISREG(facts.st_mode) and mine and is_ours(path, path.relative_to(folder).parts):
+            files.append(path)
+            size += facts.st_size
+        else:
+            others += 1
+    return Cache(name, folder, tuple(files), size, others)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """Yield everything below a folder that is not a folder. Links are not followed."""
+    for place, folders, names in os.walk(folder):
+        links = [each for each in folders if os.path.islink(os.path.join(place, each))]
+        yield from (Path(place, each) for each in (*names, *links))

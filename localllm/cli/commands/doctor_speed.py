@@ -1,0 +1,104 @@
+"""The two roofs of the processor for `localllm doctor`: reading memory, and multiplying bytes.
+
+Each is the best of several short passes. Another program that runs meanwhile makes them too low; the remarks say so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, process_time
+
+from localllm.backends.base import BackendError
+from localllm.cli.flags import typed
+from localllm.machine.memory import Memory
+
+READ = 256 << 20  # bytes, if memory allows: several times the size of any processor cache
+PASSES = 9
+SECONDS = 0.02  # of one pass of products
+FIRST_TURNS = 1 << 12
+STEADY = 1.25  # the best of the passes is at most this much above the median
+OURS = 0.9  # share of the time in which our threads had a processor
+LOAD = 0.5  # programs that wanted to run before the measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What was measured, per second, with all threads; 0 with a remark if it could not be."""
+
+    threads: int
+    read_bytes: float
+    byte_operations: float
+    remarks: tuple[str, ...]  # why the numbers may be too low
+
+
+def measure_speed(main: Memory) -> Speed:
+    """Measure for about half a second."""
+    from localllm.backends.cpu.backend import CpuBackend
+    from localllm.backends.cpu.memory import Arena
+    from localllm.backends.cpu.roofs import product_rates, read_rates
+
+    busy = _load()
+    try:
+        backend = CpuBackend()
+    except BackendError as error:
+        return Speed(0, 0.0, 0.0, (typed(error),))
+    try:
+        library, pool = backend.library, backend.pool
+        arena = Arena(max(1 << 20, min(READ, main.free // 8 or READ)), "a measurement of bandwidth")
+        at = arena.take(arena.size)
+        arena.view(at, arena.size)[:] = 1  # pages that were never written are all the same one
+        reading = _watch(pool.threads, lambda: read_rates(library, pool, at, arena.size, PASSES))
+        rate = product_rates(library, pool, FIRST_TURNS, 2)[-1]
+        per_turn = product_operations(pool.threads)
+        turns = max(FIRST_TURNS, int(SECONDS * rate / per_turn))
+        multiplying = _watch(pool.threads, lambda: product_rates(library, pool, turns, PASSES))
+    except BackendError as error:
+        return Speed(backend.pool.threads, 0.0, 0.0, (typed(error),))
+    finally:
+        backend.close()
+    remarks = (busy, *_doubts("reading", reading), *_doubts("multiplying", multiplying))
+    return Speed(pool.threads, max(reading.rates), max(multiplying.rates), tuple(each for each in remarks if each))
+
+
+def product_operations(threads: int) -> int:
+    """Return the operations of one turn of `product_rates`."""
+    from localllm.backends.cpu.kernels.peak import OPERATIONS
+
+    return threads * OPERATIONS
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """The rates of some passes, and in what share of the time each thread had a processor."""
+
+    rates: list[float]
+    ours: float
+
+
+def _watch(threads: int, measure: Callable[[], list[float]]) -> Watched:
+    began, worked = perf_counter(), process_time()
+    rates = measure()
+    return Watched(rates, (process_time() - worked) / ((perf_counter() - began) * threads))
+
+
+def _doubts(what: str, watched: Watched) -> list[str]:
+    """Return why a measurement may be too low."""
+    found = []
+    if watched.ours < OURS:
+        found.append(f"while {what}, other programs took {1 - watched.ours:.0%} of the processors")
+    spread = max(watched.rates) / median(watched.rates)
+    if spread > STEADY:
+        found.append(f"{what} was {spread:.1f} times as fast in the best pass as in the middle one")
+    return found
+
+
+def _load() -> str:
+    """Return a remark if other programs want to run; the system averages over a minute."""
+    try:
+        waiting = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return ""
+    return f"{waiting:.1f} programs wanted to run in the last minute" if waiting > LOAD else ""

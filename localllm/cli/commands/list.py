@@ -1,0 +1,89 @@
+"""`localllm list`: the models on this computer, of localllm and of other programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from shutil import get_terminal_size
+from time import time
+
+from localllm.cli.options import ListModels
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.formatting import columns, size
+from localllm.errors import LocalLLMError
+from localllm.printable import printable
+from localllm.store import Found, Places, everything
+from localllm.store.owned import is_owned
+
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
+_HEADER = ("name", "size", "quantization", "where", "last used")
+
+
+def list_models(own: ListModels) -> None:
+    """Print a line for every model, or all facts as JSON. Models that cannot be opened follow on stderr."""
+    places = Places.here()
+    models = sorted(everything(places), key=lambda each: -each.used)
+    if own.json:
+        print(json.dumps({"models": [_facts(each, places) for each in models]}, indent=2))
+        return
+    whole = [each for each in models if not each.problem]
+    if whole:
+        print(_table([_row(each, places) for each in whole]))
+    for each in models:
+        if each.problem:
+            say(f"{printable(each.name)} ({each.store}): {each.problem}", YELLOW)
+    if not whole:
+        say("no models here yet; `localllm pull USER/REPO` fetches one, `localllm chat` talks with the built-in one")
+
+
+def _row(each: Found, places: Places) -> tuple[str, ...]:
+    where = "pulled" if is_owned(each, places.hub) else each.store
+    return each.name, size(each.bytes), _quantization(each), where, _age(time() - each.used)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    """Return the rows as a table; two lines for each if the terminal is too narrow."""
+    wide = columns([_HEADER, *rows], indent=0)
+    room = get_terminal_size().columns if sys.stdout.isatty() else 0
+    if not room or max(map(len, wide.split("\n"))) <= room:
+        return wide
+    return "\n".join(f"{printable(name, None)}\n  {', '.join(part for part in rest if part)}" for name, *rest in rows)
+
+
+def _facts(each: Found, places: Places) -> dict[str, object]:
+    return {
+        "name": each.name,
+        "bytes": each.bytes,
+        "quantization": "" if each.problem else _quantization(each),
+        "store": each.store,
+        "pulled": is_owned(each, places.hub),
+        "paths": [str(path) for path in each.paths],
+        "last_used": datetime.fromtimestamp(each.used, UTC).isoformat(timespec="seconds") if each.used else None,
+        "problem": each.problem,
+    }
+
+
+def _quantization(each: Found) -> str:
+    """Return what the name tells, or what most bytes of the file are in."""
+    if each.label:
+        return each.label
+    from localllm.gguf import open_gguf
+
+    held: dict[str, int] = {}
+    try:
+        with open_gguf(each.path) as file:
+            for tensor in file.tensors.values():
+                held[tensor.format] = held.get(tensor.format, 0) + tensor.nbytes
+    except LocalLLMError:
+        return "unreadable"
+    return max(held, key=lambda name: held[name], default="")
+
+
+def _age(seconds: float) -> str:
+    for unit, name in _AGES:
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f"{count} {name}{'s' * (count > 1)} ago"
+    return "now"

@@ -1,0 +1,51 @@
+"""`localllm pull`: fetch a model from the Hugging Face hub. `-hf` does the same if the model is not here yet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from localllm.cli.app import UsageError
+from localllm.cli.options import Pull
+from localllm.cli.terminal.console import DownloadProgress, say
+from localllm.cli.terminal.formatting import size
+from localllm.store import NotHere, Places, StoreError, locate
+from localllm.store.reference import Reference, reference
+
+
+def pull(own: Pull) -> None:
+    """Fetch a model, and print the name that finds it."""
+    if len(own.words) != 1:
+        given = f", got {len(own.words)}: {', '.join(own.words)}" if own.words else ""
+        raise UsageError(f"expected one USER/REPO[:QUANT]{given}")
+    try:
+        asked = reference(own.words[0])
+    except StoreError as error:
+        raise UsageError(str(error)) from None
+    print(_pull(asked)[0])
+
+
+def fetched(text: str) -> Path:
+    """Return the file of USER/REPO[:QUANT]: where any program has kept it, or fetched now."""
+    asked = reference(text)
+    try:
+        return locate(str(asked))
+    except NotHere:
+        return _pull(asked)[1]
+
+
+def _pull(asked: Reference) -> tuple[str, Path]:
+    """Fetch a model if it is not in the cache. Return its name and its first file."""
+    from localllm.opening import free_memory
+    from localllm.store.fetch import Watch
+    from localllm.store.hub import Hub
+    from localllm.store.pull import pull
+
+    hub, places = Hub(), Places.here()
+    try:
+        with DownloadProgress() as progress:
+            done = pull(hub, asked, places.hub, free_memory(), Watch(progress, say))
+    except KeyboardInterrupt:
+        say("stopped; the same command continues here")
+        raise
+    say(f"{'fetched' if done.fetched else 'already here'}: {size(done.bytes)}, {done.path}")
+    return done.name, done.path

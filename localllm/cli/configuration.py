@@ -1,0 +1,205 @@
+"""Options that are not on the command line: from the environment, a preset and the configuration file.
+
+The first place that gives an option counts: its flag, its variable LOCALLLM_NAME, the preset, the command's table of
+the file, the top of the file. A model file's recommendation and the default come after them. Only the command line
+reads these places; the Python API takes options from its caller alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localllm.cli.app import Command, Filled, UsageError, nearest
+from localllm.cli.catalogue import OWN, SHARED, Catalogue
+from localllm.cli.flags import typed
+from localllm.cli.presets import PRESETS
+from localllm.cli.tomlfile import TomlFile, read_toml
+from localllm.cli.values import value_of, value_of_text
+from localllm.options import OptionError
+
+PREFIX, FILE_VARIABLE = "LOCALLLM_", "LOCALLLM_CONFIG"
+TABLE_OF_PRESETS = "presets"
+RIVALS = (  # an option replaces its rivals from lower places
+    {"words", "model", "hf_repo", "models"},  # each of them says which model
+    {"json_schema", "grammar"},
+    {"system_prompt", "system_prompt_file"},
+)
+
+
+class Found(NamedTuple):
+    """The value of an option, and where it comes from."""
+
+    value: Any
+    source: str  # environment, preset or file
+    where: str  # the variable, the preset, or FILE:LINE
+
+
+class _Entry(NamedTuple):
+    """A value of the file as it stands there: commands may read it differently."""
+
+    raw: Any
+    where: str
+
+
+_Entries = dict[str, _Entry]  # by the name of the option
+
+
+def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any]) -> Filled:
+    """Return the options of a command line with those that are given elsewhere. UsageError if any of these is wrong."""
+    if name == OWN:
+        return Filled(given, {})
+    found = Sources(commands, given.get("config", ""), os.environ).found(name, given)
+    values = {option: each.value for option, each in found.items()}
+    return Filled({**values, **given}, {option: each.where for option, each in found.items()})
+
+
+def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:
+    """Return the path of the configuration file, and whether the user named it."""
+    named = given or environ.get(FILE_VARIABLE, "")
+    if named:
+        return Path(os.path.expanduser(named)), True
+    from platformdirs import user_config_path
+
+    return user_config_path("localllm", appauthor=False) / "config.toml", False
+
+
+class Sources:
+    """What the environment, the presets and the file say. UsageError, when it is made, if the file is wrong."""
+
+    def __init__(self, commands: Mapping[str, Command], config: str, environ: Mapping[str, str]) -> None:
+        self._commands = commands
+        self.path, named = file_path(config, environ)
+        file = read_toml(self.path, named)
+        self.has_file = file is not None
+        self._tables: dict[str, _Entries] = {}  # of the file, by command; SHARED: its top
+        self._presets: dict[str, _Entries] = {}
+        if file is not None and file.content:
+            self._read(file)
+        self._variables = dict(self._known_variables(environ))
+
+    def found(self, command: str, given: Mapping[str, Any]) -> dict[str, Found]:
+        """Return the options that are not `given` but found elsewhere, for a command or for SHARED."""
+        found: dict[str, Found] = {}
+        for layer in self._layers(command, given):
+            above = {*given, *found}
+            rivals = {each for group in RIVALS if group & above for each in group}
+            found |= {option: each for option, each in layer.items() if option not in above | rivals}
+        return found
+
+    def preset(self, command: str, given: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the preset of a command, and where it is chosen; "" if none is."""
+        if "preset" in given:
+            return given["preset"], "--preset"
+        for layer in (self._environment(command), self._table(command, command), self._table(SHARED, command)):
+            if "preset" in layer:
+                return layer["preset"].value, layer["preset"].where
+        return "", ""
+
+    @property
+    def presets(self) -> list[str]:
+        """The names of all presets."""
+        return [*PRESETS, *(name for name in self._presets if name not in PRESETS)]
+
+    @cached_property
+    def catalogue(self) -> Catalogue:
+        return Catalogue(self._commands)
+
+    # -- the places ------------------------------------------------------------------------------------------------
+
+    def _layers(self, command: str, given: Mapping[str, Any]) -> Iterator[dict[str, Found]]:
+        yield self._environment(command)
+        yield self._preset(command, given)
+        yield self._table(command, command)
+        if command != SHARED:
+            yield self._table(SHARED, command)
+
+    def _environment(self, command: str) -> dict[str, Found]:
+        found: dict[str, Found] = {}
+        for variable, text in self._variables.items():
+            each = self.catalogue.named(variable.removeprefix(PREFIX).lower(), command)
+            if each is None or not self.catalogue.takes(command, each.name):
+                continue
+            if each.name in found:
+                raise UsageError(f"{variable}: {found[each.name].where} is the same option; unset one of them")
+            try:
+                found[each.name] = Found(value_of_text(each, text), "environment", variable)
+            except OptionError as error:
+                raise UsageError(f"{variable}: {typed(error)}") from None
+        return found
+
+    def _preset(self, command: str, given: Mapping[str, Any]) -> dict[str, Found]:
+        name, where = self.preset(command, given)
+        if not name:
+            return {}
+        if name in self._presets:
+            found = self._meant(self._presets[name], command)
+            where = f"preset {name}, "
+            return {option: Found(each.value, "preset", where + each.where) for option, each in found.items()}
+        if name not in PRESETS:
+            hint = nearest(name, self.presets) or f"; known are {', '.join(self.presets)}"
+            raise UsageError(f"{where}: unknown preset {name!r}{hint}")
+        takes = self.catalogue.of(command)
+        return {key: Found(value, "preset", f"preset {name}") for key, value in PRESETS[name].items() if key in takes}
+
+    def _table(self, table: str, command: str) -> dict[str, Found]:
+        entries = self._tables.get(table)
+        return self._meant(entries, command, own=table == command) if entries else {}
+
+    def _meant(self, entries: _Entries, command: str, own: bool = False) -> dict[str, Found]:
+        """Return the values that entries have for a command; `own`: they stand in its table."""
+        options = self.catalogue.of(command)
+        return {
+            option: Found(value_of(options[option], entry.raw), "file", entry.where)
+            for option, entry in entries.items()
+            if (option in options if own else self.catalogue.takes(command, option))
+        }
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def _known_variables(self, environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+        """Yield the variables that give an option. An empty one gives none."""
+        for variable, text in environ.items():
+            if variable.startswith(PREFIX) and variable != FILE_VARIABLE and text:
+                self.catalogue.check_variable(variable, variable.removeprefix(PREFIX).lower())
+                yield variable, text
+
+    def _read(self, file: TomlFile) -> None:
+        """Take the values of the file, and check every one."""
+        top = {}
+        for key, raw in file.content.items():
+            if key == TABLE_OF_PRESETS:
+                for name, table in _table(file, raw, key).items():
+                    self._presets[name] = self._entries(file, SHARED, _table(file, table, key, name), key, name)
+            elif key in self.catalogue.commands:
+                self._tables[key] = self._entries(file, key, _table(file, raw, key), key)
+            else:
+                top[key] = raw
+        self._tables[SHARED] = self._entries(file, SHARED, top)
+
+    def _entries(self, file: TomlFile, command: str, table: Mapping[str, Any], *keys: str) -> _Entries:
+        entries: _Entries = {}
+        for key, raw in table.items():
+            place = file.place(*keys, key)
+            name = self.catalogue.option(command, key, place).name
+            if name in entries:
+                raise UsageError(f"{place}: {key} is the same option as in {entries[name].where}; remove one of them")
+            if name == "preset" and keys[:1] == (TABLE_OF_PRESETS,):
+                raise UsageError(f"{place}: a preset cannot name another preset")
+            entries[name] = _Entry(raw, place)
+            for taker in [command] if command != SHARED else self.catalogue.takers(name):
+                try:
+                    value_of(self.catalogue.of(taker)[name], raw)
+                except OptionError as error:
+                    raise UsageError(f"{place}: {key}: {typed(error)}") from None
+        return entries
+
+
+def _table(file: TomlFile, raw: Any, *keys: str) -> Mapping[str, Any]:
+    if not isinstance(raw, dict):
+        name = ".".join(keys)
+        raise UsageError(f"{file.place(*keys)}: {name} is a table; write [{name}], and its options below")
+    return raw

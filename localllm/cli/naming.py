@@ -1,0 +1,87 @@
+"""Which model a command line names, and which command, if its first word is a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from localllm.box import BOX, is_model_folder, resolve
+from localllm.cli import options
+from localllm.cli.app import UsageError
+from localllm.printable import printable
+
+_MODEL_FLAGS = ("-m", "--model", "-hf", "-hfr", "--hf-repo")
+
+
+def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
+    """Return a command line with `chat` before it if it begins with a model; UsageError for an unknown command."""
+    first = words[0]
+    if first in commands or (first.startswith("-") and first not in _MODEL_FLAGS):
+        return list(words)
+    if first in _MODEL_FLAGS or _is_model(first):
+        return ["chat", *words]
+    raise UsageError(
+        f"unknown command {printable(first)!r}{_nearest(first, commands)} (localllm --help lists the commands)"
+    )
+
+
+def _is_model(word: str) -> bool:
+    """Return whether a word is a model, or can only be meant as one."""
+    from localllm.store import Places, everything
+    from localllm.store.reference import REFERENCE
+    from localllm.store.search import is_path, matches
+
+    path = Path(word)
+    if path.is_file() or is_model_folder(path) or word in BOX or is_path(word) or REFERENCE.fullmatch(word):
+        return True
+    return bool(matches(word, everything(Places.here())))
+
+
+def _nearest(word: str, commands: Collection[str]) -> str:
+    from localllm.store import Places, everything
+    from localllm.store.search import beside, nearest
+
+    model = nearest(word, everything(Places.here())) or "".join(get_close_matches(word, list(BOX), 1))
+    found = get_close_matches(word, list(commands), 1)
+    found += [f"the model {printable(model)}"] if model else []
+    found += [f"the file {printable(file)}"] if (file := beside(Path(word))) else []
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def one_model(given: options.ModelName, default: str = "") -> str:
+    """Return the one MODEL that was given; UsageError for none or several. A model of the hub is fetched if needed."""
+    names = [name for name in (*given.words, given.model, given.hf_repo) if name]
+    if len(names) > 1:
+        raise UsageError(f"expected one MODEL, got {len(names)}: {', '.join(names)}")
+    if not names and not default:
+        raise UsageError("MODEL is required: give a GGUF file or a name, or demo for the built-in model")
+    if given.hf_repo:
+        from localllm.cli.commands.pull import fetched
+
+        return os.fspath(fetched(given.hf_repo))
+    name = names[0] if names else default
+    resolve(name)  # before a command writes or loads anything
+    return name
+
+
+def title(name: str) -> str:
+    """Return what to call a model: a file's name, or the name by which it was found."""
+    return Path(name).name if os.path.exists(name) else name
+
+
+def several_models(given: options.ModelNames) -> tuple[str, ...]:
+    """Return the MODELs that were given, at least one."""
+    words = [name for name in (*given.words, *given.model) if name]
+    hub = [one_model(options.ModelName((), "", given.hf_repo))] if given.hf_repo else []
+    names = [one_model(options.ModelName((name,))) for name in words] + hub
+    return tuple(names) or (one_model(options.ModelName()),)
+
+
+def model_and_words(own: options.Run | options.Embed) -> tuple[str, list[str]]:
+    """Return the model and the other words of a command whose first word is the model, unless a flag names it."""
+    words = list(own.words)
+    if own.model or own.hf_repo:
+        return one_model(options.ModelName((), own.model, own.hf_repo)), words
+    return one_model(options.ModelName(tuple(words[:1]))), words[1:]

@@ -1,0 +1,18 @@
+"""The presets that come along: options by name, for `--preset NAME`. One of the same name in a file replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    # Words that are less likely get a chance; min_p keeps the text coherent, so the other cuts are off.
+    "creative": {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
+    # Always the most likely token: the same answer every time.
+    "precise": {"temperature": 0.0},
+    # Close to the most likely token. Code repeats itself, so nothing is penalized for that.
+    "coding": {
+        "temperature": 0.2, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0, "presence_penalty": 0.0,
+        "frequency_penalty": 0.0, "dry_multiplier": 0.0,
+    },
+}  # fmt: skip

@@ -1,0 +1,15 @@
+"""Ask before something is deleted."""
+
+from __future__ import annotations
+
+import sys
+
+from localllm.cli.app import UsageError
+
+
+def agrees(question: str) -> bool:
+    """Return whether the user answers yes. UsageError if nobody can be asked."""
+    if not sys.stdin.isatty():
+        raise UsageError("give --yes to delete without being asked")
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

@@ -1,0 +1,106 @@
+"""A TOML file and the line of each of its values, which Python's reader does not tell."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from localllm.cli.app import UsageError
+
+MOST = 1 << 18  # bytes; a configuration has a few hundred
+_AT = re.compile(r" \(at (?:line (\d+), column \d+|end of document)\)$")
+_ENDS = re.compile(r"\"\"\"|'''|[\]}]")  # what can end a value of several lines
+
+
+class TomlFile(NamedTuple):
+    """The content of a file: its tables, and the line of every value and table by their keys."""
+
+    path: Path
+    content: Mapping[str, Any]
+    lines: Mapping[tuple[str, ...], int]
+
+    def place(self, *keys: str) -> str:
+        """Return where a value is: FILE:LINE."""
+        return f"{self.path}:{self.lines[keys]}" if keys in self.lines else str(self.path)
+
+
+def read_toml(path: Path, required: bool) -> TomlFile | None:
+    """Return a file; None if there is none and it is not `required`. UsageError if it cannot be used."""
+    text = _text(path, required)
+    if text is None:
+        return None
+    import tomllib
+
+    try:
+        return TomlFile(path, tomllib.loads(text), dict(_lines(text)))
+    except RecursionError:
+        raise UsageError(f"{path}: the values are nested too deeply") from None
+    except ValueError as error:  # TOMLDecodeError, and a number with thousands of digits
+        at = _AT.search(str(error))
+        line = f":{at[1] or text.count(chr(10)) + 1}" if at else ""
+        raise UsageError(f"{path}{line}: not valid TOML: {_AT.sub('', str(error))}") from None
+
+
+def _text(path: Path, required: bool) -> str | None:
+    try:
+        if not required and not os.path.isfile(path):  # False too if a folder above it may not be entered
+            return None
+        with path.open("rb") as file:
+            data = file.read(MOST + 1)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    if len(data) > MOST:
+        raise UsageError(f"{path}: larger than {MOST >> 10} KiB; is this a configuration file?")
+    try:
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise UsageError(f"{path}:{line}: not UTF-8 text") from None
+
+
+def _lines(text: str) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the keys of every value and table of a valid file, with its line.
+
+    Each statement is read alone: lines are added until they are valid TOML by themselves.
+    """
+    import tomllib
+
+    table: tuple[str, ...] = ()
+    statement, start = "", 1
+    for number, line in enumerate(text.split("\n"), 1):
+        if not statement:
+            start = number
+        statement += line + "\n"
+        if start != number and not _ENDS.search(line):
+            continue  # inside a value of several lines
+        try:
+            found = tomllib.loads(statement)
+        except ValueError:
+            continue
+        if statement.lstrip().startswith("["):
+            table = _header(found)
+            yield table, start
+        else:
+            yield from ((keys, start) for keys in _keys(found, table))
+        statement = ""
+
+
+def _header(found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the keys of a table from its header, read alone."""
+    keys: tuple[str, ...] = ()
+    inner: Any = found
+    while inner:
+        (key,) = inner
+        keys, inner = (*keys, key), inner[key]
+        inner = inner[0] if isinstance(inner, list) else inner
+    return keys
+
+
+def _keys(found: Mapping[str, Any], before: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    for key, value in found.items():
+        yield (*before, key)
+        if isinstance(value, dict):
+            yield from _keys(value, (*before, key))

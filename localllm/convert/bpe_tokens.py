@@ -1,0 +1,118 @@
+"""Vocabularies of BPE: SentencePiece's with or without its own file, letters for bytes (GPT-2), UTF-8 (Gemma 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from localllm.convert.errors import ConvertError
+from localllm.convert.jsonfile import steps
+from localllm.convert.pretokenizer import pre_tokenizer_name
+from localllm.convert.sentencepiece import read_pieces
+from localllm.convert.tokens import (
+    BYTE,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    TokenizerFiles,
+    Tokens,
+    add_tokens,
+    is_byte,
+    merges,
+    vocabulary,
+)
+
+# Special in the folder, but parts of an answer: GGUF files have them as text that a reader of answers sees.
+_GEMMA4_VISIBLE = (
+    "<|channel>", "<channel|>", "<|tool_call>", "<tool_call|>", "<|tool_response>", "<tool_response|>", '<|"|>',
+)  # fmt: skip
+
+
+def from_pieces(path: Path, files: TokenizerFiles) -> dict[str, Any]:
+    """Convert a SentencePiece model. Its tokenizer.json, if present, determines the prefix of a text."""
+    pieces = read_pieces(path)
+    tokens = Tokens.padding(files.rows)
+    for i, (text, kind, score) in enumerate(zip(pieces.texts, pieces.types, pieces.scores, strict=True)):
+        tokens.put(i, text, kind, score)
+    add_tokens(tokens, files)
+    prefix = space_prefix(files.fast) if files.fast else pieces.space_prefix
+    return _spm_keys(tokens, prefix)
+
+
+def from_merges(files: TokenizerFiles) -> dict[str, Any]:
+    """Convert a SentencePiece vocabulary from tokenizer.json only: tokens that are merged earlier get higher scores."""
+    tokens = Tokens.padding(files.rows)
+    rank: dict[str, int] = {}
+    for i, merge in enumerate(merges(files)):
+        rank.setdefault(merge[0] + merge[1], i)
+    unknown = files.model.get("unk_token")
+    for text, i in vocabulary(files):
+        kind = UNKNOWN if text == unknown else BYTE if is_byte(text) else NORMAL
+        tokens.put(i, text, kind, -float(rank.get(text, len(rank))) if kind == NORMAL else 0.0)
+    add_tokens(tokens, files)
+    return _spm_keys(tokens, space_prefix(files.fast))
+
+
+def from_bytes(files: TokenizerFiles) -> dict[str, Any]:
+    """Convert a vocabulary of byte-level BPE."""
+    tokens = Tokens.padding(files.rows)
+    for text, i in vocabulary(files):
+        tokens.put(i, text, NORMAL, 0.0)
+    add_tokens(tokens, files)
+    try:
+        pre = pre_tokenizer_name(files.fast.get("pre_tokenizer"), files.model.get("ignore_merges") is True)
+    except ConvertError as error:
+        raise ConvertError(f"{files.folder}: {error}") from None
+    escaped = ((left.replace(" ", "Ġ"), right.replace(" ", "Ġ")) for left, right in merges(files))
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens.texts,
+        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in escaped],
+    }
+
+
+def from_utf8(files: TokenizerFiles) -> dict[str, Any]:
+    """Convert Gemma 4's vocabulary: SentencePiece's letters, but merges in an order of their own."""
+    tokens = Tokens.padding(files.rows)
+    for text, i in vocabulary(files):
+        kind = UNKNOWN if text == files.model.get("unk_token") else BYTE if is_byte(text) else NORMAL
+        tokens.put(i, text, kind, 0.0)
+    add_tokens(tokens, files)
+    for i, text in enumerate(tokens.texts):
+        if text in _GEMMA4_VISIBLE:
+            tokens.types[i] = USER_DEFINED
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens.texts,
+        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        "tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges(files)],
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def _spm_keys(tokens: Tokens, space_prefix: bool) -> dict[str, Any]:
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": "default",
+        "tokenizer.ggml.tokens": tokens.texts,
+        "tokenizer.ggml.scores": np.array(tokens.scores, np.float32),
+        "tokenizer.ggml.token_type": np.array(tokens.types, np.int32),
+        "tokenizer.ggml.add_space_prefix": space_prefix,
+    }
+
+
+def space_prefix(fast: Mapping[str, Any]) -> bool:
+    """Return whether the normalizer or pre-tokenizer of tokenizer.json puts a space before a text."""
+    for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        for step in steps(fast.get(part), name):
+            if step.get("type") == "Prepend":
+                return True
+            if step.get("type") == "Metaspace":
+                scheme = step.get("prepend_scheme") or ("always" if step.get("add_prefix_space", True) else "never")
+                return bool(scheme != "never")
+    return False

@@ -1,0 +1,64 @@
+"""The energy that processor and memory use, from the counters of Linux (powercap, Intel's RAPL; AMD has them too).
+
+A counter belongs to the whole package: whatever else runs is counted as well.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+POWERCAP = Path("/sys/class/powercap")
+_ZONE = re.compile(r"intel-rapl:\d+(:\d+)?")
+_COUNTED = re.compile(r"package|dram")  # what is not part of another zone; psys has both once more
+
+
+@dataclass(frozen=True, slots=True)
+class Counter:
+    """A counter of microjoules, which begins again at `span`."""
+
+    path: Path
+    span: int
+
+
+@dataclass(frozen=True, slots=True)
+class Energy:
+    """The counters of this computer, or why there are none."""
+
+    counters: tuple[Counter, ...]
+    missing: str = ""
+
+    def read(self) -> tuple[int, ...]:
+        """Return what the counters show."""
+        return tuple(int(each.path.read_text()) for each in self.counters)
+
+    def joules(self, before: Sequence[int], after: Sequence[int]) -> float:
+        """Return the energy between two readings. A counter may have begun again once."""
+        used = 0
+        for counter, first, last in zip(self.counters, before, after, strict=True):
+            used += last - first if last >= first else last - first + counter.span
+        return used / 1e6
+
+
+def find_energy(powercap: Path = POWERCAP) -> Energy:
+    """Return the counters that can be read."""
+    if sys.platform != "linux":
+        return Energy((), "this system does not tell the energy of its processor")
+    found = []
+    for zone in sorted(powercap.glob("intel-rapl:*")):
+        counter = zone / "energy_uj"
+        try:
+            if not _ZONE.fullmatch(zone.name) or not _COUNTED.match((zone / "name").read_text()):
+                continue
+            int(counter.read_text())
+            found.append(Counter(counter, int((zone / "max_energy_range_uj").read_text())))
+        except PermissionError:
+            return Energy((), f"only root may read {counter} (sudo chmod a+r {counter} allows it to all)")
+        except (OSError, ValueError):
+            continue
+    if not found:
+        return Energy((), f"the processor has no counters in {powercap}; virtual machines have none")
+    return Energy(tuple(found))

@@ -1,0 +1,62 @@
+"""Which model of a repository to fetch: the one that was named, or the best usual one that this computer can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from localllm.printable import printable
+from localllm.sizes import size
+from localllm.store.errors import StoreError
+from localllm.store.labels import Variant, matching, titles
+
+# What nearly every repository offers. F16 and BF16 are as good as Q8_0 and take twice the time for each token.
+USUAL = ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "MXFP4", "MXFP4_MOE", "IQ4_XS", "Q4_0", "Q3_K_M", "IQ3_M", "Q2_K", "IQ2_M")
+SHARE = 0.8  # of the free memory, for weights and cache
+CACHE_SHARE, LEAST_CACHE = 1 / 8, 512 << 20  # room for the cache: this share of the file, but at least so many bytes
+_SHOWN = 40  # names in a list
+
+
+class Choice(NamedTuple):
+    variant: Variant
+    reason: str  # one line, or "" if it was named
+
+
+def choose(
+    repo: str, given: Sequence[Variant], quant: str, size_of: Callable[[Variant], int], free: int, here: Sequence[str]
+) -> Choice:
+    """Return the model to fetch. StoreError if `quant` names none or several.
+
+    `free`: bytes of memory. `here`: labels that are on this computer already, which are kept if no other is named.
+    """
+    whole = [each for each in given if not each.missing]
+    found = matching(whole, quant)
+    if not found:
+        kind = "complete GGUF files" if not quant else f"{printable(quant)}"
+        raise StoreError(f"{repo} has no {kind}; it has {_names(repo, whole or given)}")
+    if quant and len(found) > 1:
+        raise StoreError(f"{repo}:{printable(quant)} is ambiguous: give one of {_names(repo, found)}")
+    if len(found) == 1:
+        return Choice(found[0], "" if quant else "the only model in the repository")
+    known = [each for each in found if each.label in here]
+    if known:
+        return Choice(max(known, key=size_of), "the one that is on this computer")
+    fitting = [each for each in found if needed(size_of(each)) <= SHARE * free]
+    usual = [each for each in fitting if each.label in USUAL]
+    memory = f"{size(free)} of free memory"
+    if not fitting:
+        return Choice(min(found, key=size_of), f"the smallest, but too large for {memory}")
+    kind = "usual type" if usual else "type"
+    return Choice(max(usual or fitting, key=size_of), f"the largest {kind} that fits {memory} with room for the cache")
+
+
+def needed(held: int) -> int:
+    """Return the memory that a model with so many bytes needs with a short context."""
+    return held + max(LEAST_CACHE, int(CACHE_SHARE * held))
+
+
+def _names(repo: str, given: Sequence[Variant]) -> str:
+    """Return what can follow the repository's name, as a list."""
+    names = [title.removeprefix(f"{repo}:") for title in titles(repo, given).values()]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(printable(each) for each in names[:_SHOWN]) + more

@@ -1,0 +1,32 @@
+"""Models in a folder of GGUF files, told by their names: shared by the stores that keep files under their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from localllm.store.found import Found
+from localllm.store.labels import Variant, titles, variants
+from localllm.store.reading import Unusable, regular
+
+
+def models_of(root: Path, store: str, repo: str, files: Sequence[tuple[str, Path]]) -> Iterator[Found]:
+    """Yield the models among files of one repository, given as (path within it, place on disk)."""
+    places = dict(files)
+    given = variants(places)
+    for variant, name in titles(repo, given).items():
+        yield _found(root, store, repo, name, variant, tuple(places[part] for part in variant.parts))
+
+
+def _found(root: Path, store: str, repo: str, name: str, variant: Variant, paths: tuple[Path, ...]) -> Found:
+    size, used, problem = 0, 0.0, ""
+    for path in paths:
+        try:
+            facts = regular(root, path)
+        except Unusable as reason:
+            problem = problem or str(reason)
+        else:
+            size, used = size + facts.st_size, max(used, facts.st_atime, facts.st_mtime)
+    if variant.missing:
+        problem = problem or f"part {', '.join(map(str, variant.missing))} of the model is missing; fetch it again"
+    return Found(name, store, paths, size, variant.label, used, repo, variant.name, problem)

@@ -1,0 +1,21 @@
+"""LM Studio's models: PUBLISHER/REPO/FILE.gguf."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from localllm.store.folder import models_of
+from localllm.store.found import Found
+from localllm.store.reading import files_below
+
+
+def scan(root: Path, store: str) -> Iterator[Found]:
+    """Yield the models that LM Studio has fetched, and files that were put beside them."""
+    repos: dict[str, list[tuple[str, Path]]] = {}
+    for place in files_below(root):
+        parts = place.split("/")
+        repo, name = ("/".join(parts[:2]), "/".join(parts[2:])) if len(parts) > 2 else ("", place)
+        repos.setdefault(repo, []).append((name, root / place))
+    for repo, files in repos.items():
+        yield from models_of(root, store, repo, files)

@@ -1,0 +1,139 @@
+"""Fetch a model from the hub into the cache that huggingface_hub shares between programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from localllm.printable import printable
+from localllm.quant.atomic import NewFile
+from localllm.sizes import size
+from localllm.store import hub_cache
+from localllm.store.choose import choose
+from localllm.store.errors import StoreError
+from localllm.store.fetch import Watch, fetch, verify
+from localllm.store.hub import Hub, Listing, Remote
+from localllm.store.labels import Variant, titles, variants
+from localllm.store.owned import remember
+from localllm.store.places import HUB
+from localllm.store.reference import Reference
+
+_SECONDS = 1.0  # to wait for another program's lock before saying so
+
+
+class Pulled(NamedTuple):
+    """A model that is in the cache now."""
+
+    name: str
+    path: Path  # its first file
+    bytes: int
+    fetched: bool  # False: it was there
+
+
+def pull(hub: Hub, asked: Reference, cache: Path, free: int, watch: Watch) -> Pulled:
+    """Fetch the model that `asked` names, all parts of it, and keep what is already there. StoreError if that fails.
+
+    `free`: bytes of memory, for choosing a type.
+    """
+    listing = hub.listing(asked.repo)
+    given = variants(listing.files)
+    if not given:
+        raise StoreError(_without_models(listing))
+
+    def size_of(variant: Variant) -> int:
+        return sum(listing.files[part].size for part in variant.parts)
+
+    here = [each.label for each in hub_cache.scan(cache, HUB) if each.repo == listing.repo and not each.problem]
+    chosen = choose(listing.repo, given, asked.quant, size_of, free, here)
+    name, total = titles(listing.repo, given)[chosen.variant], size_of(chosen.variant)
+    if chosen.reason:
+        watch.tell(f"{name} ({size(total)}): {chosen.reason}")
+    parts = [listing.files[part] for part in chosen.variant.parts]
+    repo = cache / hub_cache.repo_folder(listing.repo)
+    try:
+        fetched = [_bring(hub, listing, part, cache, watch) for part in parts]
+        _name_commit(repo, listing.commit)
+    except OSError as error:
+        raise StoreError(f"{error.filename or cache} cannot be written: {error.strerror or error}") from None
+    return Pulled(name, repo / "snapshots" / listing.commit / parts[0].path, total, any(fetched))
+
+
+def _bring(hub: Hub, listing: Listing, file: Remote, cache: Path, watch: Watch) -> bool:
+    """Have one file in the cache, under its name in the listing's commit. Return whether it was fetched."""
+    repo = cache / hub_cache.repo_folder(listing.repo)
+    place, blob = repo / "snapshots" / listing.commit / file.path, repo / "blobs" / file.digest
+    if place.exists():
+        _check_size(place, file)
+        return False
+    hub.check(listing, file)
+    with _locked(cache, listing.repo, file.digest, lambda: watch.tell(_waiting(file))):
+        missing, large = not blob.exists(), file.size > hub.limit
+        if missing and not large:
+            fetch(hub, listing, file, blob.parent, watch)
+    hub.whole(listing, file, cache)
+    if missing and large:
+        verify(hub, file, blob)
+    _check_size(place, file)
+    if missing:
+        with _locked(cache, listing.repo, "localllm"):
+            remember(repo, file.path, file.digest)
+    return missing
+
+
+def _waiting(file: Remote) -> str:
+    return f"another program is fetching {printable(file.path)}; waiting for it"
+
+
+def _check_size(place: Path, file: Remote) -> None:
+    found = place.stat().st_size
+    if found != file.size:
+        raise StoreError(f"{place} has {found} bytes, and {file.size} at the hub; delete it and pull again")
+
+
+@contextmanager
+def _locked(cache: Path, repo: str, what: str, waits: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock of huggingface_hub's, by which no two programs fetch the same blob at once. `waits` is called if
+    another program has it.
+    """
+    from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
+
+    path = cache / ".locks" / hub_cache.repo_folder(repo) / f"{what}.lock"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = WeakFileLock(path, timeout=_SECONDS)
+    try:
+        lock.__enter__()
+    except TimeoutError:  # filelock's Timeout
+        waits()
+        lock = WeakFileLock(path)
+        lock.__enter__()
+    try:
+        yield
+    finally:
+        lock.__exit__(None, None, None)
+
+
+def _name_commit(repo: Path, commit: str) -> None:
+    """Write refs/main, by which programs find the commit without asking the hub."""
+    if hub_cache.main_commit(repo) == commit:
+        return
+    path = repo / "refs" / "main"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with NewFile(path) as new:
+        new.file.write(commit.encode())
+        new.commit()
+
+
+def _without_models(listing: Listing) -> str:
+    """Return what to do with a repository that has no GGUF files."""
+    names = list(listing.files)
+    model = listing.repo.rpartition("/")[2]
+    if any(name.endswith(".safetensors") for name in names):
+        return (
+            f"{listing.repo} has no GGUF files but safetensors; look for a repository {model}-GGUF, or fetch the "
+            f"folder with `hf download {listing.repo} --local-dir {model}` and run `localllm quantize {model} OUT.gguf "
+            "Q4_K_M`"
+        )
+    found = ", ".join(printable(name) for name in names[:8]) + (", ..." if len(names) > 8 else "")
+    return f"{listing.repo} has no GGUF files, only {found or 'nothing'}; look for a repository {model}-GGUF"

@@ -1,0 +1,145 @@
+"""Find a model by its name in all stores. Nothing is copied, and nothing is fetched.
+
+The order: a name as `everything` gives it, then USER/REPO[:QUANT], then short names (a repository without its user, a
+file's name). For each of these the stores in the order of `STORES`. The first store that has a match decides; several
+matches there are an error that lists them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from localllm.printable import printable
+from localllm.store import hub_cache, llamacpp, lm_studio, ollama
+from localllm.store.errors import NotHere, StoreError
+from localllm.store.found import Found
+from localllm.store.labels import ENDING, matching
+from localllm.store.places import HUB, LLAMA, LM_STUDIO, OLLAMA, Places
+from localllm.store.reference import REFERENCE
+
+STORES = (HUB, LLAMA, OLLAMA, LM_STUDIO)
+_SHOWN = 8  # names in a list of matches
+_ALIKE = 0.75  # of two names, by difflib's ratio, to take one for a misspelling of the other
+
+
+def everything(places: Places) -> list[Found]:
+    """Return the models of all stores. A file in two stores counts for the first."""
+    seen: dict[str, str] = {}
+    found = []
+    for each in _scanned(places):
+        store = seen.setdefault(os.path.realpath(each.path), each.store)
+        if each.problem or store == each.store:  # Ollama may have a file under several names
+            found.append(each)
+    return found
+
+
+def _scanned(places: Places) -> Iterator[Found]:
+    yield from hub_cache.scan(places.hub, HUB)
+    for scan, store, roots in (
+        (llamacpp.scan, LLAMA, places.llama),
+        (ollama.scan, OLLAMA, places.ollama),
+        (lm_studio.scan, LM_STUDIO, places.lm_studio),
+    ):
+        for root in roots:
+            yield from scan(root, store)
+
+
+def locate(name: str, places: Places | None = None) -> Path:
+    """Return the file to open for the name of a model. StoreError says what to do if there is not exactly one."""
+    return find(name, everything(places or Places.here())).path
+
+
+def find(name: str, models: Sequence[Found]) -> Found:
+    """Return the model that a name means. NotHere if none that can be opened is here, StoreError if several are."""
+    found = named(name, models)
+    if found.problem:
+        raise NotHere(f"{printable(found.name)} ({found.store}): {found.problem}")
+    return found
+
+
+def named(name: str, models: Sequence[Found]) -> Found:
+    """Return the model that a name means, even a damaged one. StoreError if it names several, NotHere if none."""
+    found = matches(name, models)
+    whole = [each for each in found if not each.problem] or found
+    if len(whole) > 1:
+        names = ", ".join(printable(each.name) for each in whole[:_SHOWN])
+        more = f" and {len(whole) - _SHOWN} more" if len(whole) > _SHOWN else ""
+        raise StoreError(f"{printable(name)} is ambiguous: give one of {names}{more}")
+    if not whole:
+        raise _unknown(name, models)
+    return whole[0]
+
+
+def matches(name: str, models: Sequence[Found]) -> list[Found]:
+    """Return the models of one store that a name means, by the first rule that finds any."""
+    wanted = name.lower()
+    base, _, quant = wanted.partition(":")
+
+    def is_name(each: Found) -> bool:
+        return wanted in (each.name.lower(), each.name.lower().removesuffix(":latest"))
+
+    def is_repo(each: Found) -> bool:
+        return base in (each.repo.lower(), f"hf.co/{each.repo.lower()}") and bool(each.repo)
+
+    def is_short(each: Found) -> bool:
+        return base != "" and base in (each.repo.lower().rpartition("/")[2], _title(each.name))
+
+    def is_file(each: Found) -> bool:
+        return wanted in {file.lower().rpartition("/")[2] for file in each.files}
+
+    rules: tuple[tuple[Callable[[Found], bool], str], ...] = (
+        (is_name, ""), (is_repo, quant), (is_short, quant), (is_file, ""),
+    )  # fmt: skip
+    for rule, asked in rules:
+        for store in STORES:
+            found = matching([each for each in models if each.store == store and rule(each)], asked)
+            if found:
+                return found
+    return []
+
+
+def _title(name: str) -> str:
+    """Return a name without its user and its tag, in lower case."""
+    return name.lower().partition(":")[0].rpartition("/")[2]
+
+
+def nearest(name: str, models: Sequence[Found]) -> str:
+    """Return the name of a model that is written nearly so, or ""."""
+    known = {form: each.name for each in models for form in (each.name.lower(), _title(each.name))}
+    near = get_close_matches(name.lower(), list(known), 1, _ALIKE)
+    return known[near[0]] if near else ""
+
+
+def is_path(name: str) -> bool:
+    """Return whether a text that names no file looks like a path, not like a model's name."""
+    return name.endswith(ENDING) or name.startswith(("/", "./", "../", "~")) or name.count("/") > 2 or "\\" in name
+
+
+def _unknown(name: str, models: Sequence[Found]) -> NotHere:
+    shown, near = printable(name, 300), nearest(name, models)
+    hint = f"; did you mean {printable(near)}?" if near else ""
+    reference = REFERENCE.fullmatch(name)
+    if is_path(name) and not (reference and reference[2]):
+        file = beside(Path(name))
+        return NotHere(f"No such file: {shown}{f'; did you mean {printable(file, None)}?' if file else hint}")
+    if reference is None:
+        return NotHere(
+            f"No such file or model: {shown}{hint or ';'} `localllm list` shows the models on this computer, "
+            "`localllm pull USER/REPO` fetches one"
+        )
+    others = [each.name for each in models if each.repo.lower() == reference[1].lower()]
+    here = f"; here is {', '.join(printable(each) for each in others[:_SHOWN])};" if others else hint or ";"
+    return NotHere(f"{shown} is not on this computer{here} `localllm pull {shown}` fetches it")
+
+
+def beside(path: Path) -> str:
+    """Return a GGUF file in the same folder that is written nearly so, or ""."""
+    try:
+        names = [each for each in os.listdir(path.parent) if each.endswith(ENDING)]
+    except OSError:
+        return ""
+    near = get_close_matches(path.name, names, 1)
+    return str(path.with_name(near[0])) if near else ""

@@ -1,0 +1,82 @@
+"""Plans: what the scripted model is to do, written into the user's message, and read from the prompt.
+
+    text = plan(calls(add(a=2, b=3)), says("It is {result}."))
+
+A step is one answer. The model finds the last plan in its prompt and counts the answers after it. `{result}` is what
+the last tool returned, `{seen}` how many of the answers and results the prompt holds: so an answer is right only if
+the client sent everything back, and the template put it into the prompt. In a template that is not ours the model does
+not know answers from results: there tools return `[[...]]`, and it counts these, so a step has one call. A call whose
+tool the prompt does not tell of is an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from localllm.answer.grammars import Format
+from localllm.answer.writer import written_call
+
+MARK = "PLAN:"
+OPENING = "<|im_start|>assistant<|im_sep|>"
+RESULT, RESULT_END = "<tool_response>\n", "\n</tool_response>"
+UNPLANNED = "Fine."
+
+Step = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+def says(text: str, thought: str = "") -> Step:
+    """Answer with a text."""
+    return {"text": text, "thought": thought}
+
+
+def calls(*made: Call, text: str = "", thought: str = "") -> Step:
+    """Answer with calls of tools, after a text."""
+    return {"text": text, "thought": thought, "calls": [[each.name, dict(each.arguments)] for each in made]}
+
+
+def plan(*steps: Step) -> str:
+    """Return a user's message that lets the model take these steps, an answer each."""
+    return f"Do what the plan says.\n{MARK} {json.dumps(steps)}\n"
+
+
+def answer_to(prompt: str, format_: Format) -> str:
+    """Return what the scripted model writes after a prompt, in its own format of thoughts and calls."""
+    place = prompt.rfind(MARK)
+    if place < 0:
+        return UNPLANNED
+    steps, length = json.JSONDecoder().raw_decode(prompt[place + len(MARK) + 1 :])
+    after = prompt[place + len(MARK) + 1 + length :]
+    before, behind, number = RESULT, RESULT_END, after.count(OPENING) - 1
+    if OPENING not in prompt:
+        before, behind, number = "[[", "]]", after.count("[[")
+    step = steps[number] if number < len(steps) else {"text": UNPLANNED}
+    begin = after.rfind(before)
+    result = after[begin + len(before) : after.index(behind, begin)] if begin >= 0 else ""
+    seen = number + after.count(before)
+
+    def filled(text: str) -> str:
+        return text.replace("{result}", result).replace("{seen}", str(seen))
+
+    thinking = format_.thinking
+    begun = thinking is not None and bool(thinking.start) and prompt.rstrip().endswith(thinking.start)
+    parts = [f"\n{thinking.end}\n\n"] if thinking is not None and begun else []
+    parts += [f"<think>\n{step['thought']}\n</think>\n\n"] if step.get("thought") else []
+    opening, closing = format_.around
+    parts.append(f"{opening}{filled(step['text'])}{closing}" if step["text"] else "")
+    for at, (name, arguments) in enumerate(step.get("calls", ())):
+        assert format_.calls is not None
+        assert name in prompt[:place] + after, f"the prompt does not tell of {name}"
+        done = {key: filled(value) if isinstance(value, str) else value for key, value in arguments.items()}
+        parts.append(("\n" if parts[-1] else "") + written_call(format_.calls, name, done, at))
+    return "".join(parts)

@@ -1,0 +1,55 @@
+"""`localllm serve`, whose tokens are decided by the plans in its prompts (`plans.py`).
+
+    python -m tests.clients.program serve MODEL --port 0
+
+One thing differs from the program itself: what a sampler returns. The prompt goes through template and tokenizer, and
+the engine evaluates it; the planned answer is tokenized, and each token is the "choice" of one step. Where a grammar
+constrains an answer, a token that it does not allow is an error.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.answer.formats import find_format
+from localllm.cli.main import main
+from localllm.model import Model
+from localllm.options import SamplingOptions
+from localllm.sampling.sampler import Sampler
+from tests.clients.plans import answer_to
+
+
+class Planned(Sampler):
+    """Chooses the tokens of the planned answer, whatever the logits are."""
+
+    def __init__(self, options: SamplingOptions, model: Model) -> None:
+        super().__init__(options)
+        self._model = model
+        self._left: list[int] | None = None  # tokens of the answer that are not chosen yet, the next one last
+
+    @property
+    def looks_at(self) -> int:
+        return 0
+
+    def sample(self, logits: NDArray[np.float32]) -> int:
+        if self._left is None:
+            words = self._model.words
+            prompt = words.decode(self._history, special=True)
+            text = answer_to(prompt, find_format(self._model.template[0].source))
+            assert words.eos is not None
+            self._left = [*words.encode(text, add_special=False, parse_special=True), words.eos][::-1]
+        token = self._left.pop() if self._left else int(logits.argmax())
+        assert np.isfinite(logits[token]), f"the grammar does not allow {self._model.words.piece(token)!r}"
+        return token
+
+
+def planned(model: Model, options: SamplingOptions) -> Sampler:
+    return Planned(options, model)
+
+
+if __name__ == "__main__":
+    Model.sampler = planned  # type: ignore[method-assign]
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""One answer: how it ends, what its listener hears, and what is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import localllm
+from localllm.options import SamplingOptions
+from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
+from tests.localllm.scheduler.support import Stepped
+from tests.localllm.scheduler.test_running import text
+from tests.localllm.scheduler.test_scheduler import each_alone
+
+GREEDY = SamplingOptions(temperature=0.0)
+PROMPT = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[localllm.Model]:
+    with localllm.load("demo", backend="cpu", threads=1, sequences=3) as model:
+        yield model
+
+
+def answered(model: localllm.Model, request: Request) -> list[Event]:
+    with Stepped(model) as it:
+        _, answer = it.ask(request)
+        it.finish()
+    return answer.events
+
+
+def test_events_come_in_order_and_the_end_comes_once(model: localllm.Model) -> None:
+    ids = model.prompt_ids(PROMPT)
+    events = answered(model, Request(ids, GREEDY, 5, ignore_eos=True))
+    kinds = [type(event) for event in events]
+    assert kinds == [Started, Prompted, *[Written] * 5, Finished]
+    assert events[0] == Started(len(ids), 0)
+    assert events[1] == Prompted(len(ids))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    usage = last.usage
+    assert (usage.prompt_tokens, usage.reused, usage.answer_tokens, usage.drafted) == (len(ids), 0, 5, 0)
+    assert 0 < usage.queued_seconds < usage.first_token_seconds
+    assert usage.prompt_seconds > 0
+    assert usage.decode_seconds > 0
+
+
+def test_a_cached_prompt_is_reported_from_where_it_is_evaluated(model: localllm.Model) -> None:
+    prompt = text(1, 90)
+    with Stepped(model) as it:
+        it.ask(Request(prompt, GREEDY, 2, ignore_eos=True))
+        it.finish()
+        _, answer = it.ask(Request([*prompt[:60], 1, 2, 3], GREEDY, 2, ignore_eos=True))
+        it.finish()
+    assert [event.evaluated for event in answer.events if isinstance(event, Prompted)] == [63]
+    assert answer.result().usage.reused == 60
+
+
+def test_a_stop_string_ends_the_answer_and_is_no_part_of_it(model: localllm.Model) -> None:
+    assert model.tokenizer is not None
+    ids = model.prompt_ids(PROMPT)
+    whole = "".join(
+        event.text for event in answered(model, Request(ids, GREEDY, 40, ignore_eos=True)) if isinstance(event, Written)
+    )
+    stop = whole[20:24]
+    events = answered(model, Request(ids, GREEDY, 40, stops=(stop,), ignore_eos=True))
+    last = events[-1]
+    assert isinstance(last, Finished)
+    assert (last.reason, last.stop) == ("stop", stop)
+    shown = "".join(event.text for event in events if isinstance(event, Written | Finished))
+    assert shown == whole[: whole.index(stop)]
+
+
+def ending(model: localllm.Model) -> SamplingOptions:
+    """Every token is the one that ends a text."""
+    assert model.tokenizer is not None
+    return SamplingOptions(temperature=0.0, logit_bias={min(model.tokenizer.eog): 1000.0})
+
+
+def test_an_end_token_ends_the_answer_and_is_not_shown(model: localllm.Model) -> None:
+    events = answered(model, Request([1, 2, 3], ending(model), 9, logprobs=2))
+    assert [type(event) for event in events] == [Started, Prompted, Finished]
+    assert isinstance(events[-1], Finished)
+    assert events[-1].reason == "end"
+    assert events[-1].usage.answer_tokens == 0
+
+
+def test_an_end_token_that_is_ignored_is_a_token_like_others(model: localllm.Model) -> None:
+    events = answered(model, Request([1, 2, 3], ending(model), 9, ignore_eos=True))
+    assert len([event for event in events if isinstance(event, Written)]) == 9
+
+
+def test_a_listener_that_fails_ends_its_request(model: localllm.Model) -> None:
+    with Stepped(model) as it:
+        one, _ = it.ask(Request([1, 2, 3], GREEDY, 500, ignore_eos=True))
+        heard: list[Event] = []
+
+        def broken(event: Event) -> None:
+            heard.append(event)
+            if isinstance(event, Written):
+                raise RuntimeError("not ours")
+
+        one.ticket.listener = broken
+        it.finish()
+    assert [type(event) for event in heard[-2:]] == [Written, Finished]
+    assert len([event for event in heard if isinstance(event, Written)]) == 1
+
+
+def test_penalties_see_every_token_once(model: localllm.Model) -> None:
+    """Also where the prompt comes from the cache."""
+    hot = SamplingOptions(temperature=0.9, frequency_penalty=0.7, repeat_last_n=200, seed=4)
+    prompt = text(2, 80)
+    requests = [Request(prompt, hot, 40, ignore_eos=True), Request([*prompt, 4, 4], hot, 40, ignore_eos=True)]
+    expected = each_alone(model, requests)
+    with Stepped(model, parallel=1) as it:
+        for request, tokens in zip(requests, expected, strict=True):
+            _, answer = it.ask(request)
+            it.finish()
+            assert answer.tokens == tokens
+
+
+@pytest.mark.parametrize("top", [0, 3])
+def test_log_probabilities_need_all_logits(model: localllm.Model, top: int) -> None:
+    usual = SamplingOptions(temperature=0.8, top_k=5, seed=1)
+    with_logprobs = answered(model, Request([1, 2, 3], usual, 10, logprobs=top, ignore_eos=True))
+    plain = answered(model, Request([1, 2, 3], usual, 10, ignore_eos=True))
+    tokens = [[event.token for event in events if isinstance(event, Written)] for events in (with_logprobs, plain)]
+    assert tokens[0] == tokens[1]
+    for event in with_logprobs:
+        if isinstance(event, Written):
+            assert event.logprob is not None
+            assert len(event.logprob.top) == top
+            assert event.logprob.token == event.token
