@@ -108,13 +108,14 @@ class Terminal:
         self.master, slave = pty.openpty()
         if columns:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+        around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [*PROGRAM, *map(str, words)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=REPOSITORY,
-            env={**os.environ, "TERM": "xterm", **(environ or {})},
+            env={**around, "TERM": "xterm", **(environ or {})},
             start_new_session=True,
             preexec_fn=self._prepare,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -252,7 +253,9 @@ def test_a_signal_leaves_no_file(number: signal.Signals, code: int, tmp_path: Pa
         assert [path.name.startswith(".localllm-") for path in out.iterdir()] == [True]
         process.send_signal(number)
         _, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (code, b"")
+    assert process.returncode == code
+    stopped = rb"(stopped: the numbers are those of \d+ of \d+ windows; .*base was not written\n)?"
+    assert re.fullmatch(stopped if number == signal.SIGINT else b"", err)  # nothing if no window was done
     assert list(out.iterdir()) == []
 
 

@@ -133,7 +133,7 @@ def test_threads_that_sleep_at_every_barrier_all_wake_up(threads: int, spins: in
         assert (feed(executable, TOKENS) == first).all()
     assert np.allclose(first, expected(40), rtol=1e-3, atol=1e-5)
     if sys.platform == "linux":
-        assert backend.pool.slept > 100
+        assert backend.pool.slept  # how often depends on what else runs
     backend.close()
 
 
@@ -226,7 +226,7 @@ def test_a_closed_executable_says_so_and_its_logits_stay(cpu: CpuBackend) -> Non
 
 def test_a_forgotten_backend_ends_its_threads() -> None:
     """Dropped right after a step, while its workers still run compiled code; not before its last executable."""
-    before = len(ours())
+    before = set(ours())  # those of other tests may end meanwhile
     for _ in range(10):
         backend = CpuBackend(2)
         executable = bind(backend, chain(1))
@@ -235,7 +235,7 @@ def test_a_forgotten_backend_ends_its_threads() -> None:
         assert right(feed(executable, TOKENS), 1)
         del executable
         gc.collect()
-        assert len(ours()) == before
+        assert not set(ours()) - before
 
 
 def test_a_program_that_closes_nothing_ends_well() -> None:

@@ -197,7 +197,7 @@ def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["a.gguf", "b", "c", "Q8_0"], "expected IN [OUT] TYPE: a model"),
         (["a.gguf", "Q9_K"], "unknown type 'Q9_K'; known: F32"),
         (["a.gguf", "99"], "unknown type '99'; known: F32"),
-        (["none.gguf", "Q8_0"], "none.gguf: file: cannot be opened: No such file"),
+        (["none.gguf", "Q8_0"], "No such file: none.gguf; did you mean old.gguf?"),
         (["a.gguf", "a.gguf", "Q8_0", "--force"], "a.gguf: this file is being read; give the output another name"),
         (["a.gguf", "old.gguf", "Q8_0"], "old.gguf: exists; give another name, or --force"),
         (["a.gguf", "no/folder.gguf", "Q8_0"], "no such folder: no; create it first"),

@@ -73,8 +73,8 @@ def test_answers_go_on_while_a_prompt_is_read(model: localllm.Model) -> None:
         it.turn(12)
         assert (len(first.tokens), len(second.tokens)) == (before[0] + 12, before[1] + 12)
         prompts = [count for step in engine.stepped[3:] for count in counts(step) if count > 1]
-        assert prompts
-        assert prompts[-1] == 16  # the least, since a step may take no time
+        assert len(prompts) > 1
+        assert min(prompts[:-1]) >= 16  # the least, since a step may take no time; more if a step was measured as slow
         it.finish()
 
 
