@@ -98,10 +98,11 @@ class Model(Closing):
             trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
             warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
 
-    def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
+    def speculate(self, options: LoadOptions, progress: Progress | None = None, sequences: int = 0) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.
 
-        As many draft layers go to the GPU as still fit; none if the target has none there.
+        `sequences` prepares for a server, as in `bind`. As many draft layers go to the GPU as still fit; none if the
+        target has none there.
         """
         from localllm.speculation.setup import Speculation
 
@@ -110,6 +111,7 @@ class Model(Closing):
             draft = load(
                 speculation.model_draft,
                 progress=progress,
+                sequences=sequences,
                 ctx_size=self.context,
                 threads=options.threads,
                 backend=options.backend,
@@ -458,7 +460,7 @@ def load(
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
-                model.speculate(chosen, progress)
+                model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
         raise
