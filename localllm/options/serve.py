@@ -90,6 +90,10 @@ class ServeOptions(Options):
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
         help="keep the caches of prompts in this folder, so that they survive a restart",
     )  # fmt: skip
+    slot_save_path: str = option(
+        "", "--slot-save-path", kind=PATH, metavar="FOLDER",
+        help="let requests save and restore slots as files in this folder (POST /slots/N?action=save)",
+    )  # fmt: skip
     embeddings: bool = option(
         False, "--embeddings", "--embedding", "--rerank", "--reranking",
         help="give embeddings or ranks instead of text (an encoder always does)",

@@ -46,6 +46,7 @@ class Answering:
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
         self.sequence: Cached | None = None  # None while it waits
+        self.place = -1  # of `Places`, once it runs
         self.checkpoints: list[int] = []  # lengths at which a copy is kept for later prompts, ascending
         self.guesses: list[Guess] = []  # drafted tokens for the next step
         self.verified = 0  # how many of them the step verifies

@@ -56,6 +56,7 @@ class Request:
     visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
     resumed: bool = False  # the answer continues a text, so a first space belongs to it
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
+    place: int = -1  # what it evaluates counts as this place's; -1: as that of a free one
     priority: int = 0  # higher runs first
     client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per client
 

@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits, Store
+from localllm.scheduler.places import Places
 
 log = logging.getLogger("localllm.scheduler")
 MOST_CLIENTS = 1000  # whose last prompt is remembered
@@ -38,6 +39,7 @@ class Running:
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
+        self.places = Places(limits.parallel, engine, self.prefixes)
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
 
@@ -74,7 +76,9 @@ class Running:
     def _keep(self, one: Answering) -> None:
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
-        if not one.request.reuse or not sequence.length:
+        kept = one.request.reuse and sequence.length > 0
+        self.places.remember(one.place, sequence.tokens if kept else [])
+        if not kept:
             sequence.free()
             return
         if not self._windowed:  # what a longer text holds need not be kept twice
@@ -111,6 +115,7 @@ class Running:
             self._engine.release(sequence)
             return False
         self.waiting.remove(one)
+        one.place = self.places.choose(one.request.place, [other.place for other in self.active])
         self.active.append(one)
         one.admitted(sequence, reused)
         if self._drafts is not None:

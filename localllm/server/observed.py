@@ -21,6 +21,7 @@ from localllm.server.turn import (
     ModelInfo,
     More,
     Service,
+    SlotAction,
     Turn,
     TurnEvent,
 )
@@ -152,6 +153,9 @@ class Observed:
         found = await self.service.rank(model, query, documents)
         self.metrics.embedded(found.tokens, time.monotonic() - started)
         return found
+
+    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        return await self.service.slot(model, number, action, name)
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
         return self.service.sampling_defaults(model)

@@ -16,6 +16,7 @@ from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.answer.structure import Asked
+from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
 from localllm.embedding import normalized, pair
 from localllm.held import end_of, held, held_text
@@ -37,6 +38,7 @@ from localllm.server.turn import (  # fmt: skip
     Evaluated,
     Generation,
     More,
+    SlotAction,
     StopReason,
     Turn,
     TurnEvent,
@@ -58,10 +60,11 @@ class Served(Closing):
         observer: Observer | None = None,
         sampling: Mapping[str, Any] | None = None,
         store: Store | None = None,
+        slots: SlotFiles | None = None,
     ) -> None:
-        """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
+        """`sampling`: options for requests that do not give them. `store`: prefixes on disk. `slots`: saved slots."""
         self.model, self.sampling = model, sampling or {}
-        self.embeds = model.embeds
+        self.embeds, self._slots = model.embeds, slots
         self.prompts = Prompts(model)
         self._worker = ThreadPoolExecutor(1, "prompts")
         self._scheduler: Scheduler | None = None
@@ -154,9 +157,20 @@ class Served(Closing):
             sampled=generation.sampled,
             resumed=prompt.resumed,
             reuse=generation.reuse,
+            place=generation.slot,
             priority=generation.priority,
             client=generation.client,
         )
+
+    async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        """Save, restore or erase what a slot evaluated last; return its tokens, and the bytes of its file."""
+        files, between = self._slots, self.scheduler.between
+        assert files is not None, "the settings say so"
+        if action == "save":
+            return await asyncio.wrap_future(between(lambda at: at.save(number, lambda one: files.save(name, one))))
+        if action == "restore":
+            return await asyncio.wrap_future(between(lambda at: at.load(number, lambda: files.load(name))))
+        return await asyncio.wrap_future(between(lambda at: at.erase(number))), 0
 
     # -- vectors ---------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ class Settings:
     max_tokens: int | None = None  # of an answer, where a request does not say
     drain_seconds: int = 0  # 0: until running answers end
     slots: bool = True
+    slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
     verbose: bool = False
     log_prompts: bool = False
@@ -62,6 +63,7 @@ class Settings:
             max_tokens=max_tokens,
             drain_seconds=options.drain_timeout,
             slots=not options.no_slots,
+            slot_files=bool(options.slot_save_path),
             metrics=not options.no_metrics,
             verbose=options.verbose,
             log_prompts=options.log_prompts,

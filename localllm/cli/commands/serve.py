@@ -11,6 +11,7 @@ from typing import Any
 from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
+from localllm.cache.slot_files import SlotFiles
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
@@ -54,7 +55,8 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
             limits = SchedulerLimits(own.parallel, own.max_client_parallel, own.max_requests, aligned=aligned)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
-            return Served(model, limits, metrics, sampling, store)
+            slots = SlotFiles(Path(own.slot_save_path), model) if own.slot_save_path and not model.embeds else None
+            return Served(model, limits, metrics, sampling, store, slots)
         except BaseException:
             model.close()
             raise
