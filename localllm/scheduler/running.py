@@ -86,9 +86,11 @@ class Running:
     def admit(self) -> None:
         """Start waiting requests: by priority, then clients that have the fewest running, then age."""
         blocked: set[int] = set()
+        each = self._limits.client_parallel or self._limits.parallel
         while len(self.active) < self._limits.parallel:
             have = Counter(one.request.client for one in self.active)
-            ready = [one for one in self.waiting if one.number not in blocked]
+            accounts = Counter(one.request.account for one in self.active)
+            ready = [one for one in self.waiting if one.number not in blocked and accounts[one.request.account] < each]
             if not ready:
                 return
             one = min(ready, key=lambda one: (-one.request.priority, have[one.request.client], one.number))

@@ -52,7 +52,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             if format_ is not None and not model.embeds:
                 model.use_template(format_)
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
-            limits = SchedulerLimits(parallel=own.parallel, waiting=own.max_requests, aligned=aligned)
+            limits = SchedulerLimits(own.parallel, own.max_client_parallel, own.max_requests, aligned=aligned)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
             return Served(model, limits, metrics, sampling, store)
         except BaseException:
