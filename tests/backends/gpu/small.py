@@ -16,8 +16,9 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
+from tests.backends.attending import Heads
+from tests.backends.cases import RECURRENT, VOCABULARY, linear_attention, selective_scan
 from tests.backends.support import Build, bind, record, stored
-from tests.backends.test_conformance import RECURRENT, VOCABULARY, Heads, linear_attention, selective_scan
 from tests.models.support import Driver, MemoryWeight, stack
 
 STEPS = (1, 2, 17)  # rows of decode, verify, prefill

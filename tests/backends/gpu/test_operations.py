@@ -14,24 +14,11 @@ from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
+from tests.backends.attending import CACHES, HEADS, Heads, attend, attend_twice, attention_slack
+from tests.backends.cases import CASES, RECURRENT, VOCABULARY, table
 from tests.backends.support import Build, bind, feed, record
-from tests.backends.test_conformance import (
-    CACHES,
-    CASES,
-    HEADS,
-    NONE,
-    RECURRENT,
-    VOCABULARY,
-    Heads,
-    attend,
-    attend_twice,
-    attention_slack,
-    check_recurrent,
-    head_matrices,
-    side_by_side,
-    table,
-    wanted_rows,
-)  # fmt: skip
+from tests.backends.test_attention import wanted_rows
+from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.backends.test_keep import bound, inputs
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
