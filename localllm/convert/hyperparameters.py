@@ -11,6 +11,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
+from localllm.models.config import eps_key
 
 # GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
@@ -69,7 +70,8 @@ def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int
     eps = config.real(recipe.eps, "norm_eps")
     if eps is None:
         raise config.error(recipe.eps, None, "a small number")
-    keys[f"attention.layer_norm_{'rms_' if ARCHITECTURES[recipe.name].norm == 'rms' else ''}epsilon"] = eps
+    row = ARCHITECTURES[recipe.name]
+    keys[eps_key(row, row.norm)] = eps
     keys |= _windows(config, recipe)
     keys |= rope.keys
     keys |= {key: _further(config, of) for key, of in recipe.keys.items()}

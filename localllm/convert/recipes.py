@@ -182,6 +182,10 @@ _ROWS = (
         "phi3", ("Phi3ForCausalLM",), {**of.NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **of.OUT, **of.FUSED},
         rope_tensors=True,
     ),
+    Recipe(
+        "phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), {**of.NORMS, **of.QKV, **of.OUT, **of.MIXTRAL},
+        rope_tensors=True, checks=(must_be("router_jitter_noise", 0.01), must_be("num_experts_per_tok", 2)),
+    ),
     Recipe("qwen2", ("Qwen2ForCausalLM",), of.QWEN),
     Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), of.QWEN2_MOE, checks=(must_be("norm_topk_prob", False), *_ALL_SPARSE)),
     Recipe("qwen3", ("Qwen3ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS}),
