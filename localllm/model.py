@@ -26,7 +26,7 @@ from localllm.held import end_of, held, held_text, without_thought
 from localllm.models import Config, architecture_of, record_heads
 from localllm.notice import BeyondTraining, Notice, NotUsed, Setting
 from localllm.opening import BATCH_ROWS, Bound, bind
-from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
+from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
@@ -130,6 +130,21 @@ class Model(Closing):
             draft.close()
             draft = None
         self.draft = draft
+
+    def use_speculation(self, options: SpeculationOptions) -> None:
+        """Draft for new sessions by other options, with the draft model that is loaded. SpeculationError if it cannot.
+
+        OptionError if they need one and none is loaded.
+        """
+        from localllm.speculation.setup import Speculation
+
+        if options.kind == "off":
+            self.speculation = None
+            return
+        drafts = self.draft is not None and bool(options.model_draft)
+        self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
+        if self.speculation.unused:
+            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
 
     def reader(self) -> Reader:
         """Return this model in the form that speculation needs."""
