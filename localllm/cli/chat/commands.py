@@ -88,7 +88,7 @@ def _command(talk: Talk, word: str, rest: str) -> None:
     command = _BY_WORD.get(word)
     if command is None:
         hint = nearest(word, (*_BY_WORD, *LEAVE)) or "; /help lists the commands"
-        say(f"unknown command {word}{hint} (with a space before it, the line goes to the model)", RED)
+        say(f"unknown command {word}{hint} (a space before / sends the line to the model)", RED)
     elif command.argument.startswith("[") or bool(command.argument) == bool(rest):
         talk.attempt(lambda: command.call(talk, rest))
     else:

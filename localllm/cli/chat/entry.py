@@ -9,6 +9,7 @@ import sys
 from typing import Protocol
 
 from localllm.cli.terminal.console import say
+from localllm.cli.terminal.quiet import Quiet
 
 PROMPT, CONTINUED = ">>> ", "... "
 LEAVING = "Ctrl-D or /bye leaves"
@@ -38,7 +39,14 @@ def unquoted(text: str) -> str:
 class Lines:
     """Lines of a dumb terminal, without an editor. Ctrl-C drops the message that was begun."""
 
+    def __init__(self, quiet: Quiet) -> None:
+        self._quiet = quiet
+
     def read(self) -> str | None:
+        with self._quiet.paused():
+            return self._read()
+
+    def _read(self) -> str | None:
         text, prompt = "", PROMPT
         while True:
             try:

@@ -6,12 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from localllm.cli.app import nearest
+from localllm.cli.flags import typed
 from localllm.cli.options import Display
 from localllm.cli.values import key_of, keys_of, plain, value_of_text
 from localllm.conversation import Conversation
 from localllm.errors import LocalLLMError
 from localllm.model import Model
-from localllm.options import AnswerOptions, Declared, Options, SamplingOptions, SpeculationOptions, declared
+from localllm.options import (
+    AnswerOptions,
+    Declared,
+    OptionError,
+    Options,
+    SamplingOptions,
+    SpeculationOptions,
+    declared,
+)
 
 _USUAL = (  # what /show prints besides what was changed
     "system_prompt", "think", "spec", "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed", "max_tokens",
@@ -61,7 +70,10 @@ class Settings:
     def set(self, name: str, text: str) -> str:
         """Change an option to a value as it is written on the command line; return the line that says so."""
         group, each = self._find(name)
-        value = value_of_text(each, text)
+        try:
+            value = value_of_text(each, text)
+        except OptionError as error:
+            raise OptionError(f"{key_of(each)}: {typed(error)}") from None
         changed = self._changed(group, each.name, value)
         apply: dict[type[Options], Callable[[Any], None]] = {
             AnswerOptions: self._conversation.use_options,
@@ -78,7 +90,7 @@ class Settings:
     def line(self, name: str) -> str:
         """Return an option's value and meaning."""
         group, each = self._find(name)
-        return f"{key_of(each)} is {self._text(group, each)}: {each.option.help}"
+        return f"{key_of(each)} is {self._text(group, each)} ({typed(each.option.help)})"
 
     def rows(self, everything: bool) -> Iterator[tuple[str, str]]:
         """Yield names and values: of all options, or of the usual and the changed ones."""
@@ -122,7 +134,7 @@ class Settings:
         if isinstance(value, bool):
             return "on" if value else "off"
         if value == each.default:
-            return str(each.option.shown) or ("none" if isinstance(value, str | tuple | dict) else "auto")
+            return typed(each.option.shown) or ("none" if isinstance(value, str | tuple | dict) else "auto")
         if isinstance(value, Sequence) and not isinstance(value, str):
             value = ";".join(map(str, value))
         text = str(value)

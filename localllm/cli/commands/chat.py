@@ -98,7 +98,7 @@ def _talk(
     journal = Journal(folder / "conversations", _lasting(name), going_on) if folder is not None else None
     with Quiet(by_key=edited) as quiet:
         talk = Talk(title(name), model, conversation, settings, stats, quiet, journal)
-        reader: Reader = Piped() if not on_terminal else Lines()
+        reader: Reader = Piped() if not on_terminal else Lines(quiet)
         if edited:
             from localllm.cli.chat.editor import Editor
 

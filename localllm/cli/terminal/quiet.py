@@ -46,7 +46,8 @@ class Quiet:
         local, keys = quiet[_LOCAL], quiet[_INPUT]
         assert isinstance(local, int)
         assert isinstance(keys, int)
-        quiet[_LOCAL] = local & ~termios.ECHO & ~(termios.ICANON if self._by_key else 0)
+        # Without NOFLSH, Ctrl-C would drop the waiting keys and a part of the output.
+        quiet[_LOCAL] = (local | termios.NOFLSH) & ~termios.ECHO & ~(termios.ICANON if self._by_key else 0)
         quiet[_INPUT] = keys & ~(termios.ICRNL if self._by_key else 0)
         self._set(quiet)
 
