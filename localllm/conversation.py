@@ -56,17 +56,30 @@ class Conversation:
         self._special = frozenset(self._words.special.values())
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
-        self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._asked_of = options.asked
-        self._variables = options.template_variables
-        self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
-        self._sampler = model.sampler(sampling)
-        system = options.system_prompt
-        self._system = [{"role": "system", "content": system}] if system else []
+        self._system, self._added = "", ""  # the system prompt, and what `clear` put after it
         self._answered: list[int] = []  # tokens of the last answer
+        self.messages: list[dict[str, str]] = []
+        self.use_options(options)
+        self.use_sampling(sampling)
         self.session = model.session()
-        self.messages: list[dict[str, str]] = list(self._system)
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def use_options(self, options: AnswerOptions) -> None:
+        """Write the next answers by these options. Another system prompt replaces the first message."""
+        self._asked_of = options.asked  # first, because it may raise
+        self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
+        self._variables = options.template_variables
+        self._stop = (*options.stops, *self._template.stops)
+        if options.system_prompt != self._system:
+            self._system = options.system_prompt
+            begun = [message for message in self.messages[:1] if message["role"] == "system"]
+            self.messages = [*self._instructions(), *self.messages[len(begun) :]]
+
+    def use_sampling(self, sampling: SamplingOptions) -> None:
+        """Sample the next answers by these options."""
+        self._sampler = self._model.sampler(sampling)
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
@@ -96,9 +109,8 @@ class Conversation:
 
     def clear(self, system: str = "") -> None:
         """Start over, with `system` after the system prompt. The cache keeps the common prefix."""
-        told = "\n\n".join(part for part in (*(m["content"] for m in self._system), system) if part)
-        self.messages = [{"role": "system", "content": told}] if told else []
-        self._answered = []
+        self._added = system
+        self.messages, self._answered = self._instructions(), []
 
     def shift(self) -> int:
         """Drop the oldest turns, so that at most half of the context is used if possible. Return their number."""
@@ -106,6 +118,11 @@ class Conversation:
         if dropped:
             self.messages = messages
         return dropped
+
+    def resume(self, messages: list[dict[str, str]]) -> None:
+        """Continue these messages; the next turn evaluates them. Their system message, if any, replaces this one's."""
+        begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
+        self.messages, self._answered = [*begun, *messages], []
 
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.cache.prompt_cache`."""
@@ -119,7 +136,7 @@ class Conversation:
         """
         kept = read(path, self._model)
         restore(kept, self._model, self.session.sequence)
-        self.messages, self._answered = list(kept.messages), []
+        self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
 
     def forget_rest(self) -> None:
@@ -134,6 +151,11 @@ class Conversation:
         self.session.close()
 
     # -- internals -------------------------------------------------------------------------------------------------
+
+    def _instructions(self) -> list[dict[str, str]]:
+        """Return the system message, if there is one."""
+        told = "\n\n".join(part for part in (self._system, self._added) if part)
+        return [{"role": "system", "content": told}] if told else []
 
     def _asked(self, problem: str) -> list[dict[str, str]]:
         """Return the messages up to the last question that has an answer."""

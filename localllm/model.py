@@ -22,7 +22,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel
 from localllm.notice import NotUsed
-from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
+from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
@@ -83,6 +83,21 @@ class Model(LoadedModel):
             draft.close()
             draft = None
         self.draft = draft
+
+    def use_speculation(self, options: SpeculationOptions) -> None:
+        """Draft for new sessions by other options, with the draft model that is loaded. SpeculationError if it cannot.
+
+        OptionError if they need one and none is loaded.
+        """
+        from localllm.speculation.setup import Speculation
+
+        if options.kind == "off":
+            self.speculation = None
+            return
+        drafts = self.draft is not None and bool(options.model_draft)
+        self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
+        if self.speculation.unused:
+            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 

@@ -103,37 +103,57 @@ def explain_end(model: Model) -> str:
 
 def read_bandwidth(model: Model) -> float:
     """Measure the bytes per second at which this machine reads the weights: the best of several short reads."""
-    start, best = perf_counter(), 0.0
+    return max(_reads(model, MEASURE_SECONDS))
+
+
+def _reads(model: Model, seconds: float) -> list[float]:
+    start, found = perf_counter(), []
     while True:  # one read is enough for large weights; small ones need several
-        best = max(best, model.executable.read_bandwidth())
-        if perf_counter() - start > MEASURE_SECONDS:
-            return best
+        found.append(model.executable.read_bandwidth())
+        if perf_counter() - start > seconds:
+            return found
 
 
 class Roof:
-    """The read bandwidth of this machine, measured once, on first use."""
+    """The read bandwidth of this machine, for comparison with that of an answer.
+
+    Other programs disturb a measurement. It holds if the median of many reads comes close to the best one.
+    """
+
+    SECONDS, STEADY, MOST_SHARE = 0.1, 0.8, 1.05
 
     def __init__(self, model: Model) -> None:
-        self._model = model
-        self._measured: float | None = None
+        self._model, self._best = model, 0.0
 
-    def measure(self) -> float:
-        """Return bytes per second; 0 if the weights are too small to measure."""
-        if self._measured is None:
-            self._measured = read_bandwidth(self._model)
-        return self._measured
+    def share(self, bandwidth: float) -> tuple[float, float]:
+        """Return the share of the roof that a bandwidth is, and the roof, in bytes per second; (0, 0) if unknown."""
+        reads = sorted(_reads(self._model, self.SECONDS))
+        steady = reads[len(reads) // 2] >= self.STEADY * reads[-1]
+        self._best = max(self._best, reads[-1] if steady else 0.0)
+        share = bandwidth / self._best if self._best and steady else 0.0
+        return (share, self._best) if share <= self.MOST_SHARE and share else (0.0, 0.0)
 
 
-def statistics_line(s: Statistics, roof: float) -> str:
-    """Return one line of statistics; `roof` is in bytes per second, 0 if unknown."""
-    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
-    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
+def statistics_line(s: Statistics, used: int, context: int) -> str:
+    """Return what a reader of the answer wants to know; `used` are the tokens of the context so far."""
+    parts = []
     if s.answer_tokens:
-        rate = f", {_rate(s.decode_rate)}" if s.decode_steps else ""
-        parts += [f"answer {s.answer_tokens}{rate}", f"first after {s.first_token_seconds:.2f} s"]
+        parts.append(f"first token {s.first_token_seconds:.2f} s")
     if s.decode_steps:
-        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f}" if roof else ""
-        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
+        parts.append(f"{_number(s.decode_rate)} tokens/s")
+    return ", ".join([*parts, f"{used} of {context} tokens"])
+
+
+def full_statistics(s: Statistics, roof: Roof) -> str:
+    """Return one line of everything that was measured."""
+    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]
+    if s.answer_tokens:
+        rate = f", {_number(s.decode_rate)} tokens/s" if s.decode_steps else ""
+        parts += [f"answer {s.answer_tokens}{rate}", f"first token {s.first_token_seconds:.2f} s"]
+    if s.decode_steps:
+        share, of = roof.share(s.bandwidth)
+        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s" + (f", {share:.0%} of {of / 1e9:.1f} GB/s" if share else ""))
     if s.speculation is not None:
         parts.append(speculation_part(s))
     return " | ".join(parts)
@@ -143,12 +163,12 @@ def speculation_part(s: Statistics) -> str:
     """Return the result of speculation: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
     done = s.speculation
     if done is None or not done.rounds:
-        return "nothing guessed ahead"
+        return "no tokens drafted"
     return (
-        f"guessed {done.accepted} of {done.drafted} ({done.mean_accepted:.1f} a pass), "
-        f"x{s.speedup:.2f} of plain by estimate"
+        f"accepted {done.accepted} of {done.drafted} drafted tokens ({done.mean_accepted:.1f} a pass), "
+        f"estimated x{s.speedup:.2f} of plain decoding"
     )
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:.{0 if rate >= 100 else 1}f} tok/s"
+def _number(rate: float) -> str:
+    return f"{rate:.{0 if rate >= 10 else 1}f}"

@@ -7,6 +7,17 @@ from collections.abc import Sequence
 from localllm.printable import printable
 from localllm.sizes import size as size
 
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was: "3 days ago"."""
+    for unit, name in _AGES:
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f"{count} {name}{'s' * (count > 1)} ago"
+    return "now"
+
 
 def parameters(count: int) -> str:
     """Format a parameter count as llama-bench does: "0.29 M", "1.24 B"."""

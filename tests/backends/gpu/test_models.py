@@ -69,7 +69,7 @@ def test_chat_in_a_terminal(backend_name: str) -> None:
         terminal.type(text + "\n")
         shown = terminal.wait_for(">>> ")
         assert len(shown.removeprefix(text).split()) > 5
-        assert "tok/s" in shown
+        assert "tokens/s" in shown
     terminal.type("/bye\n")
     assert terminal.end() == 0
     assert "Traceback" not in terminal.seen
