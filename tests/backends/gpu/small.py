@@ -165,7 +165,6 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 2, 20), "bf16", "fp8"),
         attended(Heads(2, 2, 12), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
-        attended(Heads(2, 1, 8, causal=False)),
         attended(Heads(2, 2, 6, window=12, slopes=True, causal=False)),
     ),
     "keys and values in blocks": tuple(
