@@ -26,7 +26,7 @@ from localllm.backends.cpu.builder import (
     Variable,
     element_of,
     vector,
-)  # fmt: skip
+)
 
 __all__ = ["F16", "F32", "I8", "I16", "I32", "I64", "LANES", "POINTER", "Function", "Value", "Variable", "vector"]
 
