@@ -51,10 +51,11 @@ class Model(LoadedModel):
         self._confined: Confined | None = None
         self._given: Family | None = None  # the format that replaces the file's chat template
 
-    def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
+    def speculate(self, options: LoadOptions, progress: Progress | None = None, sequences: int = 0) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.
 
-        As many draft layers go to the GPU as still fit; none if the target has none there.
+        `sequences` prepares for a server, as in `bind`. As many draft layers go to the GPU as still fit; none if the
+        target has none there.
         """
         from localllm.speculation.setup import Speculation
 
@@ -63,6 +64,7 @@ class Model(LoadedModel):
             draft = load(
                 speculation.model_draft,
                 progress=progress,
+                sequences=sequences,
                 ctx_size=self.context,
                 threads=options.threads,
                 backend=options.backend,
@@ -321,7 +323,7 @@ def load(
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
-                model.speculate(chosen, progress)
+                model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
         raise

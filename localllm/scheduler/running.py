@@ -56,6 +56,8 @@ class Running:
         if one in self.waiting:
             self.waiting.remove(one)
         self._ended()
+        if self._drafts is not None:
+            self._drafts.end(one)
         if one.sequence is not None:
             self._keep(one)
 
@@ -193,6 +195,8 @@ class Running:
         assert victim.sequence is not None
         self._engine.release(victim.sequence)
         victim.sequence = None
+        if self._drafts is not None:
+            self._drafts.end(victim)
         victim.guesses, victim.verified = [], 0
         self.active.remove(victim)
         self.waiting.append(victim)

@@ -90,9 +90,15 @@ def plan_line(served: Served, parallel: int) -> str:
     if served.embeds:
         return f"memory {total / 2**30:.2f} GiB; texts of up to {model.context} tokens"
     tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
+    beside = ""
+    if model.draft is not None:
+        own = model.draft.executable.memory
+        drafting = own.weights + own.cache + own.scratch
+        total += drafting
+        beside = f", draft model {drafting / 2**30:.2f}"
     return (
         f"memory {total / 2**30:.2f} GiB: weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f} for "
-        f"{tokens} tokens; {parallel} requests at a time, each with up to {model.context} tokens"
+        f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"
     )
 
 
