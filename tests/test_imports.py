@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
         *("localllm", "models", "backends", "plan", "quant", "numpy"),
         *("rich", "typer", "platformdirs"),
     },
-    "localllm/cli/chat": {"localllm", "rich", "platformdirs", "prompt_toolkit"},
+    "localllm/cli/chat": {"localllm", "backends", "rich", "platformdirs", "prompt_toolkit"},
 }
 FILES = sorted(
     path

@@ -74,7 +74,7 @@ class Talk:
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                statistics = write(answer(cancel))
+                statistics = write(answer(cancel), self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
