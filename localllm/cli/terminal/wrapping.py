@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TextIO
 
 FALLBACK = 80  # columns of a terminal that does not know its width
@@ -16,6 +17,18 @@ def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
     except (OSError, ValueError, AttributeError):
         columns = 0
     return max(columns, NARROWEST) if columns else fallback
+
+
+def broken(text: str, width: int, hanging: str = "") -> list[str]:
+    """Return the lines of a text that breaks at words, all but the first with `hanging` before them."""
+    lines, line = [], ""
+    for word in re.findall(r" *[^ ]+", text):
+        if line.strip() and cells(line) + cells(word) > width:
+            lines.append(line)
+            word = hanging + word.lstrip(" ")
+            line = ""
+        line += word
+    return [*lines, line]
 
 
 def cells(text: str) -> int:
