@@ -18,12 +18,13 @@ from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece, Statistics
-from localllm.held import end_of, held, without_thought
+from localllm.held import end_of, held, parted, without_thought
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.answer.parts import Part
     from localllm.model import Model
     from localllm.scheduler.request import Constraint
 
@@ -59,6 +60,7 @@ class Conversation:
         self._context_shift = context_shift
         self._system, self._added = "", ""  # the system prompt, and what `clear` put after it
         self._answered: list[int] = []  # tokens of the last answer
+        self._begins: tuple[str, list[int]] = "", []  # the end of the last prompt, and the tokens given of the answer
         self.messages: list[dict[str, str]] = []
         self.use_options(options)
         self.use_sampling(sampling)
@@ -100,6 +102,20 @@ class Conversation:
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
         return self._turn(messages, begun, cancel)
+
+    def parts(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, tuple[Part, ...]]]:
+        """Yield every piece of an answer with the parts of thought and content that it completes."""
+        from localllm.answer.parts import Content
+
+        reader = None
+        for piece in pieces:
+            if self._asked_of.structure is not None:  # the thought is gone already
+                yield piece, ((Content(piece.text),) if piece.text else ())
+                continue
+            if reader is None:
+                tail, begun = self._begins
+                reader = parted(self._model, self._template, tail, self._stop, begun)
+            yield piece, reader.push(piece)
 
     def undo(self) -> str:
         """Remove the last turn, and return its question."""
@@ -172,6 +188,7 @@ class Conversation:
         started = text
         try:
             prompt = [*self._prompt(messages), *tokens]
+            self._begins = self._tail(prompt[: len(prompt) - len(tokens)]), begun
             if self._context_shift and len(prompt) >= self._context:
                 messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
             while True:

@@ -9,9 +9,8 @@ from typing import NamedTuple
 from localllm.cli import complete
 from localllm.cli.app import nearest
 from localllm.cli.chat.entry import Reader
-from localllm.cli.chat.talk import STATS, Talk
+from localllm.cli.chat.talk import STATS, Talk, tell
 from localllm.cli.terminal.console import RED, say
-from localllm.cli.terminal.formatting import columns
 
 _WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a path such as /etc/hosts is none
 LEAVE = ("/bye", "/exit", "/quit")
@@ -32,8 +31,7 @@ def _help(talk: Talk, _: str) -> None:
     rows.append((", ".join(LEAVE), "leave; so does Ctrl-D"))
     rows.append(("Ctrl-C", "stop the answer and keep what was written; at the prompt, clear the line"))
     rows.append(('"""', "begin and end a message of several lines; so does \\ at the end of a line"))
-    for line in columns(rows, indent=0).split("\n"):
-        say(line)
+    tell(rows)
 
 
 def _files(talk: Talk, begun: str) -> Iterable[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from threading import Event
 
@@ -17,6 +18,7 @@ from localllm.cli.terminal.console import RED, YELLOW, say
 from localllm.cli.terminal.formatting import columns, size
 from localllm.cli.terminal.keeping import put_down, take_up
 from localllm.cli.terminal.quiet import Quiet
+from localllm.cli.terminal.wrapping import width_of
 from localllm.conversation import Conversation
 from localllm.engine import ContextFull
 from localllm.errors import LocalLLMError
@@ -74,7 +76,7 @@ class Talk:
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                statistics = write(answer(cancel))
+                statistics = write(answer(cancel), self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)
@@ -198,8 +200,7 @@ class Talk:
             return
         used, context = len(self.conversation.session.tokens), self.model.context
         rows = [("model", f"{self.name} on {self.model.device}"), ("context", f"{used} of {context} tokens")]
-        for line in columns([*rows, *self.settings.rows(name == "all")], indent=0).split("\n"):
-            say(line)
+        tell([*rows, *self.settings.rows(name == "all")])
 
     def tokens(self, text: str) -> None:
         words = self.model.words
@@ -219,6 +220,13 @@ class Talk:
             raise LocalLLMError(f"statistics are on, off or full, not {how}")
         self.stats = how or ("on" if self.stats == "off" else "off")
         say(f"statistics are {self.stats}")
+
+
+def tell(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns on stderr."""
+    room = width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
+    for line in columns(rows, indent=0, room=room).split("\n"):
+        say(line)
 
 
 def _per_token(memory: Memory) -> str:

@@ -100,7 +100,7 @@ def _answer(
             constraint = make() if make is not None else None
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options, constraint=constraint)
         cache.take_up(session)
-        statistics = write(pieces)
+        statistics = write(pieces, display if conversation else Display(plain=True), conversation)
         if statistics.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
-from localllm.cli.terminal.console import YELLOW, Guard, raw, say
+from localllm.cli.options import Display
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.shown import shown_on
 from localllm.generation.statistics import Piece, Statistics
 from localllm.model import Model
 from localllm.options import AnswerOptions, SamplingOptions
@@ -39,21 +41,27 @@ def interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def write(pieces: Iterable[Piece]) -> Statistics:
+def write(pieces: Iterator[Piece], display: Display, conversation: Conversation | None = None) -> Statistics:
     """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
-    out = raw(sys.stdout)
-    out = cast(TextIO, Guard(out)) if out.isatty() else out
-    last = "\n"
+    from localllm.answer.parts import Content, Reasoning
+
+    shown = shown_on(sys.stdout, display)
     statistics = None
-    for piece in pieces:
-        if piece.text:
-            out.write(piece.text)
-            out.flush()
-            last = piece.text[-1]
-        statistics = piece.statistics
-    if last != "\n":
-        out.write("\n")
-        out.flush()
+    try:
+        if conversation is None or not shown.parted:
+            for piece in pieces:
+                shown.content(piece.text)
+                statistics = piece.statistics
+        else:
+            for piece, parts in conversation.parts(pieces):
+                for part in parts:
+                    if isinstance(part, Reasoning):
+                        shown.thought(part.text)
+                    elif isinstance(part, Content):
+                        shown.content(part.text)
+                statistics = piece.statistics
+    finally:
+        shown.end()
     assert statistics is not None, "an answer ends with its statistics"
     return statistics
 

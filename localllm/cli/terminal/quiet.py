@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+
+try:
+    import termios
+except ImportError:  # a system without such terminals
+    termios = None  # type: ignore[assignment]
 
 _INPUT, _LOCAL = 0, 3  # indices into the attributes of a terminal
 
@@ -26,7 +30,7 @@ class Quiet:
         self._before: list[object] | None = None
 
     def __enter__(self) -> Quiet:
-        if sys.stdin.isatty() and threading.current_thread() is threading.main_thread():
+        if termios is not None and sys.stdin.isatty() and threading.current_thread() is threading.main_thread():
             self._before = termios.tcgetattr(sys.stdin.fileno())
             self._stops = signal.signal(signal.SIGTSTP, self._stop)
             self.apply()

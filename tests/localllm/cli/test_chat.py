@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import localllm as api
+from localllm.cli.options import Display
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
@@ -128,7 +129,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
     for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert write(pieces) is statistics
+        assert write(iter(pieces), Display(plain=True)) is statistics
         assert stream.getvalue() == expected
 
 
