@@ -63,6 +63,12 @@ class Session:
         if self._speculator is not None:
             self._speculator.close()
 
+    def use(self, speculator: Speculates | None) -> None:
+        """Draft the next answers with `speculator`, or not at all."""
+        if self._speculator is not None:
+            self._speculator.close()
+        self._speculator = speculator
+
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:

@@ -133,6 +133,7 @@ class Architecture:
     limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
     lead_rotated: bool = False  # the leading dense layers are rotated
     norm_by_eps: bool = False  # norms are RMS where the file gives the epsilon of RMS norms
+    rms_eps: bool = False  # files give the epsilon of layer norms as that of RMS norms
     halves: bool = False  # `feed_forward_length` counts gate and up together
     sliding: Sliding | None = None
     recurrent: Recurrent | None = None
@@ -405,6 +406,9 @@ _ROWS = (
         "phi2", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
     ),
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
+    Architecture(  # Phi 3.5 MoE
+        "phimoe", "neox", ffn_scales=False, norm="layer", rms_eps=True, routing=ExpertGating("sparse_mixer", False),
+    ),
     Architecture("plamo", "neox", ffn_scales=False, ffn_norm="attn_norm", parallel=True),
     Architecture(
         "plamo2", "neox", ffn_scales=False, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",

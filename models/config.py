@@ -180,7 +180,6 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
     head_dim, value_dim = zip(*[of_sliding if window else of_full for window in windows], strict=True)
     rope = _rope(keys, row, of_full[0], context_length)
     embedding_scale, residual_scale, logit_scale = _multipliers(keys, row, width, layers)
-    eps_key, least = f"attention.layer_norm{'_rms' if norm == 'rms' else ''}_epsilon", 0.0 if row.eps else 1e-20
     return Config(
         architecture=architecture,
         layers=layers,
@@ -194,7 +193,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         ffn_width=ffn_width,
         vocabulary=_vocabulary(keys),
         context_length=context_length,
-        eps=keys.real(eps_key, least, 1.0) or row.eps,
+        eps=keys.real(eps_key(row, norm), 0.0 if row.eps else 1e-20, 1.0) or row.eps,
         rope=_halved(keys, rope) if row.sliding and row.sliding.half else rope,
         window_rope=_window_rope(keys, row, rope, of_sliding[0]),
         rotated=_rotated(keys, row, windows),
@@ -229,6 +228,11 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         pooling=_pooling(keys, "pooling_type", "last" if causal else "mean"),
         classifier_pooling=_pooling(keys, "classifier_pooling_type", "last" if causal else row.classifier_pooling),
     )
+
+
+def eps_key(row: Architecture, norm: NormKind) -> str:
+    """The key that holds the epsilon of norms of this kind, below the architecture's prefix."""
+    return f"attention.layer_norm{'_rms' if norm == 'rms' or row.rms_eps else ''}_epsilon"
 
 
 def _causal(keys: Keys, row: Architecture) -> bool:
