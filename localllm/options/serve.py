@@ -150,6 +150,10 @@ class ServeOptions(Options):
         0, "--max-client-parallel", kind=_upto(MAX_PARALLEL, 0), shown="",
         help="answers of one client to write at the same time; its other requests wait (0: no limit)",
     )  # fmt: skip
+    max_client_tokens: int = option(
+        0, "--max-client-tokens", kind=_upto(1_000_000_000, 0), unit="tokens", shown="",
+        help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
+    )  # fmt: skip
     max_body: int = option(
         32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
     )

@@ -40,6 +40,11 @@ class Constraint(Protocol):
         ...
 
 
+def account_of(client: str) -> str:
+    """Return the account of a client, ACCOUNT or ACCOUNT/USER."""
+    return client.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """An answer wanted: the tokens before it, and how to choose and end it."""
@@ -63,7 +68,7 @@ class Request:
     @property
     def account(self) -> str:
         """The API key or address of the client. A request can name any user, so limits are per account."""
-        return self.client.partition("/")[0]
+        return account_of(self.client)
 
 
 @dataclass(frozen=True, slots=True)

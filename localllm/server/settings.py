@@ -49,6 +49,7 @@ class Settings:
                 body_bytes=options.max_body,
                 requests=options.max_requests,
                 client_requests=options.max_client_requests,
+                client_tokens=options.max_client_tokens,
                 body_seconds=options.timeout,
                 send_seconds=options.timeout,
                 ping_seconds=options.sse_ping_interval,

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.errors import Draining, TooManyRequests
@@ -53,6 +54,41 @@ def test_the_time_to_retry_follows_from_what_requests_take() -> None:
     with pytest.raises(TooManyRequests) as raised:
         admission.enter("a")
     assert raised.value.retry_after == 60
+
+
+def test_tokens_of_a_minute_are_regained_evenly() -> None:
+    now = [100.0]
+    admission = Admission(Limits(client_tokens=600), clock=lambda: now[0])
+    admission.enter("a")
+    admission.spend("a", 599)
+    admission.enter("a")
+    admission.spend("a", 51)
+    with pytest.raises(TooManyRequests, match="600 tokens of a minute; try again in 5 seconds") as raised:
+        admission.enter("a")
+    assert raised.value.retry_after == 5
+    admission.enter("b")
+    now[0] += 5.1
+    admission.enter("a")
+    now[0] += 60
+    for number in range(admission_module.MOST_CLIENTS + 1):
+        admission.spend(f"client {number}", 1)
+    assert "a" not in admission.spent
+
+
+def test_answers_are_counted_for_the_account_of_their_client() -> None:
+    settings = Settings(limits=Limits(client_tokens=60), keys=frozenset({digest("one"), digest("two")}))
+    service = ScriptedService(script("a", "b", prompt=70, reused=5))
+
+    async def main() -> None:
+        app = make_app(service, settings, admission=Admission(settings.limits, clock=lambda: 0.0))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for key, user, expected in (("one", "x", 200), ("one", "y", 429), ("two", "x", 200)):
+                body = {"messages": [{"role": "user", "content": "x"}], "user": user}
+                response = await client.post("/v1/chat/completions", json=body, headers={"X-Api-Key": key})
+                assert response.status_code == expected
+                assert response.headers.get("retry-after") == ("7" if expected == 429 else None)  # 67 - 60 tokens
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize(
