@@ -121,7 +121,7 @@ def _pack(x: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
 
 
 def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
-    """As of Kimi K2: DeepSeek V3's layers, whose matrices are packed; the same numbers, unpacked, give its logits."""
+    """As of Kimi K2.5: DeepSeek V3's layers, whose matrices are packed; the same numbers, unpacked, give its logits."""
     spec = read_specs()["deepseek2-v3"]
     packed, plain = {}, {}
     for name, *rest in spec["tensors"]:
@@ -138,11 +138,15 @@ def test_a_folder_with_packed_experts(tmp_path: Path) -> None:
         "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}},
     }  # fmt: skip
     results = []
-    for tensors, more in ((packed, {"quantization_config": told}), (plain, {})):
+    senses = {"vision_tower.x.weight": np.ones(4, np.float32), "mm_projector.x.weight": np.ones(4, np.float32)}
+    inside = {f"language_model.{name}": x for name, x in packed.items()} | senses
+    outside = {"architectures": ["KimiK25ForConditionalGeneration"]}
+    outside["text_config"] = {**spec["config"], "quantization_config": told}
+    for tensors, config in ((inside, outside), (plain, spec["config"])):
         save(tmp_path / "model.safetensors", tensors)
-        (tmp_path / "config.json").write_text(json.dumps({**spec["config"], **more}))
+        (tmp_path / "config.json").write_text(json.dumps(config))
         save_tokenizer(spec["tokenizer"], tmp_path)
         with open_checkpoint(tmp_path) as model:
-            assert model.notes == ()
+            assert len(model.notes) == (tensors is inside)  # on what is left out
             results.append(logits_of(model, ids()))
     np.testing.assert_array_equal(*results)
