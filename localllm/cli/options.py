@@ -122,6 +122,17 @@ class Format(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Display(Options):
+    """How answers look on a terminal."""
+
+    TITLE: ClassVar[str] = "Display"
+    plain: bool = option(
+        False, "--plain", help="show answers as the model writes them (default on a terminal: Markdown, words wrapped)"
+    )
+    hide_think: bool = option(False, "--hide-think", help="show how long the model thinks, not what")
+
+
+@dataclass(frozen=True, slots=True)
 class Configuration(Options):
     """Where options come from that are not on the command line (`localllm.cli.configuration`)."""
 
@@ -149,6 +160,14 @@ class Chat(Options):
         False, "--context-shift", help="drop the oldest turns when the context is full (default: ask)"
     )
     no_stats: bool = option(False, "--no-stats", help="show no statistics after answers")
+    stats: bool = option(False, "-v", "--stats", help="show all statistics after answers")
+    go_on: bool = option(False, "--continue", help="continue the last conversation, also after a crash")
+    no_history: bool = option(False, "--no-history", help="keep neither messages nor the conversation on disk")
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.stats and self.no_stats:
+            raise OptionError("-v/--stats and --no-stats exclude each other; give one")
 
 
 @dataclass(frozen=True, slots=True)

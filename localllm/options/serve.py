@@ -142,6 +142,10 @@ class ServeOptions(Options):
     max_client_requests: int = option(
         64, "--max-client-requests", kind=_upto(100_000), help="the same for one client (an API key, or an address)"
     )
+    max_client_parallel: int = option(
+        0, "--max-client-parallel", kind=_upto(MAX_PARALLEL, 0), shown="",
+        help="answers of one client to write at the same time; its other requests wait (0: no limit)",
+    )  # fmt: skip
     max_body: int = option(
         32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
     )

@@ -57,7 +57,12 @@ class Request:
     resumed: bool = False  # the answer continues a text, so a first space belongs to it
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
     priority: int = 0  # higher runs first
-    client: str = ""  # whose request it is: limits and fairness are per client
+    client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per client
+
+    @property
+    def account(self) -> str:
+        """The API key or address of the client. A request can name any user, so limits are per account."""
+        return self.client.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ class Running:
         if one in self.waiting:
             self.waiting.remove(one)
         self._ended()
+        if self._drafts is not None:
+            self._drafts.end(one)
         if one.sequence is not None:
             self._keep(one)
 
@@ -86,9 +88,11 @@ class Running:
     def admit(self) -> None:
         """Start waiting requests: by priority, then clients that have the fewest running, then age."""
         blocked: set[int] = set()
+        each = self._limits.client_parallel or self._limits.parallel
         while len(self.active) < self._limits.parallel:
             have = Counter(one.request.client for one in self.active)
-            ready = [one for one in self.waiting if one.number not in blocked]
+            accounts = Counter(one.request.account for one in self.active)
+            ready = [one for one in self.waiting if one.number not in blocked and accounts[one.request.account] < each]
             if not ready:
                 return
             one = min(ready, key=lambda one: (-one.request.priority, have[one.request.client], one.number))
@@ -191,6 +195,8 @@ class Running:
         assert victim.sequence is not None
         self._engine.release(victim.sequence)
         victim.sequence = None
+        if self._drafts is not None:
+            self._drafts.end(victim)
         victim.guesses, victim.verified = [], 0
         self.active.remove(victim)
         self.waiting.append(victim)

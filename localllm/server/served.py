@@ -21,6 +21,7 @@ from localllm.embedding import normalized, pair
 from localllm.held import end_of, held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
+from localllm.scheduler.draft_model import DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
@@ -220,11 +221,13 @@ def _inline(format_: Format) -> Format:
 
 
 def drafts_of(model: Model) -> Drafts | None:
-    """Return what drafts repetitions for a batch, if the options ask for it. A draft model is not used here."""
+    """Return what drafts for a batch, if the options ask for it: repetitions, the draft model or both."""
     speculation = model.speculation
-    if speculation is None or speculation.options.kind == "draft":
+    if speculation is None:
         return None
-    return Drafts(speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1))
+    costs, longest = speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1)
+    drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
+    return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
 
 
 class _Text:

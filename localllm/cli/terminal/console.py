@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from localllm.cli.flags import typed
+from localllm.cli.terminal.wrapping import broken, width_of
 from localllm.printable import printable
 from localllm.sizes import size
 
@@ -72,9 +73,11 @@ def styled(text: str, style: str, stream: TextIO) -> str:
 
 
 def say(text: str, style: str = DIM) -> None:
-    """Print one line on stderr, after flushing stdout."""
+    """Print one line on stderr, after flushing stdout. A terminal breaks it at words."""
     sys.stdout.flush()
-    print(styled(printable(typed(text), None), style, sys.stderr), file=raw(sys.stderr), flush=True)
+    line, width = printable(typed(text), None), width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
+    shown = "\n".join(broken(line, width)) if width else line
+    print(styled(shown, style, sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def fail(text: str) -> None:

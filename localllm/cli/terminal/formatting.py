@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localllm.cli.terminal.wrapping import broken
 from localllm.printable import printable
 from localllm.sizes import size as size
+
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was: "3 days ago"."""
+    for unit, name in _AGES:
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f"{count} {name}{'s' * (count > 1)} ago"
+    return "now"
 
 
 def parameters(count: int) -> str:
@@ -34,12 +46,24 @@ def _cells(row: Sequence[str]) -> list[str]:
     return [printable(cell, None) for cell in row]
 
 
-def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
-    """Align rows in columns; the last column is ragged."""
+def columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
+    """Align rows in columns; the last column is ragged.
+
+    In a terminal of `room` columns the last one breaks at words. If the others leave it too little, it stands below.
+    """
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    before = indent + sum(widths) + 2 * len(widths)
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append(" " * indent + "  ".join([*cells, row[-1]]))
+        line = " " * indent + "  ".join([*cells, row[-1]])
+        if not room or len(line) <= room:
+            lines.append(line)
+        elif before <= room * 0.6:
+            lines += broken(line, room, " " * before)
+        else:
+            head = " " * indent + "  ".join(cell for cell in row[:-1] if cell)
+            below = " " * (indent + 4)
+            lines += [*broken(head, room, below), *broken(below + row[-1], room, below)]
     return "\n".join(lines)

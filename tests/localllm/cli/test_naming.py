@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from localllm.cli.commands.list import _age
 from localllm.cli.main import main
+from localllm.cli.terminal.formatting import age
 from tests.localllm.store.hub_server import HubServer, Repo, serving
 from tests.localllm.store.stores import ollama_model
 from tests.localllm.support import REPOSITORY, Terminal, localllm, write_model
@@ -195,7 +195,7 @@ def test_run_without_a_prompt_opens_a_chat_on_a_terminal(tiny: Path) -> None:
     terminal = Terminal("run", tiny, *QUICK)
     terminal.wait_for(">>> ")
     terminal.type("hi\r")
-    terminal.wait_for("answer 4")
+    terminal.wait_for("first token")
     terminal.wait_for(">>> ")
     terminal.type("/bye\r")
     assert terminal.end() == 0
@@ -278,4 +278,4 @@ def test_list_reads_the_quantization_where_no_name_tells_it(shell: Shell, tiny: 
     [(0, "now"), (59, "now"), (60, "1 minute ago"), (7200, "2 hours ago"), (90000, "1 day ago"), (9e7, "2 years ago")],
 )
 def test_ages_are_in_one_unit(seconds: float, shown: str) -> None:
-    assert _age(seconds) == shown
+    assert age(seconds) == shown

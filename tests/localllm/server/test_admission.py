@@ -27,12 +27,59 @@ def test_requests_are_counted() -> None:
     with pytest.raises(TooManyRequests, match="3 requests are open"):
         admission.enter("c")
     for client in ("a", "a", "b"):
-        admission.leave(client)
+        admission.leave(client, 0.01)
     assert admission.open == 0
     assert not admission.clients  # no trace of clients that are gone
     admission.draining = True
     with pytest.raises(Draining):
         admission.enter("a")
+
+
+def test_the_time_to_retry_follows_from_what_requests_take() -> None:
+    admission = Admission(Limits(requests=8, client_requests=2))
+    admission.enter("a")
+    admission.leave("a", 30.0)
+    for expected in (15, 13):  # half of a request's mean time
+        admission.enter("a")
+        admission.enter("a")
+        with pytest.raises(TooManyRequests) as raised:
+            admission.enter("a")
+        assert raised.value.retry_after == expected
+        admission.leave("a", 1.0)
+        admission.leave("a", 1.0)
+    admission.seconds = 1e6
+    admission.limits = Limits(client_requests=1)
+    admission.enter("a")
+    with pytest.raises(TooManyRequests) as raised:
+        admission.enter("a")
+    assert raised.value.retry_after == 60
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, ("error", "type")),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, ("error", "type")),
+        ("/api/generate", {"prompt": "x"}, ("error",)),
+        ("/completion", {"prompt": "x"}, ("error", "type")),
+    ],
+)
+def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], kind: tuple[str, ...]) -> None:
+    admission = Admission(Limits(client_requests=1))
+    admission.enter("127.0.0.1")
+
+    async def main() -> None:
+        app = make_app(ScriptedService(script("a")), Settings(limits=admission.limits), admission=admission)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            response = await client.post(path, json=body)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        found = response.json()
+        for name in kind:
+            found = found[name]
+        assert found == ("rate_limit_error" if len(kind) > 1 else response.json()["error"])
+        assert "1 requests of yours are open" in response.text
+
+    asyncio.run(main())
 
 
 async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:
