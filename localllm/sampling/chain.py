@@ -27,7 +27,7 @@ COLDEST = 1e-10  # lower temperatures count as 0
 # Error bound of a total probability from float32 weights: 88 * 2^-24 from rounding exponents, 3 * 2^-24 of np.exp,
 # 40 * 2^-24 of the pairwise sum, doubled.
 _DOUBT = 2e-5
-_STRIDE = 512  # candidates whose weights `quick_draw` sums first
+_RUN = 8192  # candidates whose float32 weights are summed at once: they stay in the cache, and need no fresh pages
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,9 @@ class Context:
 
 def softmax(candidates: Candidates) -> Doubles:
     """Return probabilities (n,); at least one logit must be finite."""
-    weights: Doubles = np.exp(candidates.logits.astype(np.float64) - candidates.peak)
+    weights: Doubles = candidates.logits.astype(np.float64)
+    weights -= candidates.peak  # in place: fresh pages for a whole vocabulary take as long as the arithmetic
+    np.exp(weights, out=weights)
     weights /= weights.sum()
     return weights
 
@@ -195,15 +197,26 @@ def _likely(candidates: Candidates, options: SamplingOptions) -> NDArray[np.bool
 def _sums(candidates: Candidates, rows: Indices) -> Doubles:
     """Return cumulative probabilities (n,) of `rows` (n,), off by less than _DOUBT: the total is summed in float32,
     which takes a tenth of the time."""
-    total = float(_rough(candidates).sum())
+    total = _run_sums(candidates).sum()
     sums: Doubles = np.exp(candidates.logits[rows].astype(np.float64) - candidates.peak).cumsum() / total
     return sums
 
 
-def _rough(candidates: Candidates) -> Floats:
-    """Return unnormalized probabilities (n,) in float32; all sums of them are off by less than _DOUBT of the total."""
-    weights: Floats = np.exp(candidates.logits - np.float32(candidates.peak))
-    return weights
+def _run_sums(candidates: Candidates) -> Doubles:
+    """Return the sums (runs,) of unnormalized float32 probabilities of _RUN candidates each.
+
+    All sums of them are off by less than _DOUBT of the total.
+    """
+    count, peak = len(candidates.logits), np.float32(candidates.peak)
+    buffer = np.empty(min(_RUN, count), np.float32)
+    return np.array([_weights(candidates, start, peak, buffer).sum() for start in range(0, count, _RUN)], np.float64)
+
+
+def _weights(candidates: Candidates, start: int, peak: np.float32, buffer: Floats) -> Floats:
+    """Return the unnormalized probabilities of a run of candidates, in `buffer`."""
+    logits = candidates.logits[start : start + _RUN]
+    weights = np.subtract(logits, peak, out=buffer[: len(logits)])
+    return np.exp(weights, out=weights)
 
 
 def quick_draw(candidates: Candidates, uniform: float) -> int | None:
@@ -211,21 +224,19 @@ def quick_draw(candidates: Candidates, uniform: float) -> int | None:
 
     None if float32 cannot tell; `softmax` can, and takes five times as long.
     """
-    weights = _rough(candidates)
-    starts = np.arange(0, len(weights), _STRIDE)
-    ends = np.add.reduceat(weights, starts, dtype=np.float64).cumsum()  # of runs of _STRIDE candidates
+    ends = _run_sums(candidates).cumsum()
     target, doubt = uniform * ends[-1], _DOUBT * ends[-1]
     run = int(ends.searchsorted(target, side="right"))
     if run == len(ends):
         return None
-    first = int(starts[run])
-    sums = (ends[run - 1] if run else 0.0) + weights[first : first + _STRIDE].cumsum(dtype=np.float64)
+    first = run * _RUN
+    weights = _weights(candidates, first, np.float32(candidates.peak), np.empty(_RUN, np.float32))
+    sums = (ends[run - 1] if run else 0.0) + weights.cumsum(dtype=np.float64)
     at = int(sums.searchsorted(target, side="right"))
-    if (
-        at == len(sums)
-        or sums[at] - target < doubt
-        or (first + at and target - (sums[at] - weights[first + at]) < doubt)
-    ):
+    if at == len(sums) or sums[at] - target < doubt:
+        return None
+    before = sums[at] - weights[at]
+    if first + at and target - before < doubt:
         return None
     return int(candidates.ids[first + at])
 
@@ -263,6 +274,8 @@ def temperature(candidates: Candidates, options: SamplingOptions, context: Conte
     if degree < COLDEST:
         peak = int(candidates.logits.argmax())
         return candidates.take(slice(peak, peak + 1), descending=True)
+    if degree == 1:
+        return candidates
     with np.errstate(over="ignore"):  # to -inf
         return Candidates(candidates.ids, candidates.logits / np.float32(degree), candidates.descending)
 

@@ -54,7 +54,10 @@ class Places:
                     raise
         self.remember(place, sequence.tokens)
         length = sequence.length
-        self._prefixes.keep(sequence)
+        if self._prefixes.find(sequence.tokens).length == length:  # the cache has it, or it is empty
+            sequence.free()
+        else:
+            self._prefixes.keep(sequence)
         return length, size
 
     def erase(self, place: int) -> int:

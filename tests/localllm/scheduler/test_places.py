@@ -79,12 +79,14 @@ def test_loading_makes_room_by_dropping_what_was_not_used_longest(model: localll
 
         def read() -> tuple[Sequence, int]:
             sequence = it.engine.add()
-            it.engine.step([Rows(sequence, [9] * (3 * BLOCK))])
+            it.engine.step([Rows(sequence, [9] * (2 * BLOCK))])
             return sequence, 77
 
-        assert it.running.places.load(2, read) == (3 * BLOCK, 77)
-        assert tokens_of(it, 2) == [9] * (3 * BLOCK)
+        assert it.running.places.load(2, read) == (2 * BLOCK, 77)
+        assert tokens_of(it, 2) == [9] * (2 * BLOCK)
         assert tokens_of(it, 0) == []
+        assert it.running.places.load(1, read) == (2 * BLOCK, 77)
+        assert len(it.running.prefixes) == 1  # not kept twice
 
 
 def test_jobs_run_between_steps_and_tell_their_errors(model: localllm.Model) -> None:
