@@ -29,7 +29,7 @@ from localllm.convert.tokenizer_keys import tokenizer_keys
 from localllm.errors import LocalLLMError
 from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
-from localllm.models.config import MAX_LAYERS
+from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.plan import summarize
 from localllm.printable import printable
 
