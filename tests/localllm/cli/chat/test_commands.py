@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from localllm.cli.chat.commands import COMMANDS
 from localllm.cli.chat.journal import MOST, Journal, last
+from localllm.cli.main import main
 from tests.localllm.support import Terminal, localllm, write_model
 
 QUICK = ("-n", "6", "--temp", "0", "-c", "256", "-t", "1")
@@ -39,7 +41,7 @@ def test_sampling_and_length_change_in_a_chat(tiny: Path) -> None:
     )
     assert answers[0] != greedy == answers[1]
     assert answers[2] == greedy[: len(answers[2])] < greedy
-    assert "temp is 0.0 (temperature (0: always the top token))" in err
+    assert "temperature is 0.0 (temperature (0: always the top token))" in err
     assert "predict is 3 (" in err
     assert err.endswith("error: unknown setting 'TEMP'; did you mean temp?\n") or "unknown setting 'TEMP'" in err
 
@@ -68,7 +70,7 @@ def test_speculation_changes_in_a_chat_and_no_answer(tiny: Path) -> None:
     ("typed", "answer"),
     [
         ("/set temperatur 0", "error: unknown setting 'temperatur'; did you mean temperature?"),
-        ("/set temp hot", "error: temp: 'hot' is not a number"),
+        ("/set temp hot", "error: temperature: 'hot' is not a number"),
         ("/set top-p 2", "error: top-p: 2.0: it must be a number from 0 to 1"),
         ("/set", "error: wrong usage; write /set NAME [VALUE]"),
         ("/stats maybe", "error: statistics are on, off or full, not maybe"),
@@ -219,15 +221,21 @@ def test_a_journal_is_bounded_and_skips_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])
-def test_the_place_of_a_prompt_cache_is_checked_before_the_work(tmp_path: Path, command: str) -> None:
-    missing = tmp_path / "none" / "talk.kv"
+def test_the_place_of_a_prompt_cache_is_checked_before_the_work(
+    tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("one\n"))
     other = tmp_path / "text"
     other.write_text("mine")
-    for place, problem in ((missing, "no such folder"), (tmp_path, "is a folder"), (other, "is not a localllm conv")):
-        words = [command, "demo", *(["hi"] if command == "run" else []), "--prompt-cache", place]
-        done = localllm(*words, stdin="one\n")
-        assert (done.returncode, done.stdout) == (1, "")
-        assert problem in done.stderr
+    for place, problem in (
+        (tmp_path / "none" / "talk.kv", "no such folder"),
+        (tmp_path, "is a folder"),
+        (other, "is not a localllm conversation file"),
+    ):
+        assert main([command, "demo", *(["hi"] if command == "run" else []), "--prompt-cache", str(place)]) == 1
+        out, err = capsys.readouterr()
+        assert (out, err.count("\n")) == ("", 1)  # not even a note about the model
+        assert problem in err
     assert other.read_text() == "mine"
 
 
