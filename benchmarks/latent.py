@@ -4,10 +4,11 @@
 
 The model has the shape of DeepSeek-V2-Lite, but 3 of its 27 layers, a small vocabulary and random weights; it is
 written where `--model` says if it is not there. The profile of a prompt gives the share of attention and of the
-matrices that absorption adds. Then the attention of one layer runs alone, over the same steps of 512 rows, in three
-forms: "absorbed"; "expanded", every latent row made into keys and values of heads once, which a cache 4.7 times as
-large then keeps; and "expanded again", the rows before made so again in every step, as a cache of latent rows needs.
-One JSON line per size goes to benchmarks/results/latent.jsonl.
+matrices that absorption adds. Then the attention of one layer runs alone, over the same steps of 512 rows, in four
+forms: "absorbed", also with a cache in q8_0; "expanded", where keys and values of heads are made of every latent row
+once and kept in a cache 4.7 times as large; and "expanded again", where they are made again in every step, as a cache
+of latent rows needs. Their ratio, times the share, is what the model would save. One JSON line per size goes to
+benchmarks/results/latent.jsonl.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ sys.path.insert(0, str(ROOT))
 from make_model import Rows, byte_vocabulary
 
 import localllm
-from localllm.backends.base import Limits
+from localllm.backends.base import CacheTypes, Limits
 from localllm.backends.cpu.backend import CpuBackend, CpuExecutable
 from localllm.backends.cpu.kernels.executor import Entry
 from localllm.gguf import NewTensor, write_gguf
@@ -41,6 +42,7 @@ LAYERS, DENSE, OF_MODEL = 3, 1, 27
 WIDTH, HEADS, RANK, PLAIN, ROTATED, VALUE = 2048, 16, 512, 128, 64, 128
 FFN, EXPERTS, USED, SHARED, EXPERT_FFN, VOCABULARY = 10944, 64, 6, 2, 1408, 4096
 STEP = 512  # rows of a step
+NAMES = ("absorbed", "absorbed, q8_0", "expanded", "expanded again")
 
 
 # -- the model ---------------------------------------------------------------------------------------------------------
@@ -204,7 +206,12 @@ def seconds_of(executable: CpuExecutable, size: int) -> float:
 def alone(backend: CpuBackend, sizes: list[int], rounds: int) -> dict[int, dict[str, float]]:
     """Seconds of each form of one layer's attention, the least of some rounds in turn."""
     limits = Limits(STEP, STEP, -(-max(sizes) // BLOCK), -(-max(sizes) // BLOCK) * BLOCK)
-    forms = {form.__name__: backend.bind(form(Recorder()), limits) for form in (absorbed, expanded, product)}
+    forms = {
+        "absorbed": backend.bind(absorbed(Recorder()), limits),
+        "absorbed, q8_0": backend.bind(absorbed(Recorder()), limits, CacheTypes("q8_0", "q8_0")),
+        "expanded": backend.bind(expanded(Recorder()), limits),
+        "product": backend.bind(product(Recorder()), limits),
+    }
     found: dict[int, dict[str, float]] = {}
     for size in sizes:
         times: dict[str, list[float]] = {name: [] for name in forms}
@@ -212,7 +219,7 @@ def alone(backend: CpuBackend, sizes: list[int], rounds: int) -> dict[int, dict[
             for name, executable in forms.items():
                 times[name].append(seconds_of(executable, size if name != "product" else STEP))
         least = {name: min(samples) for name, samples in times.items()}
-        again = sum(start for start in range(0, size, STEP)) / STEP * least.pop("product")
+        again = sum(range(0, size, STEP)) / STEP * least.pop("product")
         found[size] = least | {"expanded again": least["expanded"] + again}
     for executable in forms.values():
         executable.close()
@@ -234,13 +241,15 @@ def main() -> None:
     forms = alone(backend, sizes, arguments.rounds)
     device = backend.describe()
     backend.close()
-    print("| prompt | tokens/s | attention | of it matrices | absorbed ms | expanded ms | expanded again ms |")
-    print("|---:|---:|---:|---:|---:|---:|---:|")
+    print(f"| prompt | tokens/s | attention | absorbed matrices | {' | '.join(f'saved: {n}' for n in NAMES[1:])} |")
+    print(f"|{'---:|' * (3 + len(NAMES))}")
     with localllm.load(arguments.model, threads=arguments.threads, ctx_size=max(sizes)) as model:
         prompt(model, STEP)
         for size in sizes:
             seconds, parts = min((prompt(model, size) for _ in range(arguments.rounds)), key=lambda pair: pair[0])
             each = {name: 1e3 * s for name, s in forms[size].items()}  # of a layer
+            share = parts["attention"] + parts["absorbed matrices"]
+            saved = {name: share * (1 - each[name] / each["absorbed"]) for name in NAMES[1:]}  # of the model's time
             row = {
                 "when": datetime.now(UTC).isoformat(timespec="seconds"),
                 "prompt": size,
@@ -251,17 +260,14 @@ def main() -> None:
                 "seconds": seconds,
                 "shares": parts,
                 "layer_ms": each,
-                "saved": {
-                    name: LAYERS * (each["absorbed"] - each[name]) / 1e3 / seconds
-                    for name in ("expanded", "expanded again")
-                },
+                "saved": saved,
                 "machine": machine(),
             }
             with arguments.out.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-            share = parts["attention"] + parts["absorbed matrices"]
-            cells = (f"{size / seconds:.0f}", f"{share:.0%}", f"{parts['absorbed matrices']:.0%}")
-            print(f"| {size} | {' | '.join(cells)} | {' | '.join(f'{ms:.0f}' for ms in each.values())} |", flush=True)
+            shares = (parts["attention"], parts["absorbed matrices"], *saved.values())
+            cells = (str(size), f"{size / seconds:.0f}", *(f"{each:.0%}" for each in shares))
+            print(f"| {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

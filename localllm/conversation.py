@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +85,7 @@ class Conversation:
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def say(self, text: str, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Yield the answer to `text`, piece by piece; the last piece holds the statistics.
 
         A cancelled answer keeps what was written. A turn without any answer is removed: after ContextFull, after a
@@ -93,11 +93,11 @@ class Conversation:
         """
         return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
 
-    def again(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def again(self, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Replace the last answer with a new one."""
         return self._turn(self._asked("no answer to write again"), [], cancel)
 
-    def go_on(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def go_on(self, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Continue the last answer, and yield the new part."""
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
@@ -181,7 +181,7 @@ class Conversation:
 
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Yield the answer to the last of `messages`; its first tokens, `begun`, are given."""
         spent: Statistics | None = None
         tokens, text = list(begun), self._words.decode(begun)

@@ -17,7 +17,7 @@ from localllm.cli import options
 from localllm.cli.app import Command, Filled, UsageError, read
 from localllm.cli.flags import typed
 from localllm.cli.naming import model_and_words, one_model, several_models, with_command
-from localllm.cli.terminal.console import YELLOW, fail, guarded, say
+from localllm.cli.terminal.console import YELLOW, fail, guarded, room, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
 from localllm.notice import BeyondTraining, NotUsed
@@ -69,7 +69,7 @@ def _show(model: options.ModelName, own: options.Show) -> None:
         from localllm.cli.commands import tables
 
         wanted = ((own.formats, tables.formats), (own.archs, tables.architectures))
-        print("\n\n".join(table() for asked, table in wanted if asked))
+        print("\n\n".join(table(room()) for asked, table in wanted if asked))
         return
     from localllm.cli.commands.show import show
 

@@ -18,6 +18,7 @@ from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
 from localllm.convert.mapped import mapped_tensors
 from localllm.convert.modules import Module, dense_keys, dense_shards, dense_tensors, pooling_of, read_modules
+from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
@@ -28,7 +29,7 @@ from localllm.convert.tokenizer_keys import tokenizer_keys
 from localllm.errors import LocalLLMError
 from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
-from localllm.models.config import MAX_LAYERS
+from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.plan import summarize
 from localllm.printable import printable
 
@@ -40,7 +41,6 @@ _EXACT = (
     *("position_embd", "token_types"),
 )
 _WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
-_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
 
 
 class Checkpoint(Closing):
@@ -51,7 +51,7 @@ class Checkpoint(Closing):
         if not folder.is_dir():
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
-        recipe = _recipe(config)
+        recipe, packing = _recipe(config), read_packing(config)
         config = HfConfig(config.path, config.values, recipe.assumed(config))
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
@@ -72,7 +72,7 @@ class Checkpoint(Closing):
                 named = mapped_tensors(shards, recipe, recipe.mapped, sizes)
                 made = [_stored(tensor, recipe.norm_offset) for tensor in named]
             else:
-                shelf = Shelf(shards, layers, _fp8_blocks(config))
+                shelf = Shelf(shards, layers, packing)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
                 _check_rest(shelf.rest(), recipe)
             further = list(dense_tensors(dense))
@@ -130,13 +130,6 @@ def _recipe(config: HfConfig) -> Recipe:
         raise ConvertError(
             f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
         )
-    packing = config.table("quantization_config")
-    method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
-    if method and method not in _READABLE:
-        raise ConvertError(
-            f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "
-            "made of"
-        )
     return next(row for row in rows if row.when is None or row.when(config))
 
 
@@ -157,17 +150,6 @@ def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
         for module in modules
         if module.kind == "Dense"
     ]
-
-
-def _fp8_blocks(config: HfConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of an FP8 model that share a scale; None if config.json does not tell."""
-    packing = config.below("quantization_config", config.table("quantization_config"))
-    sizes = packing.get("weight_block_size")
-    if sizes is None:
-        return None
-    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in sizes):
-        raise packing.error("weight_block_size", sizes, "rows and columns of a block")
-    return sizes[0], sizes[1]
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:

@@ -13,7 +13,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
-from localllm.models.config import eps_key
+from localllm.models.reading.config import eps_key
 
 # GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {

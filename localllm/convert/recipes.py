@@ -77,7 +77,9 @@ _ROWS = (
     Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe(
-        "deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), of.LATENT,
+        "deepseek2",
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration"),
+        of.LATENT,
         keys=_LATENT_KEYS, checks=(must_be("rope_interleave", True), _one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),

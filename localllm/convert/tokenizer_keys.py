@@ -16,6 +16,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import TokenizerModel
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
+from localllm.convert.tiktoken_tokens import FILE, NOTE, from_tiktoken
 from localllm.convert.tokens import TokenizerFiles, optional
 from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
@@ -49,7 +50,9 @@ def tokenizer_keys(folder: Path, config: HfConfig, rows: int, kind: TokenizerMod
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
-    return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4") if files.fast else ())
+    if not files.fast:
+        return TokenizerKeys(keys, (NOTE,) if keys["tokenizer.ggml.model"] == "gpt2" else ())
+    return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
 
 
 def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
@@ -60,6 +63,8 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     by_bytes = bool(files.fast) and not model.get("byte_fallback")
     if pieces.is_file() and not by_bytes and not (files.fast and kind):
         return from_pieces(pieces, files)
+    if not files.fast and (files.folder / FILE).is_file():
+        return from_tiktoken(files)
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -70,13 +71,14 @@ class Talk:
         if self._answer(lambda cancel: self.conversation.say(text, cancel)):
             self._refused = ""
 
-    def _answer(self, answer: Callable[[Event], Iterator[Piece]]) -> bool:
+    def _answer(self, answer: Callable[[Event], Generator[Piece]]) -> bool:
         """Print an answer and its statistics; False if the context has no room for it."""
         self._cut = False
         self.quiet.apply()
         with interruptible() as cancel:
             try:
-                statistics = write(answer(cancel), self.settings.display, self.conversation)
+                with closing(answer(cancel)) as pieces:  # a signal that ends the program keeps what was written, too
+                    statistics = write(pieces, self.settings.display, self.conversation)
             except ContextFull as error:
                 say(f"error: {typed(error)}", RED)
                 say(CHOICES, YELLOW)

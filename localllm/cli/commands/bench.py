@@ -23,9 +23,9 @@ from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
 from localllm.cli.options import Bench
-from localllm.cli.terminal.answer import read_bandwidth, tell
-from localllm.cli.terminal.console import LoadProgress, say
-from localllm.cli.terminal.formatting import markdown_row, parameters, size
+from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
+from localllm.cli.terminal.console import LoadProgress, room, say
+from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
@@ -263,6 +263,11 @@ def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
     return lambda r: text(r) if r.bytes_per_token else ""
 
 
+def _share(r: BenchResult) -> str:
+    """Return the percentage of the roof; nothing if the roof was measured while other programs used the memory."""
+    return f"{100 * r.roof_share:.0f}" if r.roof_share <= Roof.MOST_SHARE else ""
+
+
 def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
     """Milliseconds from one decoded token to the next."""
     return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
@@ -285,7 +290,7 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "t/s": (20, True, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
     "GB/s": (7, True, _decoding(lambda r: f"{r.gb_per_s:.2f}")),
     "roof GB/s": (9, True, _decoding(lambda r: f"{r.roof_gb_per_s:.2f}")),
-    "% of roof": (9, True, _decoding(lambda r: f"{100 * r.roof_share:.0f}")),
+    "% of roof": (9, True, _decoding(_share)),
     "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.gop_per_s else ""),
     "p50 ms": (7, True, _each_token(lambda r: r.p50_ns)),
     "p90 ms": (7, True, _each_token(lambda r: r.p90_ns)),
@@ -312,6 +317,9 @@ def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
 @contextmanager
 def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
     widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
+    if 0 < room() < sum(widths) + 3 * len(widths) + 1:
+        yield _records(names)
+        return
     rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
     for row in (names, rule):
         print(markdown_row(names, row, widths, right), flush=True)
@@ -320,3 +328,19 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
         print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
 
     yield show
+
+
+def _records(names: tuple[str, ...]) -> Show:
+    """Return what prints a block for each result, with the model before its first one: a table is too wide."""
+    last: tuple[str, ...] = ()
+
+    def show(result: BenchResult) -> None:
+        nonlocal last
+        cells = tuple(_COLUMNS[n][2](result) for n in names)
+        first = names.index("test")
+        if cells[:first] != last:
+            last = cells[:first]
+            print(record(names[:first], last, room()) + "\n", flush=True)
+        print(record(names[first:], cells[first:], room()) + "\n", flush=True)
+
+    return show

@@ -24,8 +24,8 @@ from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_tests import Test
 from localllm.cli.flags import flag_of
 from localllm.cli.options import Bench
-from localllm.cli.terminal.console import say
-from localllm.cli.terminal.formatting import markdown
+from localllm.cli.terminal.console import room, say
+from localllm.cli.terminal.formatting import table
 from localllm.errors import LocalLLMError
 from localllm.machine.processor import usable_threads
 from localllm.options import LoadOptions
@@ -98,7 +98,7 @@ class _Markdown:
 
     def __exit__(self, *error: object) -> None:
         if self._rows:  # also those that were ready when Ctrl-C came
-            print(markdown(self.HEADER, self._rows, right=self.HEADER[1:7]), flush=True)
+            print(table(self.HEADER, self._rows, self.HEADER[1:7], room()), flush=True)
 
 
 def _compare(own: Bench, path: Path, threads: int, test: Test, program: str) -> Compared:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from localllm.options import AnswerOptions
 if TYPE_CHECKING:
     from localllm.confined import Confined
     from localllm.conversation import Conversation
+    from localllm.generation.statistics import Piece
     from localllm.model import Model
     from localllm.template import Family
 
@@ -88,6 +89,7 @@ def _answer(
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, force)
         conversation = None if own.raw else _conversation(model, confined, answering, sampling, format_)
+        pieces: Iterator[Piece]
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
         elif answering.system_prompt:

@@ -72,6 +72,11 @@ def styled(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if wanted else text
 
 
+def room() -> int:
+    """Return the columns of the terminal on stdout; 0 if there is none, or if it does not know them."""
+    return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
+
+
 def say(text: str, style: str = DIM) -> None:
     """Print one line on stderr, after flushing stdout. A terminal breaks it at words."""
     sys.stdout.flush()

@@ -33,6 +33,28 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     return "\n".join(markdown_row(header, row, widths, right) for row in (header, rule, *rows))
 
 
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
+    """Return a Markdown table. In a terminal of `room` columns, empty columns are dropped if it does not fit.
+
+    If it still does not fit, it is turned on its side: a block for every row, a line for every cell that is not empty.
+    """
+    whole = markdown(header, rows, right)
+    if not room or len(whole.partition("\n")[0]) <= room:
+        return whole
+    used = [number for number in range(len(header)) if any(row[number].strip() for row in rows)]
+    left = [[row[number] for number in used] for row in (header, *rows)]
+    less = markdown(left[0], left[1:], right)
+    if len(less.partition("\n")[0]) <= room:
+        return less
+    return "\n\n".join(record(header, row, room) for row in rows)
+
+
+def record(header: Sequence[str], row: Sequence[str], room: int) -> str:
+    """Return a row of a table on its side: a line for every cell that is not empty."""
+    pairs = [(name, cell) for name, cell in zip(header, row, strict=True) if cell.strip()]
+    return columns(pairs, indent=0, room=room)
+
+
 def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
     cells = [
         cell.rjust(width) if name in right else cell.ljust(width)
