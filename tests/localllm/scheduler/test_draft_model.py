@@ -158,6 +158,24 @@ def test_a_full_cache_of_the_draft_model_ends_drafting_only(demo: localllm.Model
         assert tight.pool.free_blocks == tight.pool.blocks
 
 
+def test_preempted_and_cancelled_requests_leave_its_cache(small: localllm.Model) -> None:
+    with localllm.load("demo", backend="cpu", threads=1, ctx_size=256, sequences=1) as model:  # room for one context
+        requests = [Request([9 + number] * 60, GREEDY, 80, ignore_eos=True) for number in range(4)]
+        expected = each_alone(model, requests)
+        drafts, _ = drafting(model, small)
+        with Stepped(model, drafts, parallel=4) as it:
+            asked = [it.ask(request) for request in requests]
+            preempted = 0
+            while len(asked[0][1].tokens) < 60:
+                it.turn()
+                preempted += bool(it.running.waiting)
+            asked[0][0].ticket.cancel()
+            it.finish()
+        assert preempted
+        assert [answer.tokens for _, answer in asked[1:]] == expected[1:]
+        assert small.pool.free_blocks == small.pool.blocks
+
+
 def test_what_a_grammar_forbids_is_not_verified(demo: localllm.Model, small: localllm.Model) -> None:
     request = Request([1, 5, 9], GREEDY, 90, constraint=lambda: Rising(demo.vocabulary, 60))
     with Stepped(demo) as it:
