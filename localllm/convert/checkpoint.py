@@ -82,7 +82,7 @@ class Checkpoint(Closing):
             rows = self.tensors["token_embd.weight"].shape[0]
             keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further))
             parameters = _verify(folder, keys, recipe, self.tensors)
-            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer)
+            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates)
             stored = {
                 "general.architecture": recipe.name,
                 **general_keys(folder, parameters),

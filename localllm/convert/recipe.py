@@ -273,6 +273,7 @@ class Recipe:
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
+    templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:

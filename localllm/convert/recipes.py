@@ -3,7 +3,7 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
-from localllm.convert import encoder_recipes, gemma_recipes, mamba_recipes, recurrent_recipes
+from localllm.convert import encoder_recipes, gemma_recipes, mamba_recipes, recurrent_recipes, rerankers
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
@@ -198,9 +198,14 @@ _ROWS = (
     Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
 
-_ALL = (*_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS)
+_ALL = (
+    *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
+    *rerankers.ROWS,
+)  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
 BY_CLASS: dict[str, tuple[Recipe, ...]] = {
-    name: tuple([row for row in _ALL if name in row.classes]) for of_class in _ALL for name in of_class.classes
+    name: tuple(sorted([row for row in _ALL if name in row.classes], key=lambda row: row.when is None))
+    for of_class in _ALL
+    for name in of_class.classes
 }

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from localllm.confined import Confined, ConfinedError, folder_tokenizer
@@ -36,17 +37,24 @@ class TokenizerKeys:
     notes: tuple[str, ...]
 
 
-def tokenizer_keys(folder: Path, config: HfConfig, rows: int, kind: TokenizerModel = "") -> TokenizerKeys:
+def tokenizer_keys(
+    folder: Path,
+    config: HfConfig,
+    rows: int,
+    kind: TokenizerModel = "",
+    templates: Mapping[str, str] = MappingProxyType({}),
+) -> TokenizerKeys:
     """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it.
+    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
+    lacks, by name.
     """
     files = TokenizerFiles(
         folder, optional(folder / "tokenizer.json"), optional(folder / "tokenizer_config.json"), rows
     )
     keys = _vocabulary(files, kind)
     keys |= special_keys(folder, files.fast, files.settings, config, keys)
-    keys |= template_keys(folder, files.settings)
+    keys |= template_keys(folder, files.settings, templates)
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)

@@ -61,6 +61,8 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any], str, str]] = {
     "gemma-embedding": ("Gemma3TextModel", "Gemma3TextConfig", _GEMMA, "spm", "mean"),
     "qwen3-embedding": ("Qwen3ForCausalLM", "Qwen3Config", {"head_dim": 16, "num_key_value_heads": 2}, "qwen2",
                         "lasttoken"),
+    "qwen3-rank": ("Qwen3ForSequenceClassification", "Qwen3Config",
+                   {"head_dim": 16, "num_key_value_heads": 2, "num_labels": 1}, "qwen2", ""),
 }  # fmt: skip
 DENSE = {"gemma-embedding": (40, 32)}  # rows of the layers behind the pooling
 

@@ -16,7 +16,9 @@ from localllm.convert import ConvertError, open_checkpoint
 from localllm.models import ARCHITECTURES, Head, Pooler, head, read_config, record
 from tests.localllm.convert.hf_encoders import ENCODERS, read_encoders, write_encoder
 from tests.localllm.convert.hf_models import ids
-from tests.localllm.convert.hf_synthetic import DATA, POSITIONS
+from tests.localllm.convert.hf_synthetic import DATA, POSITIONS, numbers, read_specs, write_folder
+from tests.localllm.convert.hf_tokenizers import TEXT, bpe_tokenizer
+from tests.localllm.convert.support import save
 from tests.models.support import Driver, bind_reference, nmse
 
 SPECS, STORED = read_encoders(), np.load(DATA / "hf_encoders.npz")
@@ -46,7 +48,10 @@ def test_results_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     ranks = f"{name}:scores" in STORED
     assert config.pooling == ("rank" if ranks else POOLINGS[ENCODERS[name][4]])
     if ranks:
-        assert nmse(pooler(rows, "rank"), STORED[f"{name}:scores"]) < 1e-10
+        scores = STORED[f"{name}:scores"]
+        if name.startswith("qwen3"):  # the probabilities of "yes" and "no"
+            scores = 1.0 / (1.0 + np.exp([-scores[0], scores[0]]))
+        assert nmse(pooler(rows, "rank"), scores) < 1e-10
     if f"{name}:pooled" in STORED:
         assert nmse(pooler(rows, config.pooling), STORED[f"{name}:pooled"]) < 1e-10
 
@@ -146,3 +151,28 @@ def test_a_dense_layer_that_a_file_cannot_hold_is_told(tmp_path: Path) -> None:
     _edit("modules.json", lambda modules: [*modules, {"path": "2_Dense", "type": "models.Dense"}])(tmp_path)
     with open_checkpoint(tmp_path) as model:
         assert model.notes == ("2_Dense is left out: files of bert hold no dense layer behind the pooling",)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_qwen3_rerankers_score_yes_against_no(tied: bool, tmp_path: Path) -> None:
+    """The probability of "yes" from transformers' logits of the last token, where the model card names a reranker."""
+    spec = read_specs()["qwen3"]
+    assert spec["config"]["tie_word_embeddings"] is True
+    write_folder(spec, tmp_path)
+    bpe_tokenizer("qwen2", texts=["yes\nno\n" * 9, TEXT]).save(str(tmp_path / "tokenizer.json"))
+    ids_of = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
+    (tmp_path / "README.md").write_text("# Qwen3-Reranker-0.6B")
+    if not tied:
+        tensors = {key: numbers(key, *rest) for key, *rest in spec["tensors"]}
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 0
+        save(tmp_path / "model.safetensors", tensors)
+        (tmp_path / "config.json").write_text(json.dumps({**spec["config"], "tie_word_embeddings": False}))
+    with open_checkpoint(tmp_path) as model:
+        config = read_config(model.metadata, "qwen3")
+        rows = Driver(bind_reference(record(config, ARCHITECTURES["qwen3"], model.tensors, embeddings=True)))
+        pooler = Pooler(config, Head.of(config, ARCHITECTURES["qwen3"], model.tensors))
+        score = pooler(rows.step([(0, ids())]), config.pooling)
+        assert "{query}" in model.metadata["tokenizer.chat_template.rerank"]
+        assert list(model.stored["qwen3.classifier.output_labels"]) == ["yes", "no"]
+    two = np.load(DATA / "hf_all.npz")["qwen3"][-1][[ids_of["yes"], ids_of["no"]]].astype(np.float64)
+    np.testing.assert_allclose(score, np.exp(two) / np.exp(two).sum(), rtol=1e-5)
