@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("localllm", "tests"))
+SUFFIXES = (".py", ".cl", ".gguf", ".typed", ".html", ".css", ".js", ".svg", ".LICENSE")
 SOURCES = ("localllm", *ROOMS, "pyproject.toml", "README.md", "LICENSE")
 HELLO = (
     "import models; assert models.MINE; import localllm; model = localllm.load('demo'); "
@@ -59,11 +60,8 @@ def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(names: list[str]) -> list[str]:
-    return sorted(
-        name
-        for name in names
-        if name.endswith((".py", ".cl", ".gguf", ".typed", ".html", ".css", ".js", ".svg", ".LICENSE"))
-    )
+    ours = [name for name in names if name.startswith("localllm/")]  # not the metadata, which has the licences again
+    return sorted(name for name in ours if name.endswith(SUFFIXES))
 
 
 def expected(checkout: Path) -> list[str]:

@@ -58,13 +58,9 @@ def _embed(own: options.Embed, opening: options.Opening) -> None:
 def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    if not _named(model) and not own.models:
+    if not model.named and not own.models:
         raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
-    serve(own, one_model(model) if _named(model) else "", *rest)
-
-
-def _named(model: options.ModelName) -> bool:
-    return bool(model.words or model.model or model.hf_repo)
+    serve(own, one_model(model) if model.named else "", *rest)
 
 
 def _web(model: options.ModelName, own: ServeOptions, opening: options.Opening, sampling: Mapping[str, Any]) -> None:
@@ -72,7 +68,7 @@ def _web(model: options.ModelName, own: ServeOptions, opening: options.Opening, 
 
     if own.no_web:
         raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
-    serve(own, one_model(model, "demo") if _named(model) or not own.models else "", opening, sampling, browser=True)
+    serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
 
 
 def _show(model: options.ModelName, own: options.Show) -> None:
@@ -209,7 +205,7 @@ _COMMANDS: dict[str, Command] = {
         "Files of other programs are never deleted.",
         (options.Remove,),
         _remove,
-    ),  # fmt: skip
+    ),
     "show": Command(
         "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
     ),

@@ -55,6 +55,11 @@ class ModelName(Options):
     model: str = _model("-m", "--model", help="same as MODEL")
     hf_repo: str = _hub()
 
+    @property
+    def named(self) -> bool:
+        """Whether there is one."""
+        return bool(self.words or self.model or self.hf_repo)
+
 
 @dataclass(frozen=True, slots=True)
 class Opening(Options):

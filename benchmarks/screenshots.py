@@ -1,0 +1,117 @@
+"""Makes the pictures of the web page in docs/pictures: desktop, phone and dark.
+
+    pip install playwright pillow
+    python benchmarks/screenshots.py [--out FOLDER]
+
+Needs Chromium on the PATH. The answers are written here: a picture shows the page, not a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from localllm.scheduler.request import Usage  # noqa: E402
+from localllm.server.settings import Settings  # noqa: E402
+from localllm.server.turn import Done, Turn  # noqa: E402
+from tests.localllm.server.calls import served  # noqa: E402
+from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
+
+PICTURES = ROOT / "docs" / "pictures"
+COLOURS = 128  # of a picture's palette: text stays sharp, and the file small
+BISECT = """\
+**Binary search** halves the range at each step, so a million entries take 20 steps:
+
+```python
+def find(items: list[int], wanted: int) -> int:
+    low, high = 0, len(items)
+    while low < high:
+        middle = (low + high) // 2
+        if items[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return low  # where it is, or belongs
+```
+
+| entries | steps |
+|---:|---:|
+| 1,000 | 10 |
+| 1,000,000 | 20 |
+
+The list must be sorted first.
+"""
+TALKS = {
+    "Plan a weekend in Lisbon": "Saturday: Alfama and the castle. Sunday: Belém, then the coast at Cascais.",
+    "Summary of notes.txt": "Three decisions, two open questions, and one date: the 14th.",
+    "What is a KV cache?": "It keeps the keys and values of tokens that were read, so that each is computed once.",
+    "How does binary search work?": BISECT,
+}
+
+
+def answers(turn: Turn) -> Sequence[Step]:
+    """Answer one of the questions above."""
+    text = TALKS[turn.messages[-1]["content"]]
+    words = text.split(" ")
+    tokens = [word + " " for word in words[:-1]] + words[-1:]
+    usage = Usage(
+        prompt_tokens=214, reused=192, answer_tokens=len(tokens), queued_seconds=0.0, first_token_seconds=0.2,
+        prompt_seconds=0.2, decode_seconds=(len(tokens) - 1) / 38.4,
+    )  # fmt: skip
+    return [*thought("The reader wants the idea first, ", "then code."), *said(*tokens), Done("end", usage)]
+
+
+def save(picture: bytes, to: Path) -> None:
+    """Write a picture with a small palette."""
+    image = Image.open(io.BytesIO(picture)).convert("RGB")
+    image.quantize(COLOURS, dither=Image.Dither.NONE).save(to, optimize=True)
+    print(f"{to}: {to.stat().st_size / 1024:.0f} KiB")
+
+
+def shoot(page: Any, url: str, out: Path) -> None:
+    """Talk, then take the pictures."""
+    page.goto(url)
+    page.wait_for_selector("html[data-ready]")
+    for question in TALKS:
+        page.click("#new")
+        page.fill("#prompt", question)
+        page.press("#prompt", "Enter")
+        page.wait_for_selector(".answer[aria-busy=false] .stats")
+        page.wait_for_timeout(300)
+    page.mouse.move(1, 1)
+    save(page.screenshot(), out / "web.png")
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_timeout(300)
+    save(page.screenshot(), out / "web-dark.png")
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size({"width": 390, "height": 780})
+    page.reload()
+    page.wait_for_selector(".answer[aria-busy=false] .stats")
+    page.wait_for_timeout(300)
+    save(page.screenshot(), out / "web-phone.png")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (default: docs/pictures)")
+    out = parser.parse_args().out
+    service = ScriptedService(answers, all_models=[Model(id="Llama-3.2-1B-Q4_K_M")])
+    with served(service, Settings(port=0)) as port, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        shoot(browser.new_page(viewport={"width": 1200, "height": 860}), f"http://127.0.0.1:{port}/", out)
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
