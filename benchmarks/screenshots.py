@@ -29,7 +29,7 @@ from tests.localllm.server.calls import served  # noqa: E402
 from tests.localllm.server.scripted import Model, ScriptedService, Step, said, thought  # noqa: E402
 
 PICTURES = ROOT / "docs" / "pictures"
-COLOURS = 128  # of a picture's palette: text stays sharp, and the file small
+COLOURS = 256  # of a picture's palette: text stays sharp, and the file small
 BISECT = """\
 **Binary search** halves the range at each step, so a million entries take 20 steps:
 

@@ -4,6 +4,8 @@ import { $, announce, ask, complain, download, element, iconButton } from "./dom
 import * as store from "./store.js";
 import { exported, imported } from "./transfer.js";
 
+const NARROW = "(max-width: 50rem)"; // as in style.css
+
 export class Sidebar {
   constructor(chat) {
     this.chat = chat;
@@ -20,10 +22,11 @@ export class Sidebar {
     $("import").addEventListener("click", () => $("import-file").click());
     $("import-file").addEventListener("change", () => this.import());
     this.toggle(!this.narrow(), false);
+    matchMedia(NARROW).addEventListener("change", () => this.toggle(!this.narrow(), false));
   }
 
   narrow() {
-    return matchMedia("(max-width: 50rem)").matches;
+    return matchMedia(NARROW).matches;
   }
 
   toggle(open = document.body.classList.contains("sidebar-closed"), focus = true) {
