@@ -5,9 +5,12 @@ The tests, and the programs that they start, see no configuration of the user.
 
 from __future__ import annotations
 
+import atexit
 import os
 import resource
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +20,12 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
     del os.environ[_name]
 os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever runs the tests
+
+# Programs that the tests start import the package hundreds of times. Where bytecode is not to be written beside it, as
+# in containers, they share a folder for the run; the workers of pytest-xdist inherit it.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", "") and "PYTHONPYCACHEPREFIX" not in os.environ:
+    os.environ["PYTHONPYCACHEPREFIX"] = tempfile.mkdtemp(prefix="localllm-bytecode-")
+    atexit.register(shutil.rmtree, os.environ["PYTHONPYCACHEPREFIX"], ignore_errors=True)
 
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
