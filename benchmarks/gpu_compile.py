@@ -3,8 +3,8 @@
     python benchmarks/gpu_compile.py [--out benchmarks/results/gpu_compile.jsonl]
 
 Compiles the kernels of a Llama 3.2 1B (every weight format), of a mixture of experts, and of attention with windows,
-soft caps and sinks. Writes a line per kernel and compute type. Exits with 1 if one does not compile or spills more than
-BUDGET.
+soft caps and sinks, and in both directions. Writes a line per kernel and compute type. Exits with 1 if one does not
+compile or spills more than BUDGET.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ def every_kernel(architecture: str) -> list[Labelled]:
     ):  # fmt: skip
         found += _attention(CacheLayer(8, head, head), group, CacheTypes(), window, cap, sinks)
     found += _attention(CacheLayer(1, 576, 512), 128, CacheTypes())  # latent rows
+    found += _attention(CacheLayer(12, 64, 64), 1, CacheTypes(), 65, causal=False)  # encoders
     for name in cachetypes.CACHE:
         found += _cache(name)
     return [*found, *_rowwise(), *_experts(), *_recurrent()]
@@ -122,16 +123,22 @@ def _together(name: str, x_stride: int) -> list[Labelled]:
 
 
 def _attention(
-    layer: CacheLayer, group: int, cache: CacheTypes, window: int = 0, cap: bool = False, sinks: bool = False
+    layer: CacheLayer,
+    group: int,
+    cache: CacheTypes,
+    window: int = 0,
+    cap: bool = False,
+    sinks: bool = False,
+    causal: bool = True,
 ) -> list[Labelled]:
     heads = layer.kv_heads * group
     shape = attention.AttentionShape(
         MAX_ROWS=ROWS, PARTITIONS=attention.partitions(LIMITS), GROUPED=attention.grouped(group),
         cache=attention.cache_shape(cache, layer), HEADS=heads, Q_STRIDE=heads * layer.head_dim,
-        FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, HAS_SOFTCAP=cap, SOFTCAP=50.0, HAS_SINKS=sinks,
-        HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
+        FACTOR=layer.head_dim**-0.5, WINDOW=window, CHUNKED=sinks, CAUSAL=causal, HAS_SOFTCAP=cap, SOFTCAP=50.0,
+        HAS_SINKS=sinks, HAS_SLOPES=sinks, TABLE_STRIDE_AT=2,
     )  # fmt: skip
-    label = f"{layer.head_dim} x {group} {cache.keys}"
+    label = f"{layer.head_dim} x {group} {cache.keys}" + ", both directions" * (not causal)
     return [
         (f"attend_partition {label}", attention.AttendPartition(shape=shape)),
         *(

@@ -148,7 +148,7 @@ class Conversation:
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.cache.prompt_cache`."""
         self.forget_rest()
-        return save(path, self._model, self.session, self.messages, force)
+        return save(path, self._model, self.session.sequence, self.messages, force)
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation with the one in a file. After a CacheFileError this one continues unchanged.
@@ -156,7 +156,7 @@ class Conversation:
         If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
         """
         kept = read(path, self._model)
-        restore(kept, self._model, self.session)
+        restore(kept, self._model, self.session.sequence)
         self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
 

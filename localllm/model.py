@@ -1,4 +1,4 @@
-"""An open model: the file, its tokenizer, its plan on a backend, and its cache. `load` opens one."""
+"""An open model: what embeds texts and answers, on top of `LoadedModel`. `load` opens one."""
 
 from __future__ import annotations
 
@@ -13,47 +13,30 @@ from typing import TYPE_CHECKING, Any, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.backends.base import CacheTypes, Executable, Progress
+from localllm.backends.base import Progress
 from localllm.box import resolve
-from localllm.cache import BlockPool, CacheChoice
-from localllm.closing import Closing
 from localllm.embedding import Embedder, normalized, pair
-from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
-from localllm.models import Config, architecture_of, record_heads
-from localllm.notice import BeyondTraining, Notice, NotUsed, Setting
-from localllm.opening import BATCH_ROWS, Bound, bind
+from localllm.loaded import LoadedModel
+from localllm.notice import NotUsed
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
-from localllm.plan import Plan, Store, Tensor
-from localllm.sampling.defaults import file_defaults
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
-from localllm.session import Session
-from localllm.tokenizer import Tokenizer, has_tokenizer
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
     from localllm.confined import Confined
     from localllm.scheduler.request import Constraint
-    from localllm.speculation.setup import Reader, Speculation
     from localllm.template import ChatTemplate, Family
 
 
-class NoTokenizer(LocalLLMError):
-    """The file has no tokenizer, so the model cannot take text."""
-
-
-class NoWeights(LocalLLMError):
-    """The file holds only a vocabulary, so the model cannot compute."""
-
-
-class Model(Closing):
+class Model(LoadedModel):
     """An open model: `load` opens it, `with` closes it.
 
     `chat` answers messages, `generate` continues a text, `tokenize` and `detokenize` convert between text and token
@@ -63,45 +46,16 @@ class Model(Closing):
 
     def __init__(self, file: GGUFFile, force: bool = False) -> None:
         """`force`: if the file's tokenizer rule is unknown, take the nearest."""
-        self.file = file
-        self.tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
-        self.sampling_defaults = file_defaults(file.metadata)
-        self.context = 0
-        self.batch_rows = BATCH_ROWS
-        self.config: Config | None = None
-        self.plan: Plan | None = None
-        self.device = ""
-        self.placed = ""  # what runs where, if a GPU is used or was requested
-        self.cache = CacheChoice(CacheTypes(), "")
-        self.speculation: Speculation | None = None
+        super().__init__(file, force)
         self.draft: Model | None = None  # drafts tokens; closed with this model
-        self._bound: Bound | None = None
         self._confined: Confined | None = None
         self._given: Family | None = None  # the format that replaces the file's chat template
 
-    def bind(
-        self,
-        options: LoadOptions,
-        progress: Progress | None = None,
-        observe: bool = False,
-        weights: Mapping[str, Tensor] | None = None,
-        embeddings: bool = False,
-        sequences: int = 0,
-    ) -> None:
-        """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
-        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
-        self.config, self.plan, self.context = bound.config, bound.plan, bound.context
-        self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
-        self.batch_rows = bound.engine.limits.rows
-        asked = options.ctx_size and not options.any_cache  # measurements go where they like
-        if asked and self.context > bound.config.context_length > 0:
-            trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
-            warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
-
-    def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
+    def speculate(self, options: LoadOptions, progress: Progress | None = None, sequences: int = 0) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.
 
-        As many draft layers go to the GPU as still fit; none if the target has none there.
+        `sequences` prepares for a server, as in `bind`. As many draft layers go to the GPU as still fit; none if the
+        target has none there.
         """
         from localllm.speculation.setup import Speculation
 
@@ -110,6 +64,7 @@ class Model(Closing):
             draft = load(
                 speculation.model_draft,
                 progress=progress,
+                sequences=sequences,
                 ctx_size=self.context,
                 threads=options.threads,
                 backend=options.backend,
@@ -145,109 +100,6 @@ class Model(Closing):
         self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
         if self.speculation.unused:
             warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
-
-    def reader(self) -> Reader:
-        """Return this model in the form that speculation needs."""
-        from localllm.speculation.setup import Reader
-        from localllm.speculation.vocabulary import Vocabulary
-
-        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.tokenizer))
-
-    @property
-    def layers(self) -> tuple[Store, ...]:
-        """The cache layers of the plan."""
-        return self.plan.layers if self.plan is not None else ()
-
-    @cached_property
-    def heads(self) -> tuple[Plan, ...]:
-        """The plans of the file's next-token heads (`localllm.models.next_token`), which answers do not use yet."""
-        return record_heads(self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context)
-
-    @property
-    def engine(self) -> Engine:
-        """The engine that runs sequences of this model."""
-        if self._bound is None:
-            raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
-        return self._bound.engine
-
-    @property
-    def executable(self) -> Executable:
-        return self.engine.executable
-
-    @property
-    def pool(self) -> BlockPool:
-        """The pool of cache blocks."""
-        return self.engine.pool
-
-    @property
-    def vocabulary(self) -> int:
-        """Number of logits in a row."""
-        self._predicting()
-        assert self.plan is not None
-        return self.plan.logits.width
-
-    def _predicting(self) -> Engine:
-        """The engine; LocalLLMError if the model does not predict tokens."""
-        engine, assembled = self.engine, self._bound
-        if assembled is not None and assembled.pooler is not None:
-            raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
-        if self.plan is not None and not self.plan.causal:
-            problem = "its tokens see later ones, so it cannot continue a text"
-            raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
-        return engine
-
-    @property
-    def words(self) -> Tokenizer:
-        """The tokenizer; NoTokenizer if the file has none."""
-        if self.tokenizer is None:
-            raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
-        return self.tokenizer
-
-    # -- text ------------------------------------------------------------------------------------------------------
-
-    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
-        """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
-        return self.words.encode(text, add_special, parse_special)
-
-    def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
-        """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
-        self.check_length(text)
-        return self.tokenize(text, parse_special=parse_special)
-
-    def check_length(self, text: str) -> None:
-        """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
-        most = self.context * self.words.longest
-        if self.context and len(text) > most:
-            counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
-            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
-        return self.words.decode(ids)
-
-    # -- numbers ---------------------------------------------------------------------------------------------------
-
-    def session(self) -> Session:
-        """Return a new, empty session."""
-        speculator = self.speculation.speculator() if self.speculation is not None else None
-        return Session(self._predicting(), self.tokenizer, speculator)
-
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
-        session = self.session()
-        step = min(self.batch_rows, self.executable.limits.logit_rows)
-        try:
-            parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
-        finally:
-            session.close()
-        if not parts:
-            raise LocalLLMError("logits need at least one token id, got none")
-        return np.concatenate(parts)
-
-    @property
-    def embeds(self) -> bool:
-        """Whether the model gives embeddings instead of tokens."""
-        return self._bound is not None and self._bound.pooler is not None
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -437,9 +289,7 @@ class Model(Closing):
             self._confined.close()
         if self.draft is not None:
             self.draft.close()
-        if self._bound is not None:
-            self._bound.close()
-        self.file.close()
+        super().close()
 
 
 @takes(LoadOptions)
@@ -473,7 +323,7 @@ def load(
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
-                model.speculate(chosen, progress)
+                model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
         raise

@@ -105,7 +105,7 @@ def scratch(target: Path) -> Iterator[Path]:
 def _keep_mode(path: Path, descriptor: int) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(found.st_mode) and hasattr(os, "fchmod"):  # not on Windows before Python 3.13
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 

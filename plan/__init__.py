@@ -9,21 +9,19 @@ L rows). Values are single-assignment: an operation never changes a value that a
 
 from __future__ import annotations
 
+from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.batch import BLOCK, Batch
+from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
     Activation,
     Add,
-    Append,
-    Attention,
     Clamp,
     Columns,
     Embed,
     Excess,
-    Experts,
-    Gating,
     Glu,
     GluActivation,
     HeadLinear,
@@ -34,12 +32,10 @@ from localllm.plan.operations import (
     Norm,
     NormKind,
     Receive,
-    Rotate,
     Scale,
     SelectRows,
     Send,
     Softcap,
-    Stack,
     Weigh,
     Xielu,
 )

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localllm.plan.attention import Append, Rotate
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Add, Append, Glu, Linear, Norm, Rotate
+from localllm.plan.operations import Add, Glu, Linear, Norm
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight
 

@@ -1,4 +1,7 @@
-"""The operations, one class each. `backends.reference_operations` defines what they compute."""
+"""The operations, one class each, but for those of `attention`, `experts` and `recurrence`.
+
+`backends.reference_operations` defines what they compute.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,14 @@ from math import prod
 from typing import Literal
 
 from localllm.plan.operation import Operation, Producer, Read, Unary
-from localllm.plan.values import Rope, Value
-from localllm.plan.weights import Weight
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight, given
 
 Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
 GluActivation = Literal[
     "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp",
     "gelu_alone",
 ]  # fmt: skip
-Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"]
 NormKind = Literal["rms", "layer", "none"]
 
 
@@ -51,7 +53,7 @@ class Norm(Unary):
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return _given(self.weight, self.bias)
+        return given(self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Linear(Unary):
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return _given(self.bias)
+        return given(self.bias)
 
     @property
     def products(self) -> tuple[tuple[Value, Weight], ...]:
@@ -98,75 +100,6 @@ class HeadLinear(Unary):
 
 
 @dataclass(frozen=True, slots=True)
-class Rotate(Unary):
-    """out = x with every head of `head_dim` rotated to its row's position; rows whose logits are wanted keep theirs."""
-
-    head_dim: int
-    rope: Rope
-
-
-@dataclass(frozen=True, slots=True)
-class Append(Operation):
-    """Write k and v of every row to the cache of `layer`, at the row's slot."""
-
-    layer: int
-    k: Value
-    v: Value
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return self.k, self.v
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return (self.layer,)
-
-
-@dataclass(frozen=True, slots=True)
-class Attention(Producer):
-    """out = softmax(scale * q k^T over the row's sequence, positions 0..its own) v; grouped heads share k and v.
-
-    If not `causal`, a row also sees the later positions of its sequence that are in the batch.
-
-    Head h of q reads key-value head h // (heads / kv_heads); values may have another width than keys. With a `window`,
-    a row at position p sees only positions above p - window, itself included; if `chunked`, from the last multiple of
-    the window on; if not `causal`, those at most window // 2 away on either side. With a `softcap`, a score s becomes
-    softcap * tanh(s / softcap) after scaling.
-    `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
-    sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
-    (ALiBi, arXiv:2108.12409).
-    """
-
-    q: Value
-    layer: int
-    heads: int
-    scale: float
-    window: int = 0  # 0: all positions
-    softcap: float = 0.0  # 0: none
-    sinks: Weight | None = None  # (heads,)
-    slopes: Weight | None = None  # (heads,)
-    chunked: bool = False
-    causal: bool = True
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return (self.q,)
-
-    @property
-    def vectors(self) -> tuple[Weight, ...]:
-        return _given(self.sinks, self.slopes)
-
-    @property
-    def state(self) -> tuple[int, ...]:
-        return (self.layer,)
-
-    @property
-    def flops_per_position(self) -> int:
-        """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
-        return 0 if self.window else 2 * (self.q.width + self.out.width)
-
-
-@dataclass(frozen=True, slots=True)
 class Glu(Producer):
     """out = activation(gate) * up; each number of a narrower gate gates one of as many equal slices of the row.
 
@@ -183,84 +116,6 @@ class Glu(Producer):
     @property
     def inputs(self) -> tuple[Value, ...]:
         return self.gate, self.up
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """A stack of one matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
-
-    weight: Weight  # (experts, rows, columns)
-    scale: Weight | None = None  # (experts,)
-    bias: Weight | None = None  # (experts, rows)
-
-
-@dataclass(frozen=True, slots=True)
-class Experts(Unary):
-    """out = sum over the `used` chosen experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
-
-    `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
-    - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
-    - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
-    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
-    - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
-    `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
-    With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
-    With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
-    With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
-    chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
-    """
-
-    router: Value
-    gate: Stack  # (experts, ffn, width)
-    up: Stack  # (experts, ffn, width)
-    down: Stack  # (experts, width, ffn)
-    used: int
-    gating: Gating
-    normalize: bool
-    scale: float
-    activation: GluActivation
-    choice_bias: Weight | None = None  # (experts,)
-    limit: float = 0.0  # as in `Glu`
-    weighted_input: bool = False
-    groups: int = 1
-    groups_used: int = 1
-
-    @property
-    def gated(self) -> bool:
-        """Whether gate and up are two stacks; one stack as both makes a squared ReLU of relu(gate x) * up x."""
-        return self.gate != self.up
-
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        return (self.gate, self.up, self.down) if self.gated else (self.up, self.down)
-
-    @property
-    def inputs(self) -> tuple[Value, ...]:
-        return self.x, self.router
-
-    @property
-    def matrices(self) -> tuple[Weight, ...]:
-        return tuple([stack.weight for stack in self.stacks])
-
-    @property
-    def vectors(self) -> tuple[Weight, ...]:
-        stacks = self.stacks
-        return _given(self.choice_bias, *(s.scale for s in stacks), *(s.bias for s in stacks))
-
-    @property
-    def products(self) -> tuple[tuple[Value, Weight], ...]:
-        return tuple([(self.x, stack.weight) for stack in self.stacks[:-1]])
-
-    @property
-    def reads(self) -> tuple[Read, ...]:
-        """The chosen experts' share of the stacks, and all of the bias for the choice."""
-        of_stacks = (weight for stack in self.stacks for weight in _given(stack.weight, stack.scale, stack.bias))
-        shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
-        return (*shares, *(Read(bias) for bias in _given(self.choice_bias)))
-
-    @property
-    def flops(self) -> int:
-        return sum(2 * self.used * prod(weight.shape[1:]) for weight in self.matrices)
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,8 +279,3 @@ class Send(Operation):
     @property
     def inputs(self) -> tuple[Value, ...]:
         return self.values
-
-
-def _given(*weights: Weight | None) -> tuple[Weight, ...]:
-    """Return the weights that are not None."""
-    return tuple([weight for weight in weights if weight is not None])

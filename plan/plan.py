@@ -9,9 +9,10 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
 
+from localllm.plan.attention import Attention
 from localllm.plan.fused import flattened
 from localllm.plan.operation import Operation, Read
-from localllm.plan.operations import Attention, Embed, Send
+from localllm.plan.operations import Embed, Send
 from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight

@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from localllm.plan.attention import Append, Attention, Rotate
+from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
     Activate,
     Activation,
     Add,
-    Append,
-    Attention,
     Clamp,
     Columns,
     Embed,
     Excess,
-    Experts,
-    Gating,
     Glu,
     GluActivation,
     HeadLinear,
@@ -27,11 +25,9 @@ from localllm.plan.operations import (
     Mix,
     Norm,
     Receive,
-    Rotate,
     Scale,
     SelectRows,
     Softcap,
-    Stack,
     Weigh,
     Xielu,
 )  # fmt: skip

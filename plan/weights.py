@@ -104,3 +104,8 @@ class Weight:
             parts.append(self.source.read(at, at + count))
             start += count
         return np.concatenate(parts)
+
+
+def given(*weights: Weight | None) -> tuple[Weight, ...]:
+    """Return the weights that are not None."""
+    return tuple([weight for weight in weights if weight is not None])

@@ -23,6 +23,9 @@ os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever r
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
 atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 SHARED_DATA = Path(__file__).resolve().parent.parent.parent / "shared" / "data"
 
 

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "localllm/answer": {"localllm", "numpy", "llguidance"},
     "localllm/server": {"localllm", "models", "numpy", "starlette", "uvicorn", "prometheus_client"},
     "localllm/store": {"localllm", "quant", "huggingface_hub"},
-    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
+    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy", "gguf"},
     "localllm/cli": {
         *("localllm", "models", "backends", "plan", "quant", "numpy"),
         *("rich", "typer", "platformdirs"),

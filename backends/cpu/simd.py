@@ -8,242 +8,31 @@ bit-equal.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from llvmlite import ir
 
-from localllm.backends.cpu.isa import Isa
+from localllm.backends.cpu.builder import (
+    F16,
+    F32,
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    POINTER,
+    Builder,
+    Value,
+    Variable,
+    element_of,
+    vector,
+)
 
-I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
-POINTER = ir.PointerType()
-LANES = 16  # rows of a panel, lanes of every register value, on every instruction set
-
-
-def vector(element: ir.Type, lanes: int = LANES) -> ir.VectorType:
-    return ir.VectorType(element, lanes)
-
-
-def _element(type_: ir.Type) -> ir.Type:
-    return type_.element if isinstance(type_, ir.VectorType) else type_
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Value:
-    """An LLVM value inside `f`. Integers are signed; a Python number as the other operand becomes a constant."""
-
-    f: Function
-    ir: ir.Value
-
-    @property
-    def type(self) -> ir.Type:
-        return self.ir.type
-
-    def _other(self, other: Value | float) -> ir.Value:
-        return other.ir if isinstance(other, Value) else self.f.constant(self.type, other).ir
-
-    def _binary(self, other: Value | float, integer: str, real: str | None) -> Value:
-        name = integer if isinstance(_element(self.type), ir.IntType) else real
-        assert name is not None, f"no such operation on {self.type}"
-        return Value(self.f, getattr(self.f.builder, name)(self.ir, self._other(other)))
-
-    def __add__(self, other: Value | float) -> Value:
-        if isinstance(self.type, ir.PointerType):
-            offset = other.ir if isinstance(other, Value) else ir.Constant(I64, int(other))
-            return Value(self.f, self.f.builder.gep(self.ir, [offset], source_etype=I8))
-        return self._binary(other, "add", "fadd")
-
-    def __sub__(self, other: Value | float) -> Value:
-        return self._binary(other, "sub", "fsub")
-
-    def __mul__(self, other: Value | float) -> Value:
-        return self._binary(other, "mul", "fmul")
-
-    def __truediv__(self, other: Value) -> Value:
-        return self._binary(other, "sdiv", "fdiv")
-
-    def __floordiv__(self, other: Value | int) -> Value:
-        """Divide non-negative integers."""
-        return self._binary(other, "udiv", None)
-
-    def __mod__(self, other: Value | int) -> Value:
-        return self._binary(other, "urem", None)
-
-    def __and__(self, other: Value | int) -> Value:
-        return self._binary(other, "and_", None)
-
-    def __or__(self, other: Value | int) -> Value:
-        return self._binary(other, "or_", None)
-
-    def __xor__(self, other: Value | int) -> Value:
-        return self._binary(other, "xor", None)
-
-    def __lshift__(self, other: int) -> Value:
-        return self._binary(other, "shl", None)
-
-    def __rshift__(self, other: int) -> Value:
-        """Shift right logically: zeros enter from the left."""
-        return self._binary(other, "lshr", None)
-
-    def sra(self, bits: int) -> Value:
-        """Shift right arithmetically."""
-        return self._binary(bits, "ashr", None)
-
-    def _compare(self, operator: str, other: Value | float) -> Value:
-        b = self.f.builder
-        compare = b.icmp_signed if isinstance(_element(self.type), ir.IntType) else b.fcmp_ordered
-        return Value(self.f, compare(operator, self.ir, self._other(other)))
-
-    def __lt__(self, other: Value | float) -> Value:
-        return self._compare("<", other)
-
-    def __le__(self, other: Value | float) -> Value:
-        return self._compare("<=", other)
-
-    def __gt__(self, other: Value | float) -> Value:
-        return self._compare(">", other)
-
-    def __ge__(self, other: Value | float) -> Value:
-        return self._compare(">=", other)
-
-    def equals(self, other: Value | float) -> Value:
-        return self._compare("==", other)
-
-    def differs(self, other: Value | float) -> Value:
-        return self._compare("!=", other)
+__all__ = ["F16", "F32", "I8", "I16", "I32", "I64", "LANES", "POINTER", "Function", "Value", "Variable", "vector"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Variable:
-    """A mutable register; LLVM turns it into SSA values."""
-
-    f: Function
-    slot: ir.Value
-    type: ir.Type
-
-    def get(self) -> Value:
-        return Value(self.f, self.f.builder.load(self.slot, typ=self.type))
-
-    def set(self, value: Value) -> None:
-        assert value.type == self.type, f"{value.type} put into {self.type}"
-        self.f.builder.store(value.ir, self.slot)
-
-
-class Function:
-    """Builder of a function `int64 name(int64 ...)` in a new module."""
-
-    def __init__(self, name: str, arguments: int, isa: Isa) -> None:
-        self.isa = isa
-        self.module = ir.Module(name=name)
-        self.function = ir.Function(self.module, ir.FunctionType(I64, [I64] * arguments), name=name)
-        self._entry = ir.IRBuilder(self.function.append_basic_block("entry"))
-        body = self.function.append_basic_block("body")
-        self.builder = ir.IRBuilder(body)
-        self._body = body
-        self.arguments = tuple(Value(self, a) for a in self.function.args)
-
-    def finish(self, result: int | Value = 0) -> ir.Module:
-        self.builder.ret(result.ir if isinstance(result, Value) else ir.Constant(I64, result))
-        self._entry.branch(self._body)
-        return self.module
-
-    # -- constants, variables, control flow ------------------------------------------------------------------------
-
-    def constant(self, type_: ir.Type, number: float) -> Value:
-        element = _element(type_)
-        number = int(number) if isinstance(element, ir.IntType) else float(number)
-        if isinstance(type_, ir.VectorType):
-            return Value(self, ir.Constant(type_, [ir.Constant(element, number)] * type_.count))
-        return Value(self, ir.Constant(type_, number))
-
-    def i64(self, number: int) -> Value:
-        return self.constant(I64, number)
-
-    def zeros(self, type_: ir.Type) -> Value:
-        return self.constant(type_, 0)
-
-    def var(self, value: Value) -> Variable:
-        slot = self._entry.alloca(value.type)
-        variable = Variable(self, slot, value.type)
-        variable.set(value)
-        return variable
-
-    @contextmanager
-    def loop(self, start: Value | int, stop: Value | int, step: int = 1) -> Iterator[Value]:
-        """Emit the loop `for i in range(start, stop, step)` over int64."""
-        first = start if isinstance(start, Value) else self.i64(start)
-        i = self.var(first)
-        with self.while_(lambda: i.get() < stop):
-            now = i.get()
-            yield now
-            i.set(now + step)
-
-    @contextmanager
-    def while_(self, condition: object) -> Iterator[None]:
-        assert callable(condition)
-        test = self.function.append_basic_block("test")
-        body = self.function.append_basic_block("loop")
-        done = self.function.append_basic_block("done")
-        self.builder.branch(test)
-        self.builder.position_at_end(test)
-        self.builder.cbranch(condition().ir, body, done)
-        self.builder.position_at_end(body)
-        yield
-        self.builder.branch(test)
-        self.builder.position_at_end(done)
-
-    @contextmanager
-    def when(self, condition: Value) -> Iterator[None]:
-        with self.builder.if_then(condition.ir):
-            yield
-
-    def select(self, condition: Value, yes: Value, no: Value) -> Value:
-        return Value(self, self.builder.select(condition.ir, yes.ir, no.ir))
-
-    def minimum(self, a: Value, b: Value | int) -> Value:
-        """Return the smaller of two int64."""
-        other = b if isinstance(b, Value) else self.i64(b)
-        return self.select(a < other, a, other)
-
-    # -- memory ----------------------------------------------------------------------------------------------------
-
-    def pointer(self, address: Value) -> Value:
-        return Value(self, self.builder.inttoptr(address.ir, POINTER))
-
-    def load(self, pointer: Value, type_: ir.Type, align: int = 1) -> Value:
-        return Value(self, self.builder.load(pointer.ir, align=align, typ=type_))
-
-    def store(self, pointer: Value, value: Value, align: int = 1) -> None:
-        self.builder.store(value.ir, pointer.ir, align=align)
-
-    def load_int(self, pointer: Value, index: Value | int = 0) -> Value:
-        """Load the int64 at pointer[index]."""
-        return self.load(pointer + (index * 8), I64, 8)
-
-    def load_i32(self, pointer: Value, index: Value | int = 0) -> Value:
-        """Load the int32 at pointer[index], as int64."""
-        return Value(self, self.builder.sext(self.load(pointer + (index * 4), I32, 4).ir, I64))
-
-    def store_lanes(self, pointer: Value, value: Value, lanes: int) -> None:
-        """Store the first `lanes` of a vector; leave the memory after them unchanged."""
-        if lanes == value.type.count:
-            self.store(pointer, value)
-            return
-        for lane in range(lanes):
-            self.store(pointer + lane * (4 if _element(value.type) == F32 else 2), self.lane(value, lane))
-
-    def prefetch(self, pointer: Value, locality: int = 3) -> None:
-        """Prefetch a cache line into L1 (3) or only into L2 (2)."""
-        function = self.module.declare_intrinsic(
-            "llvm.prefetch", [POINTER], ir.FunctionType(ir.VoidType(), [POINTER, I32, I32, I32])
-        )
-        self.builder.call(function, [pointer.ir, I32(0), I32(locality), I32(1)])
-
-    def keep_order(self) -> None:
-        """Stop the compiler from moving loads or stores across this point; emits no instruction."""
-        self.builder.fence("seq_cst", targetscope="singlethread")
+class Function(Builder):
+    """Builder of a function `int64 name(int64 ...)` in a new module, with the arithmetic of its vectors."""
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
@@ -256,6 +45,14 @@ class Function:
     def broadcast(self, pointer: Value, type_: ir.Type, lanes: int = LANES) -> Value:
         """Load one scalar into every lane."""
         return self.splat(self.load(pointer, type_, 4 if type_ in (F32, I32) else 1), lanes)
+
+    def store_lanes(self, pointer: Value, value: Value, lanes: int) -> None:
+        """Store the first `lanes` of a vector; leave the memory after them unchanged."""
+        if lanes == value.type.count:
+            self.store(pointer, value)
+            return
+        for lane in range(lanes):
+            self.store(pointer + lane * (4 if element_of(value.type) == F32 else 2), self.lane(value, lane))
 
     def shuffle(self, a: Value, b: Value, lanes: Sequence[int]) -> Value:
         mask = ir.Constant(vector(I32, len(lanes)), [I32(lane) for lane in lanes])
@@ -380,7 +177,7 @@ class Function:
     def _intrinsic(self, name: str, *values: Value) -> Value:
         type_ = values[0].type
         suffix = f"v{type_.count}" if isinstance(type_, ir.VectorType) else ""
-        suffix += {F32: "f32", I32: "i32", I16: "i16", I8: "i8"}[_element(type_)]
+        suffix += {F32: "f32", I32: "i32", I16: "i16", I8: "i8"}[element_of(type_)]
         kind = ir.FunctionType(type_, [v.type for v in values])
         name = f"{name}.{suffix}"
         function = self.module.globals.get(name) or ir.Function(self.module, kind, name=name)
@@ -470,28 +267,3 @@ class Function:
         small = self.bits(self.bits(magnitude, vector(F32, lanes)) + 0.5, vector(I32, lanes)) - 0x3F000000
         half = self.select(magnitude < 0x38800000, small, normal)
         return self.truncate(half | sign, I16)
-
-    # -- threads ---------------------------------------------------------------------------------------------------
-
-    def atomic_add(self, pointer: Value, value: Value | int) -> Value:
-        """Emit a sequentially consistent fetch-and-add on an int64."""
-        added = value if isinstance(value, Value) else self.i64(value)
-        return Value(self, self.builder.atomic_rmw("add", pointer.ir, added.ir, "seq_cst"))
-
-    def atomic_load(self, pointer: Value) -> Value:
-        return Value(self, self.builder.load_atomic(pointer.ir, "acquire", 8, typ=I64))
-
-    def atomic_store(self, pointer: Value, value: Value) -> None:
-        self.builder.atomic_rmw("xchg", pointer.ir, value.ir, "seq_cst")  # llvmlite stores only through typed pointers
-
-    def pause(self) -> None:
-        if self.isa.pause:
-            kind = ir.FunctionType(ir.VoidType(), [])
-            function = self.module.globals.get(self.isa.pause) or ir.Function(self.module, kind, name=self.isa.pause)
-            self.builder.call(function, [])
-
-    def call(self, address: Value, *arguments: Value) -> Value:
-        """Call the C function at `address` with int64 arguments."""
-        kind = ir.FunctionType(I64, [I64] * len(arguments))
-        function = self.builder.inttoptr(address.ir, kind.as_pointer())
-        return Value(self, self.builder.call(function, [a.ir for a in arguments]))

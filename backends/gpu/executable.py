@@ -54,7 +54,7 @@ class GpuExecutable(Shell):
     ) -> None:  # fmt: skip
         super().__init__(plan, limits)
         check_cache(cache, CACHE)
-        self._device = device
+        self._device, self._causal = device, plan.causal
         self._program = program = bind.program(plan, limits, cache, keep, device.facts.compute)
         self._buffers = DeviceMemory(device, plan, limits)
         self.replays = Replays(device, MOST * len(program.stages))
@@ -138,7 +138,7 @@ class GpuExecutable(Shell):
         self._must_be_whole()
         self._check(batch)
         self._upload(batch)
-        for rows in pieces(batch):
+        for rows in self.pieces(batch):
             wanted = self._send(batch, rows)
             passes = self._launch(self._program.stages[0], picked)
             self._read(batch, rows, wanted, picked, passes)
@@ -159,7 +159,7 @@ class GpuExecutable(Shell):
 
     def _send(self, batch: Batch, rows: NDArray[np.intp]) -> NDArray[np.intp]:
         """Send some rows of the batch to the device; return the positions of their logits in `logit_rows`."""
-        wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits)
+        wanted, self._piece_counts = fill_step(self._step, batch, rows, self.limits, self._causal)
         self._device.send(self._buffers[Fixed.STEP], self._step)
         if self._wanted_limits is not None and len(wanted):
             own = replace(batch, logit_rows=batch.logit_rows[wanted]).wanted()
@@ -247,7 +247,7 @@ class GpuExecutable(Shell):
     # -- what the shell asks for -----------------------------------------------------------------------------------
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        return pieces(batch)
+        return pieces(batch, self._causal)
 
     def _take_in(self, batch: Batch) -> None:
         self._upload(batch)

@@ -1,7 +1,8 @@
 """Split a batch into pieces of one row, few rows or many rows; the last have tiles for attention.
 
 Runs of more than FEW_ROWS rows of one sequence are prefill and run together in tiles. All other rows run FEW_ROWS at a
-time in kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch.
+time in kernels whose sums have one order, so that decoding gives the same bits whatever else is in the batch. The rows
+of a sequence stay in one piece if they see later ones.
 """
 
 from __future__ import annotations
@@ -47,25 +48,29 @@ def step_words(limits: Limits) -> int:
 
 
 def fill_step(
-    step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits
+    step: NDArray[np.int32], batch: Batch, rows: NDArray[np.intp], limits: Limits, causal: bool = True
 ) -> tuple[NDArray[np.intp], dict[str, int]]:
     """Write some rows of a batch to the step buffer: a header, then per row tokens, positions, slots and sequences,
-    tiles (first row, rows), slots of windows, and rows of logits.
+    tiles (first row, rows), slots of windows, and rows of logits. A plan that is not `causal` has no such slots: in
+    their place is the last position of the row's sequence.
 
     Returns the places of these rows among `logit_rows`, and the counts that grids need.
     """
     place = np.full(len(batch.tokens), -1, np.int32)
     place[rows] = np.arange(len(rows))
     wanted = np.flatnonzero(place[batch.logit_rows] >= 0)
-    limit = limits.rows
+    limit, last = limits.rows, batch.positions if causal else batch.ends()
     step[:3] = len(rows), len(wanted), batch.tables.shape[1]
     if batch.window_slots is not None and batch.window_tables is not None:
         step[3] = batch.window_tables.shape[1]
+        assert causal, "layers have no blocks of their own where rows see later ones"
         step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = batch.window_slots[rows]
+    if not causal:
+        step[HEADER + 6 * limit : HEADER + 6 * limit + len(rows)] = last[rows]
     for i, array in enumerate((batch.tokens, batch.positions, batch.slots, batch.sequence)):
         step[HEADER + i * limit : HEADER + i * limit + len(rows)] = array[rows]
     counts = {"batch": len(rows), "logits": len(wanted), TILES["batch"]: 0, TILES["logits"]: 0}
-    counts["partitions"] = int(batch.positions[rows].max()) // PARTITION + 1
+    counts["partitions"] = int(last[rows].max()) // PARTITION + 1
     if len(rows) <= FEW_ROWS:
         counts["partitions"] = min(bucket(counts["partitions"]), partitions(limits))
     else:
@@ -77,15 +82,29 @@ def fill_step(
     return wanted, counts
 
 
-def pieces(batch: Batch) -> list[NDArray[np.intp]]:
-    """Yield the rows of each piece, in order: long runs of a sequence together, others FEW_ROWS at a time."""
+def pieces(batch: Batch, causal: bool = True) -> list[NDArray[np.intp]]:
+    """Return the rows of each piece, in order: long runs of a sequence together, others FEW_ROWS at a time.
+
+    If the plan is not `causal`, short runs of a sequence stay whole: as many as fit a piece.
+    """
     count = len(batch.tokens)
     if count <= FEW_ROWS:
         return [np.arange(count)]
     starts = np.concatenate([[0], np.flatnonzero(np.diff(batch.sequence)) + 1, [count]])
     long = np.repeat(np.diff(starts) > FEW_ROWS, np.diff(starts))
     many, few = np.flatnonzero(long), np.flatnonzero(~long)
-    return [*([many] if len(many) else []), *(few[i : i + FEW_ROWS] for i in range(0, len(few), FEW_ROWS))]
+    cuts = range(0, len(few), FEW_ROWS) if causal else _whole(batch.sequence[few])
+    return [*([many] if len(many) else []), *(few[a:b] for a, b in pairwise([*cuts, len(few)]))]
+
+
+def _whole(sequence: NDArray[np.int32]) -> list[int]:
+    """Return where pieces of at most FEW_ROWS rows begin that cut no sequence."""
+    starts = [] if not len(sequence) else [0, *(np.flatnonzero(np.diff(sequence)) + 1).tolist()]
+    found: list[int] = []
+    for start, stop in pairwise([*starts, len(sequence)]):
+        if not found or stop - found[-1] > FEW_ROWS:
+            found.append(start)
+    return found
 
 
 def wanted_limits(limits: Limits) -> Limits:

@@ -63,8 +63,13 @@ class HybridExecutable:
         return found
 
     def pieces(self, batch: Batch) -> list[NDArray[np.intp]]:
-        """Return the pieces of the side that accepts the fewest rows at a time."""
-        return max((executable.pieces(batch) for executable in self._bound.values()), key=len)
+        """Return the pieces of the side that accepts the fewest rows at a time.
+
+        If rows see later ones, a sequence stays in one piece: sides without attention have no say.
+        """
+        plans = self._split.plans
+        sides = [side for side in plans if not plans[side].causal] or list(plans)
+        return max((self._bound[side].pieces(batch) for side in sides), key=len)
 
     def begin(self, batch: Batch) -> None:
         for executable in self._bound.values():

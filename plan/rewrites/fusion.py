@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
+from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.fused import Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup
 from localllm.plan.operation import Operation
-from localllm.plan.operations import Add, Append, Attention, Glu, Linear, Norm, Rotate
+from localllm.plan.operations import Add, Glu, Linear, Norm
 from localllm.plan.plan import Plan
 from localllm.plan.values import Value
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
+from localllm.plan.attention import Append, Attention
 from localllm.plan.fused import Fused
 from localllm.plan.operation import Operation
-from localllm.plan.operations import Append, Attention, Receive, Send
+from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
 from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value

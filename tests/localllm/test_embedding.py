@@ -73,10 +73,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(
-    ("name", "pooling"), [("bert-mean", "mean"), ("gemma-embedding", "mean"), ("qwen3-embedding", "last")]
+    ("name", "pooling", "backend"),
+    [
+        ("bert-mean", "mean", "cpu"),
+        ("bert-mean", "mean", "opencl"),
+        ("gemma-embedding", "mean", "cpu"),
+        ("qwen3-embedding", "last", "cpu"),
+    ],
 )
-def test_texts_are_pooled_as_the_file_says(files: dict[str, Path], name: str, pooling: str) -> None:
-    with load(files[name], embeddings=True) as model:
+def test_texts_are_pooled_as_the_file_says(files: dict[str, Path], name: str, pooling: str, backend: str) -> None:
+    with load(files[name], embeddings=True, backend=backend) as model:
         ours, raw = model.embed(TEXTS), model.embed(TEXTS, normalize=False)
         for text, vector, long in zip(TEXTS, ours, raw, strict=True):
             theirs = expected(files[name], model.tokenize(text), pooling)

@@ -14,7 +14,7 @@ import localllm
 from localllm.backends.base import BackendError
 from localllm.engine import ContextFull
 from localllm.gguf import GGUFError, NewTensor, open_gguf, write_gguf
-from localllm.model import NoTokenizer, NoWeights
+from localllm.loaded import NoTokenizer, NoWeights
 from localllm.plan import BLOCK
 from localllm.tokenizer import TokenizerError
 from tests.backends.support import model as random_model

@@ -224,7 +224,7 @@ def _weigh_floats(
     width = row.width(head_dim)
     together = divisor(rows, f.isa.query_rows)
     # With one strip per turn, weights are memory operands, which is fastest (Zen 4: 14 %); AVX2 would spill otherwise.
-    # With # few rows memory is the limit, and reading it sequentially is best.
+    # With few rows memory is the limit, and reading it sequentially is best.
     strips = divisor(width // LANES, 4) if rows <= 4 and f.isa.registers == 32 else 1
     parts = width // LANES // strips
     with f.loop(0, rows, together) as base, f.loop(0, width, strips * LANES) as d:
@@ -259,7 +259,7 @@ def _weigh_blocks(
         at = values + group * (BLOCK * row.group_bytes)
         scales = [f.load_half(at + 2 * LANES * panel) for panel in range(PANELS)]
         # With a minimum, integers count from the middle. Otherwise rounding would shift all values of a head alike, and
-        # the # inverse rotation would turn these small errors into one large one.
+        # the inverse rotation would turn these small errors into one large one.
         middle = 1 << (row.integer_bits - 1) if row.minimum else 0
         minimums = [f.load_half(at + 2 * (BLOCK + LANES * panel)) for panel in range(PANELS) if row.minimum]
         minimums = [f.fma(s, f.constant(f32x16, middle), m) for s, m in zip(scales, minimums, strict=False)]

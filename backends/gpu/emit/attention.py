@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from localllm.backends.base import BackendError
 from localllm.backends.gpu.cachetypes import CACHE
 from localllm.backends.gpu.emit.rowwise import elements
 from localllm.backends.gpu.kernels import attention as kernels
@@ -12,7 +11,6 @@ from localllm.backends.gpu.kernels.kernel import FEW_ROWS, Grid
 from localllm.backends.gpu.lowering import Delivery, Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed, RopeTableOf
 from localllm.backends.gpu.steps import TILES
-from localllm.notice import Notice, Setting
 from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
@@ -51,18 +49,16 @@ def _slots_at(low: Lowering, layer: CacheLayer) -> int:
 
 
 def attention(low: Lowering, op: Attention) -> None:
-    if not op.causal:
-        problem = "attention in both directions (of an encoder) has no GPU kernels"
-        raise BackendError(Notice(problem, "; use ", Setting("backend", "cpu")))
     q, layer, rows = low.floats(op.q), low.plan.attention_layer(op.layer), op.q.rows
     step = low.step(rows)
     own_blocks, group = low.limits.own_blocks(layer), op.heads // layer.kv_heads
     to = low.deliver(op.out) if layer.value_dim % 32 == 0 else Delivery(low.make(op.out))
     tiled = to.floats or low.take(rows, op.out.width)  # tiles make floats only
+    window = op.window if op.causal or not op.window else op.window // 2 + 1
     shape = kernels.AttentionShape(
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
-        WINDOW=op.window, CHUNKED=op.chunked, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
+        WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
         HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4

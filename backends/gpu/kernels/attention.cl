@@ -1,6 +1,6 @@
-// Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (0: none), CHUNKED,
-// SOFTCAP (0: none), HAS_SINKS, HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values,
-// a power of two).
+// Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (positions that a row
+// sees up to its own, 0: all; as many behind it, if not CAUSAL), CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS,
+// HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define Y_STRIDE (HEADS * VALUE_HEAD)
@@ -18,14 +18,14 @@
 #define VALUE_UNIT_MOST UNIT_VALUES(VALUE_TYPE)
 #endif
 
-// `behind`: how many positions the key is behind the query, negative.
+// `behind`: how many positions the key is behind the query, negative; how many it is ahead, positive.
 DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
 #if HAS_SOFTCAP
   score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
 #endif
 #if HAS_SLOPES
-  score = FMA(slopes[head], (float)behind, score);
+  score = FMA(slopes[head], (float)(CAUSAL || behind < 0 ? behind : -behind), score);
 #endif
   return score;
 }
@@ -50,6 +50,17 @@ DEVICE int first_seen(SHAPE_PARAMETER int position) {
 #endif
 }
 
+// The last position that a row sees: its own, or its sequence's last in the batch.
+DEVICE int last_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
+  int position = POSITIONS_OF(step)[row];
+#if CAUSAL
+  return position;
+#else
+  int end = ENDS_OF(step)[row];
+  return WINDOW ? smaller(end, position + WINDOW - 1) : end;
+#endif
+}
+
 #ifdef STAGE_attend_partition
 // One partition of PARTITION positions of one row, for up to GROUPED query heads of a key-value head. Partitions begin
 // at multiples of PARTITION whatever the batch, so a row's numbers do not depend on it. Per (row, head, partition) the
@@ -61,7 +72,7 @@ KERNEL(128, attend_partition)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
   LOCAL_MEMORY
   int row = GROUP_Z, start = GROUP_Y * PARTITION, position = POSITIONS_OF(step)[row];
   int kv_head = GROUP_X / GROUP_PARTS, g0 = GROUP_X % GROUP_PARTS * GROUPED, heads = smaller(GROUPED, GROUP - g0);
-  int from = larger(start, first_seen(SHAPE position)), stop = smaller(start + PARTITION, position + 1);
+  int from = larger(start, first_seen(SHAPE position)), stop = smaller(start + PARTITION, last_seen(SHAPE step, row) + 1);
   if (from >= stop) return;
   GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[row] * step[TABLE_STRIDE_AT];
   LOCAL float *s = local_memory, *p = s + 128, *own = p + GROUPED * PARTITION;
@@ -192,7 +203,7 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
   LOCAL float *out = local_memory + 128;
   int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
   GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * STATE;
-  int from = first_seen(SHAPE position) / PARTITION, stop = position / PARTITION + 1;
+  int from = first_seen(SHAPE position) / PARTITION, stop = last_seen(SHAPE step, row) / PARTITION + 1;
   float largest = LOWEST, weight = 0.0f;
 #if HAS_SINKS
   largest = sinks[head];
@@ -259,7 +270,7 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
 #endif
   }
   BARRIER();
-  int last = position[rows - 1];
+  int last = last_seen(SHAPE step, row0 + rows - 1);
   for (int k0 = first_seen(SHAPE position[0]) / TILE_KEYS * TILE_KEYS; k0 <= last; k0 += TILE_KEYS) {
     int count = smaller(TILE_KEYS, last + 1 - k0), units = KEY_SIZE / UNIT_VALUES(KEY_TYPE);
     for (int i = ITEM; i < TILE_KEYS * units; i += 128) {
@@ -287,10 +298,10 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
     }
     for (int r = 0; r < ROWS_EACH; r++)
       for (int i = 0; i < KEYS_EACH; i++) {
-        int own = ty + 8 * r, j = tx + 16 * i, at = k0 + j, ends = position[smaller(own, rows - 1)];
-        int seen = own < rows && at <= ends && at >= first_seen(SHAPE ends);
+        int own = ty + 8 * r, j = tx + 16 * i, at = k0 + j, row = smaller(own, rows - 1), here = position[row];
+        int seen = own < rows && at <= last_seen(SHAPE step, row0 + row) && at >= first_seen(SHAPE here);
         if (j < TILE_KEYS)
-          p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i], slopes, head, at - ends) : -1.0f / 0.0f;
+          p[own * (TILE_KEYS + 1) + j] = seen ? shaped(SHAPE score[r][i], slopes, head, at - here) : -1.0f / 0.0f;
       }
     BARRIER();
     for (int i = ITEM; i < TILE_KEYS * VALUE_UNITS; i += 128) {

@@ -199,6 +199,7 @@ class AttentionShape(Macros):
     FACTOR: Factor
     WINDOW: Shape
     CHUNKED: bool
+    CAUSAL: bool
     HAS_SOFTCAP: bool
     SOFTCAP: Factor
     HAS_SINKS: bool

@@ -212,4 +212,5 @@ DEVICE float swiglu_oai(float gate, float up) {
 #define SEQUENCE_OF(step) ((step) + 8 + 3 * MAX_ROWS)
 #define TILES_OF(step) ((step) + 8 + 4 * MAX_ROWS)
 #define SLOTS_OF(step) ((step) + 8 + SLOTS_AT * MAX_ROWS)  // SLOTS_AT: 2, or 6 where a layer has blocks of its own
+#define ENDS_OF(step) ((step) + 8 + 6 * MAX_ROWS)  // of plans whose rows see later ones: no layer has blocks of its own
 #define LOGIT_INDEX_OF(step) ((step) + 8 + 7 * MAX_ROWS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from localllm.cli.terminal.formatting import markdown, table
 
 if TYPE_CHECKING:
-    from localllm.models.architectures import Architecture
+    from localllm.models.architecture import Architecture
 
 INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 

@@ -50,7 +50,7 @@ class PromptCache:
         """Load only the cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
             kept = read(self._path, self._model)
-            restore(kept, self._model, session)
+            restore(kept, self._model, session.sequence)
             self._tokens, self._messages = kept.tokens, kept.messages
             _tell_problem(kept)
 
@@ -61,7 +61,7 @@ class PromptCache:
         if self._messages and not self._force:
             say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
             return
-        save(self._path, self._model, session, messages, force=self._found)
+        save(self._path, self._model, session.sequence, messages, force=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""

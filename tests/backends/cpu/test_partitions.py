@@ -15,9 +15,10 @@ from localllm.backends.cpu.kernels.attention import PARTITION, Work
 from localllm.backends.cpu.kernels.attention_shape import Shape
 from localllm.backends.cpu.sharing import Sharing
 from localllm.plan import BLOCK, Batch, Plan
+from tests.backends.attending import Heads, attend
+from tests.backends.cases import VOCABULARY
 from tests.backends.cpu.test_instruction_sets import needs
 from tests.backends.support import bind, record
-from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight
 
 LONG = 3 * PARTITION * BLOCK + 100  # positions: three partitions, and a part of one

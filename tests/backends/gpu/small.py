@@ -16,8 +16,9 @@ from localllm.backends.gpu import formats
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
+from tests.backends.attending import Heads
+from tests.backends.cases import RECURRENT, VOCABULARY, linear_attention, selective_scan
 from tests.backends.support import Build, bind, record, stored
-from tests.backends.test_conformance import RECURRENT, VOCABULARY, Heads, linear_attention, selective_scan
 from tests.models.support import Driver, MemoryWeight, stack
 
 STEPS = (1, 2, 17)  # rows of decode, verify, prefill
@@ -99,13 +100,14 @@ def attended(h: Heads, keys: str = "f16", values: str = "f16") -> Small:
     width = h.heads * h.head_dim
     picks = [np.eye(h.kv_heads * h.head_dim, width, offset) for offset in (0, 3)]
     sinks = MemoryWeight.of("sinks", np.linspace(-1.0, 1.0, h.heads)) if h.sinks else None
+    slopes = MemoryWeight.of("slopes", np.linspace(0.1, 0.5, h.heads)) if h.slopes else None
 
     def build(r: Recorder, x: Value) -> Value:
         k, v = r.scale(x, -0.75), r.activate(x, "gelu")
         if h.kv_heads < h.heads:
             k, v = (r.linear(x, MemoryWeight.of(f"pick{number}", pick)) for number, pick in enumerate(picks))
         r.append(k, v, h.kv_heads)
-        return r.attention(x, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks)
+        return r.attention(x, 0, h.heads, h.head_dim**-0.5, h.window, h.softcap, sinks, slopes, causal=h.causal)
 
     return Small(build, table(width), CacheTypes(keys, values), 2e-3)
 
@@ -156,6 +158,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),
         experts("Q8_0 F16 Q4_0", 1, "sigmoid", True, 1.0, "gelu", extras=True, steps=STEPS),
         experts("Q8_0 BF16 F32", 3, "softmax_of_chosen", False, 1.0, "swiglu_oai", extras=True),
+        experts("F32 F32 F32", 2, "sparse_mixer", False, 1.0, "silu"),
     ),
     "attention": (
         attended(Heads(3, 1, 8)),
@@ -163,6 +166,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         attended(Heads(2, 2, 20), "bf16", "fp8"),
         attended(Heads(2, 2, 12), "fp8", "bf16"),
         attended(Heads(2, 1, 5), "f32", "f32"),
+        attended(Heads(2, 2, 6, window=12, slopes=True, causal=False)),
     ),
     "keys and values in blocks": tuple(
         attended(Heads(1, 1, 12), *names)

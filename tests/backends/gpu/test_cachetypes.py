@@ -10,8 +10,9 @@ from localllm.backends.base import Backend, BackendError, CacheTypes
 from localllm.backends.cache import CACHE_TYPES, store
 from localllm.backends.gpu.cachetypes import CACHE, GROUP, CacheRow
 from localllm.plan import BLOCK, Plan
+from tests.backends.attending import Heads, attend
+from tests.backends.cases import VOCABULARY
 from tests.backends.support import bind, record
-from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight
 
 

@@ -10,12 +10,12 @@ import pytest
 from localllm.backends.base import BackendError
 from localllm.backends.cuda.backend import CudaBackend
 from localllm.backends.cuda.nvrtc import Nvrtc
+from tests.backends.attending import Heads
 from tests.backends.gpu import fake_cuda
 from tests.backends.gpu.emulation import COMPILER, WHY_NOT, EmulatedBackend
 from tests.backends.gpu.fake_cuda import Card
 from tests.backends.gpu.small import PLANS, attended, check
 from tests.backends.support import bind, record
-from tests.backends.test_conformance import Heads
 from tests.models.support import Driver
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason=WHY_NOT)

@@ -13,8 +13,8 @@ from localllm.backends.gpu import bind
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Plan, Recorder, Value
+from tests.backends.cases import VOCABULARY
 from tests.backends.support import Shape, plan, record, tokens
-from tests.backends.test_conformance import VOCABULARY
 from tests.backends.test_experts import TABLE, mixture
 from tests.models.support import Driver, MemoryWeight, nmse, plan_of
 from tests.models.tiny import VARIANTS

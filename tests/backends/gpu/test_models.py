@@ -18,6 +18,7 @@ from tests.conftest import reference
 from tests.localllm.support import Terminal
 from tests.models.kit import KIT, LIMIT
 from tests.models.support import nmse
+from tests.models.test_embeddings import HALVES, off
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -89,3 +90,9 @@ def test_every_position_of_models_of_the_kit(gpu: Backend, name: str) -> None:
     ours = kit_logits(gpu, model)
     assert nmse(ours, model.stored["logits"]).max() < model.limit()
     assert nmse(ours, kit_logits(ReferenceBackend(), model)).max() < LIMIT
+
+
+@pytest.mark.parametrize("name", ["modern-bert", "jina-bert-v2", "nomic-bert-moe"])
+def test_encoders_of_the_kit(gpu: Backend, name: str) -> None:
+    """Rows that see later ones: within windows, by distance, and of a mixture of experts."""
+    assert off(gpu, name) < HALVES

@@ -8,30 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from localllm.backends.base import F16_CACHE, Backend, BackendError, CacheTypes
+from localllm.backends.base import F16_CACHE, Backend, CacheTypes
 from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
+from tests.backends.attending import BOTH_WAYS, CACHES, HEADS, Heads, attend, attend_twice, attention_slack
+from tests.backends.cases import CASES, RECURRENT, VOCABULARY, table
 from tests.backends.support import Build, bind, feed, record
-from tests.backends.test_conformance import (
-    CACHES,
-    CASES,
-    HEADS,
-    NONE,
-    RECURRENT,
-    VOCABULARY,
-    Heads,
-    attend,
-    attend_twice,
-    attention_slack,
-    check_recurrent,
-    head_matrices,
-    side_by_side,
-    table,
-    wanted_rows,
-)  # fmt: skip
+from tests.backends.test_attention import wanted_rows
+from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
 from tests.backends.test_experts import TABLE, TOKENS, mixture
 from tests.backends.test_keep import bound, inputs
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
@@ -95,7 +82,7 @@ def test_a_head_has_the_bits_of_a_product_of_its_own(gpu: Backend, format: str) 
 WIDE = (Heads(10, 1, 136), Heads(2, 1, 256))
 
 
-@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE)), *CACHES], ids=str)
+@pytest.mark.parametrize(("h", "cache"), [*((h, F16_CACHE) for h in (*HEADS, *WIDE, *BOTH_WAYS)), *CACHES], ids=str)
 def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     """Decode and prefill of two sequences in one batch, over several blocks and partitions; then one continues from a
     copy of the other's blocks."""
@@ -118,11 +105,16 @@ def test_attention(gpu: Backend, h: Heads, cache: CacheTypes) -> None:
     step([(1, 30), (0, 2)], 300)
 
 
-def test_attention_in_both_directions_is_refused(gpu: Backend) -> None:
+def test_texts_in_both_directions_have_the_same_bits_in_any_company(gpu: Backend) -> None:
+    """Few rows of a text stay together, though they do not fill a piece; many run beside them."""
     h = Heads(4, 2, 16, causal=False)
-    plan = record(MemoryWeight.of("table", np.zeros((VOCABULARY, sum(h.widths)), np.float32)), attend(h))
-    with pytest.raises(BackendError, match=r"^attention in both directions .* has no GPU kernels; use "):
-        bind(gpu, plan)
+    values = np.random.RandomState(3).standard_normal((VOCABULARY, 128)).astype(np.float32)
+    plan = record(MemoryWeight.of("table", values), attend(h))
+    lengths = (7, 11, 40, 5, 1)
+    texts = [np.random.RandomState(length).randint(0, VOCABULARY, length) for length in lengths]
+    together = Driver(bind(gpu, plan), sequences=5).step(list(enumerate(texts)))
+    alone = [feed(bind(gpu, plan), text) for text in texts]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
 
 
 def test_a_layer_may_read_the_cache_of_another(gpu: Backend) -> None:
@@ -192,6 +184,8 @@ MIXTURES: dict[str, Build] = {
     "groups": mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
     "groups, softmax": mixture("softmax", 4, groups=5, groups_used=1),
     "groups of one": mixture("sigmoid", 3, groups=40, groups_used=7),
+    "sparse mixer": mixture("sparse_mixer", 2),
+    "sparse mixer, groups": mixture("sparse_mixer", 30, biased=True, groups=5, groups_used=4),
 }
 
 

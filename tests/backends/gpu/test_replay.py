@@ -13,8 +13,9 @@ from localllm.backends.cuda.graph import Graph
 from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.gpu.kernels.attention import PARTITION
 from localllm.backends.gpu.replay import MOST, Replays, bucket
+from tests.backends.attending import Heads, attend
+from tests.backends.cases import VOCABULARY
 from tests.backends.support import bind, record
-from tests.backends.test_conformance import VOCABULARY, Heads, attend
 from tests.models.support import Driver, MemoryWeight
 
 PLAN = record(

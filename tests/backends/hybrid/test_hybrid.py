@@ -17,6 +17,7 @@ from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Plan
 from tests.backends.gpu.conftest import pocl
 from tests.backends.support import Shape, plan, tokens
+from tests.backends.support import model as plan_model
 from tests.conftest import reference
 from tests.models.support import Driver, bind_reference, nmse, open_model, plan_of
 from tests.models.test_reference_models import FILES
@@ -117,6 +118,17 @@ def test_rows_do_not_depend_on_what_else_is_in_the_batch(pair: Pair) -> None:
     last = driver.step([(0, ids[:1]), (2, ids[32:52])], logit_rows=[20])
     assert last.shape == (1, 97)
     together.close()
+
+
+@pytest.mark.parametrize("layers", [1, 2, 3])
+def test_texts_stay_whole_where_rows_see_later_ones(pair: Pair, layers: int) -> None:
+    """Short texts in a batch with a long one: also where the card has only what follows the last layer."""
+    metadata, tensors = plan_model("F32", MODEL)
+    model = plan_of(metadata | {"llama.attention.causal": False}, tensors)
+    texts = [tokens(count, seed=count) for count in (7, 11, 25, 5)]
+    drivers = [Driver(bound(pair, model, layers), sequences=4), Driver(ReferenceBackend().bind(model, LIMITS), 4)]
+    ours, theirs = (driver.step(list(enumerate(texts))) for driver in drivers)
+    assert nmse(ours, theirs).max() < 1e-4
 
 
 def test_the_largest_logits_are_those_of_the_whole_row(pair: Pair) -> None:

@@ -220,6 +220,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "original_max_position_embeddings": CONTEXT},
         "gpt-2",
     ),
+    "phimoe": (
+        "PhimoeConfig",
+        {"num_local_experts": 16, "attention_bias": True, "lm_head_bias": True, "head_dim": 12,
+         "rope_parameters": {
+             **_LONG, "short_factor": [1.0, 1.1, 1.3, 1.6, 1.7, 2.0], "long_factor": [1.0, 1.5, 4.0, 9.0, 9.5, 10.0],
+             "original_max_position_embeddings": CONTEXT, "short_mscale": 1.2, "long_mscale": 1.2},
+         "max_position_embeddings": 512, "original_max_position_embeddings": CONTEXT},
+        "spm",
+    ),
     "qwen2": ("Qwen2Config", {"rope_parameters": {**_YARN, "attention_factor": 1.2}}, "qwen2"),
     "qwen2moe": ("Qwen2MoeConfig", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True}, "qwen2"),

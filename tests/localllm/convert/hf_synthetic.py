@@ -29,7 +29,7 @@ LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in d
 def numbers(name: str, shape: list[int], base: float) -> np.ndarray:
     """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
     noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
-    if "norm" in name and name.endswith("weight"):
+    if "norm" in name.lower() and name.endswith("weight"):
         return np.float32(base) + np.float32(0.3) * noise
     if "bias" in name.rsplit(".", 1)[-1] or name.endswith("sinks"):
         return np.float32(0.3) * noise

@@ -10,6 +10,7 @@ import pytest
 from localllm.convert import open_checkpoint
 from localllm.convert.recipes import RECIPES
 from localllm.models import ARCHITECTURES
+from tests.localllm.convert.hf_encoders import ENCODERS
 from tests.localllm.convert.hf_models import MODELS, ids, make
 from tests.localllm.convert.hf_synthetic import DATA, LEFT_OUT, POSITIONS, read_specs, write_folder
 from tests.localllm.convert.support import logits_of
@@ -17,13 +18,16 @@ from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The other way round holds for 54 of them; the rest run from GGUF files alone."""
+    """The other way round holds for 61 of them; the rest run from GGUF files alone."""
     assert set(RECIPES) <= set(ARCHITECTURES)
-    assert len(RECIPES) == 54
+    assert len(RECIPES) == 61
 
 
 def test_every_recipe_has_a_model_here() -> None:
-    made = {name.split("-")[0] if name not in ARCHITECTURES and name != "gpt-oss-mxfp4" else name for name in MODELS}
+    made = {
+        name.split("-")[0] if name not in ARCHITECTURES and name != "gpt-oss-mxfp4" else name
+        for name in (*MODELS, *ENCODERS)
+    }
     assert set(RECIPES) <= made
 
 

@@ -1,0 +1,184 @@
+"""A model on a backend: the file, its tokenizer, its plan with the weights, and its cache."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import CacheTypes, Executable, Progress
+from localllm.cache import BlockPool, CacheChoice
+from localllm.closing import Closing
+from localllm.engine import ContextFull, Engine
+from localllm.errors import LocalLLMError
+from localllm.gguf import GGUFFile
+from localllm.models import Config, architecture_of, record_heads
+from localllm.notice import BeyondTraining, Notice, Setting
+from localllm.opening import BATCH_ROWS, Bound, bind
+from localllm.options import LoadOptions
+from localllm.plan import Plan, Store, Tensor
+from localllm.sampling.defaults import file_defaults
+from localllm.session import Session
+from localllm.tokenizer import Tokenizer, has_tokenizer
+
+if TYPE_CHECKING:
+    from localllm.speculation.setup import Reader, Speculation
+
+
+class NoTokenizer(LocalLLMError):
+    """The file has no tokenizer, so the model cannot take text."""
+
+
+class NoWeights(LocalLLMError):
+    """The file holds only a vocabulary, so the model cannot compute."""
+
+
+class LoadedModel(Closing):
+    """An open file whose weights and cache are on a backend: it converts text to token ids and computes logits."""
+
+    def __init__(self, file: GGUFFile, force: bool = False) -> None:
+        """`force`: if the file's tokenizer rule is unknown, take the nearest."""
+        self.file = file
+        self.tokenizer = Tokenizer.from_metadata(file.metadata, force) if has_tokenizer(file.metadata) else None
+        self.sampling_defaults = file_defaults(file.metadata)
+        self.context = 0
+        self.batch_rows = BATCH_ROWS
+        self.config: Config | None = None
+        self.plan: Plan | None = None
+        self.device = ""
+        self.placed = ""  # what runs where, if a GPU is used or was requested
+        self.cache = CacheChoice(CacheTypes(), "")
+        self.speculation: Speculation | None = None
+        self._bound: Bound | None = None
+
+    def bind(
+        self,
+        options: LoadOptions,
+        progress: Progress | None = None,
+        observe: bool = False,
+        weights: Mapping[str, Tensor] | None = None,
+        embeddings: bool = False,
+        sequences: int = 0,
+    ) -> None:
+        """Load the weights to a backend and allocate the cache. `weights` replace the tensors of the file."""
+        self._bound = bound = bind(self.file, options, progress, observe, weights, embeddings, sequences)
+        self.config, self.plan, self.context = bound.config, bound.plan, bound.context
+        self.device, self.placed, self.cache = bound.device, bound.placed, bound.cache
+        self.batch_rows = bound.engine.limits.rows
+        asked = options.ctx_size and not options.any_cache  # measurements go where they like
+        if asked and self.context > bound.config.context_length > 0:
+            trained = f"the model was trained on {bound.config.context_length} tokens; answers may make no sense beyond"
+            warnings.warn(Notice(f"{trained} (", Setting("ctx_size", self.context), ")"), BeyondTraining, stacklevel=2)
+
+    def reader(self) -> Reader:
+        """Return this model in the form that speculation needs."""
+        from localllm.speculation.setup import Reader
+        from localllm.speculation.vocabulary import Vocabulary
+
+        return Reader(self.engine, Vocabulary(self.file.path, self.vocabulary, self.tokenizer))
+
+    @property
+    def layers(self) -> tuple[Store, ...]:
+        """The cache layers of the plan."""
+        return self.plan.layers if self.plan is not None else ()
+
+    @cached_property
+    def heads(self) -> tuple[Plan, ...]:
+        """The plans of the file's next-token heads (`localllm.models.next_token`), which answers do not use yet."""
+        return record_heads(self.file.metadata, architecture_of(self.file.metadata), self.file.tensors, self.context)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that runs sequences of this model."""
+        if self._bound is None:
+            raise NoWeights(f"{self.file.path}: holds a vocabulary but no weights; it can only tokenize")
+        return self._bound.engine
+
+    @property
+    def executable(self) -> Executable:
+        return self.engine.executable
+
+    @property
+    def pool(self) -> BlockPool:
+        """The pool of cache blocks."""
+        return self.engine.pool
+
+    @property
+    def vocabulary(self) -> int:
+        """Number of logits in a row."""
+        self._predicting()
+        assert self.plan is not None
+        return self.plan.logits.width
+
+    def _predicting(self) -> Engine:
+        """The engine; LocalLLMError if the model does not predict tokens."""
+        engine, assembled = self.engine, self._bound
+        if assembled is not None and assembled.pooler is not None:
+            raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
+        if self.plan is not None and not self.plan.causal:
+            problem = "its tokens see later ones, so it cannot continue a text"
+            raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
+        return engine
+
+    @property
+    def words(self) -> Tokenizer:
+        """The tokenizer; NoTokenizer if the file has none."""
+        if self.tokenizer is None:
+            raise NoTokenizer(f"{self.file.path}: the file has no tokenizer; give token ids instead of text")
+        return self.tokenizer
+
+    # -- text ------------------------------------------------------------------------------------------------------
+
+    def tokenize(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+        """Return token ids; `add_special` adds BOS/EOS if the file says so, `parse_special` reads control tokens."""
+        return self.words.encode(text, add_special, parse_special)
+
+    def prompt_ids(self, text: str, parse_special: bool = False) -> list[int]:
+        """Tokenize a prompt. ContextFull, before any work, for a text that no context of this size can hold."""
+        self.check_length(text)
+        return self.tokenize(text, parse_special=parse_special)
+
+    def check_length(self, text: str) -> None:
+        """Raise ContextFull for a text with more characters than the context can hold in the longest tokens."""
+        most = self.context * self.words.longest
+        if self.context and len(text) > most:
+            counts = f"the prompt has {len(text)} characters, the context of {self.context} tokens holds at most {most}"
+            raise ContextFull(Notice(counts, "; shorten it or raise ", Setting("ctx_size")))
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; bytes that are not UTF-8 become U+FFFD."""
+        return self.words.decode(ids)
+
+    # -- numbers ---------------------------------------------------------------------------------------------------
+
+    def session(self) -> Session:
+        """Return a new, empty session."""
+        speculator = self.speculation.speculator() if self.speculation is not None else None
+        return Session(self._predicting(), self.tokenizer, speculator)
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the logits after every token of one fresh pass, float32 (T, vocabulary)."""
+        session = self.session()
+        step = min(self.batch_rows, self.executable.limits.logit_rows)
+        try:
+            parts = [session.evaluate(ids[i : i + step], logits=True).copy() for i in range(0, len(ids), step)]
+        finally:
+            session.close()
+        if not parts:
+            raise LocalLLMError("logits need at least one token id, got none")
+        return np.concatenate(parts)
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the model gives embeddings instead of tokens."""
+        return self._bound is not None and self._bound.pooler is not None
+
+    def close(self) -> None:
+        """Free the weights and the cache."""
+        if self._bound is not None:
+            self._bound.close()
+        self.file.close()

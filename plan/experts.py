@@ -1,0 +1,95 @@
+"""The operation of a mixture of experts: the choice of experts and their feed-forward."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from localllm.plan.operation import Read, Unary
+from localllm.plan.operations import GluActivation
+from localllm.plan.values import Value
+from localllm.plan.weights import Weight, given
+
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack of one matrix per expert: expert e maps x to (x @ weight[e].T) * scale[e] + bias[e]."""
+
+    weight: Weight  # (experts, rows, columns)
+    scale: Weight | None = None  # (experts,)
+    bias: Weight | None = None  # (experts, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts(Unary):
+    """out = sum over the `used` chosen experts e of weight_e * down_e(activation(gate_e x) * up_e x), row by row.
+
+    `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
+    - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
+    - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
+    - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
+    - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
+    - "sparse_mixer": the highest logits are chosen, one after the other. The weight of each is its softmax over the
+      experts that are left at this point. Of these, a logit l counts only if it is at most 0.02 max(abs(l), m) below
+      the chosen logit m (arXiv:2409.12136, with the jitter of 0.01 that Phi MoE has).
+    `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
+    With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
+    With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
+    With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
+    chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
+    """
+
+    router: Value
+    gate: Stack  # (experts, ffn, width)
+    up: Stack  # (experts, ffn, width)
+    down: Stack  # (experts, width, ffn)
+    used: int
+    gating: Gating
+    normalize: bool
+    scale: float
+    activation: GluActivation
+    choice_bias: Weight | None = None  # (experts,)
+    limit: float = 0.0  # as in `Glu`
+    weighted_input: bool = False
+    groups: int = 1
+    groups_used: int = 1
+
+    @property
+    def gated(self) -> bool:
+        """Whether gate and up are two stacks; one stack as both makes a squared ReLU of relu(gate x) * up x."""
+        return self.gate != self.up
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        return (self.gate, self.up, self.down) if self.gated else (self.up, self.down)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.x, self.router
+
+    @property
+    def matrices(self) -> tuple[Weight, ...]:
+        return tuple([stack.weight for stack in self.stacks])
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        stacks = self.stacks
+        return given(self.choice_bias, *(s.scale for s in stacks), *(s.bias for s in stacks))
+
+    @property
+    def products(self) -> tuple[tuple[Value, Weight], ...]:
+        return tuple([(self.x, stack.weight) for stack in self.stacks[:-1]])
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """The chosen experts' share of the stacks, and all of the bias for the choice."""
+        of_stacks = (weight for stack in self.stacks for weight in given(stack.weight, stack.scale, stack.bias))
+        shares = [Read(weight, self.used, self.router.width) for weight in of_stacks]
+        return (*shares, *(Read(bias) for bias in given(self.choice_bias)))
+
+    @property
+    def flops(self) -> int:
+        return sum(2 * self.used * prod(weight.shape[1:]) for weight in self.matrices)

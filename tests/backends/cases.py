@@ -1,0 +1,228 @@
+"""The conformance table: plans of one operation, each with the bound on its rounding; and plans of recurrent layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from localllm.plan import Recorder, Rope, Value
+from tests.backends.rounding import (
+    Slack,
+    capped,
+    exact,
+    exceeding,
+    few,
+    layer,
+    mixed,
+    oai,
+    of_heads,
+    product,
+    rms,
+    rotated,
+    sigmoid,
+    sized,
+    soft,
+    tanh_form,
+    xielu,
+)  # fmt: skip
+from tests.backends.support import Build, stored
+from tests.models.support import MemoryWeight
+
+VOCABULARY = 37
+
+random = np.random.RandomState(11)
+
+
+def vector(width: int, name: str = "v") -> MemoryWeight:
+    return MemoryWeight.of(f"{name}{width}", random.standard_normal(width))
+
+
+def table(width: int) -> MemoryWeight:
+    """Embedding rows; the first hold numbers at which exp and its neighbours end."""
+    values = 4.0 * random.standard_normal((VOCABULARY, width)).astype(np.float32)
+    edges = (-200.0, -100.0, -88.0, -87.0, -1e-30, 0.0, 1e-30, 60.0, 88.0, 200.0)
+    values[0, :] = np.resize(edges, width)
+    return MemoryWeight.of("table", values)
+
+
+@dataclass(frozen=True)
+class Case:
+    width: int
+    build: Build
+    slack: Slack
+
+
+def first(width: int) -> MemoryWeight:
+    """The matrix (1, width) that picks the first number of a row."""
+    return MemoryWeight.of("first", np.eye(1, width))
+
+
+CASES: dict[str, Case] = {
+    "add": Case(50, lambda r, x: r.add(x, r.scale(x, 0.75)), exact),
+    "add to itself": Case(64, lambda r, x: r.add(x, x), exact),
+    "scale": Case(17, lambda r, x: r.scale(x, -0.375), exact),
+    "scale, and what was scaled": Case(33, lambda r, x: r.add(r.scale(x, 2.0), x), exact),
+    "silu": Case(70, lambda r, x: r.glu(x, r.scale(x, -0.5), "silu"), sigmoid),
+    "silu of itself": Case(32, lambda r, x: r.glu(x, x, "silu"), sigmoid),
+    "gelu": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu"), lambda x, t: 4 * tanh_form(x / 4, t)),
+    "gelu alone": Case(41, lambda r, x: r.glu(r.scale(x, 0.25), x, "gelu_alone"), lambda x, t: tanh_form(x / 4, t)),
+    "sigmoid gate": Case(20, lambda r, x: r.glu(x, x, "sigmoid"), sigmoid),
+    "swiglu of gpt-oss": Case(47, lambda r, x: r.glu(x, r.scale(x, -2.0), "swiglu_oai"), oai),
+    "relu gate": Case(23, lambda r, x: r.glu(x, r.scale(x, 0.5), "relu"), few),
+    "softplus gate": Case(37, lambda r, x: r.glu(x, r.scale(x, 0.5), "softplus"), soft),
+    "product": Case(37, lambda r, x: r.glu(x, x, "identity"), exact),
+    "swiglu within limits": Case(40, lambda r, x: r.glu(x, r.scale(x, 3.0), "swiglu_clamp", 2.5), sigmoid),
+    "silu within limits": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "silu_clamp", 1.5), sigmoid),
+    "gates of slices": Case(
+        60, lambda r, x: r.glu(r.linear(x, MemoryWeight.of("three", np.eye(3, 60))), x, "sigmoid"), sigmoid
+    ),
+    "gates of slices, softplus": Case(
+        128, lambda r, x: r.glu(r.linear(x, MemoryWeight.of("eight", np.eye(8, 128))), x, "softplus"), soft
+    ),
+    "gate of a row": Case(50, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "sigmoid"), sigmoid),
+    "gate of a row, narrow": Case(24, lambda r, x: r.glu(r.linear(x, first(x.width)), x, "silu"), sigmoid),
+    "activate silu": Case(30, lambda r, x: r.activate(x, "silu"), sigmoid),
+    "activate gelu": Case(31, lambda r, x: r.activate(r.scale(x, 0.25), "gelu"), lambda x, t: tanh_form(x / 4, t)),
+    "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
+    "activate relu": Case(33, lambda r, x: r.activate(x, "relu"), exact),
+    "activate relu2": Case(34, lambda r, x: r.activate(x, "relu2"), few),
+    "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
+    "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
+    "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
+    "columns": Case(50, lambda r, x: r.columns(x, 7, 40), exact),
+    "join": Case(50, lambda r, x: r.join(x, r.scale(x, 2.0)), exact),
+    "join slices": Case(60, lambda r, x: r.join(r.columns(x, 1, 20, 3), x, 3), exact),
+    "join slices of one number, and what they came from": Case(
+        33, lambda r, x: r.add(r.join(x, r.scale(x, 0.5), 33), r.join(x, x, 3)), exact
+    ),
+    "columns, one of each slice": Case(60, lambda r, x: r.columns(x, 2, 3, 12), exact),
+    "weigh": Case(37, lambda r, x: r.weigh(x, vector(37, "weigh")), exact),
+    "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
+    "mix on a base": Case(64, lambda r, x: r.mix(x, 4, r.columns(x, 3, 19), r.scale(x, 0.5)), mixed),
+    "mix by the same numbers": Case(28, lambda r, x: r.mix(x, 1, vector(5, "mix")), mixed),
+    "match": Case(50, lambda r, x: r.match(x, r.columns(x, 3, 40), 1e-5), sized(50)),
+    "match slices": Case(51, lambda r, x: r.match(r.scale(x, 3.0), x, 1e-5, 3), sized(17)),
+    "match what is all but zero": Case(32, lambda r, x: r.match(r.scale(x, 1e-9), x, 1e-5), sized(32)),
+    "excess": Case(90, lambda r, x: r.excess(x, 1.5), exceeding),
+    "excess below the mean": Case(33, lambda r, x: r.excess(x, -0.5), exceeding),
+    "columns of slices, and what they came from": Case(
+        96, lambda r, x: r.add(r.columns(x, 3, 24, 4), r.columns(r.scale(x, 0.5), 0, 21, 4)), exact
+    ),
+}
+for width, groups in ((7, 1), (64, 1), (100, 1), (60, 3), (128, 8), (35, 5)):
+    weight = vector(width // groups, "rms")
+    CASES[f"rms {width} in {groups}"] = Case(
+        width, lambda r, x, w=weight, g=groups: r.rms_norm(x, w, 1e-5, g), rms(width // groups)
+    )
+weight = MemoryWeight.of("rms of each", random.standard_normal((3, 20)))
+NUMBERS = vector(60)
+CASES["multiply"] = Case(60, lambda r, x: r.multiply(x, NUMBERS), exact)
+CASES["multiply, by head"] = Case(60, lambda r, x, w=weight: r.multiply(x, w, 3), exact)
+CASES["rms 60 in 3 with weights of their own"] = Case(60, lambda r, x, w=weight: r.rms_norm(x, w, 1e-5, 3), rms(20))
+for shape, groups, bias in (((64,), 1, True), ((45,), 1, True), ((9,), 1, False), ((20,), 3, True), ((3, 20), 3, True)):
+    weight = MemoryWeight.of("layer", random.standard_normal(shape))
+    added = MemoryWeight.of("bias", random.standard_normal(shape)) if bias else None
+    CASES[f"layer {shape} in {groups}" + " with bias" * bias] = Case(
+        groups * shape[-1],
+        lambda r, x, w=weight, b=added, g=groups: r.layer_norm(x, w, b, 1e-5, g),
+        layer(groups, weight, added),
+    )
+for style in ("norm", "neox"):
+    for head_dim, n_rot in ((8, 8), (16, 16), (20, 20), (64, 64), (80, 80), (96, 40), (10, 6), (12, 2), (128, 128)):
+        frequencies = tuple(500.0 ** (-2 * i / n_rot) for i in range(n_rot // 2))
+        CASES[f"rotate {style}, {n_rot} of {head_dim}"] = Case(
+            3 * head_dim,
+            lambda r, x, s=style, d=head_dim, n=n_rot, f=frequencies: r.rotate(x, d, Rope(s, n, f, 1.25, 0.1, 7)),
+            rotated,
+        )
+    CASES[f"rotate {style}, and what was rotated"] = Case(
+        24, lambda r, x, s=style: r.add(r.rotate(x, 12, Rope(s, 6, (1.0, 0.3, 0.1))), r.scale(x, 0.5)), rotated
+    )
+for format in ("F32", "F16", "BF16"):
+    for rows, columns in ((1, 7), (5, 33), (16, 16), (33, 100), (70, 257)):
+        w = stored(f"w{rows}", format, (rows, columns))
+        b = vector(rows, "b")
+        CASES[f"linear {format} {rows} x {columns}"] = Case(columns, lambda r, x, w=w: r.linear(x, w), product(w))
+        CASES[f"linear {format} {rows} x {columns}, scale and bias"] = Case(
+            columns, lambda r, x, w=w, b=b: r.linear(x, w, b, 0.3), product(w)
+        )
+for format, heads, rows, columns in (
+    ("F32", 3, 5, 14), ("F16", 2, 70, 34), ("BF16", 3, 33, 18), ("F32", 5, 32, 64), ("F16", 1, 64, 96),
+):  # fmt: skip
+    w = stored(f"heads{rows}", format, (heads * rows, columns))
+    w = replace(w, shape=(heads, rows, columns))
+    CASES[f"head linear {format} {heads} x {rows} x {columns}"] = Case(
+        heads * columns, lambda r, x, w=w: r.head_linear(x, w), of_heads(w)
+    )
+SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
+BIAS = vector(48, "b")
+CASES |= {
+    "residual": Case(48, lambda r, x: r.add(x, r.linear(x, SQUARE)), product(SQUARE)),
+    "residual with bias and scale": Case(48, lambda r, x: r.add(r.linear(x, SQUARE, BIAS, 0.5), x), product(SQUARE)),
+    "residual read again": Case(
+        48, lambda r, x: r.add(r.scale(x, -1.0), r.add(r.linear(x, SQUARE), x)), product(SQUARE, SQUARE)
+    ),
+    "sum of two products": Case(
+        48, lambda r, x: r.add(r.linear(x, SQUARE), r.linear(x, OTHER)), product(SQUARE, OTHER)
+    ),
+    "product used twice": Case(48, lambda r, x: twice(r, r.linear(x, SQUARE)), product(SQUARE, SQUARE)),
+    "residual older than its product's input": Case(
+        48, lambda r, x: r.add(r.linear(r.scale(x, 2.0), OTHER), x), product(OTHER, OTHER)
+    ),
+}
+
+
+def twice(r: Recorder, y: Value) -> Value:
+    return r.add(r.scale(y, 0.5), y)
+
+
+# -- recurrent layers ------------------------------------------------------------------------------------------------
+
+
+def convolution(r: Recorder, x: Value) -> Value:
+    return r.convolve(x, MemoryWeight.of("kernel", np.cos(np.arange(x.width * 4.0)).reshape(-1, 4)), vector(x.width))
+
+
+def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
+    """Small products of x, one of each width."""
+    seeded = np.random.RandomState(3)
+    made = {name: 0.3 * seeded.standard_normal((width, x.width)) for name, width in widths.items()}
+    return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]
+
+
+def linear_attention(heads: int, key_heads: int, key_dim: int, dim: int, delta: bool, tiled: bool) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v, g, b = products(r, x, q=key_heads * key_dim, k=key_heads * key_dim, v=heads * dim, g=heads, b=heads)
+        k = r.rms_norm(k, MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5)), 1e-6, key_heads)
+        steps, strength, rate = r.activate(g, "softplus"), r.activate(b, "sigmoid"), -vectors("rate", heads)
+        skip = None if delta else vectors("skip", heads)
+        negative = MemoryWeight.of("rate", rate)
+        return r.linear_attention(
+            q, k, v, steps, strength, negative, key_heads, delta, tiled,
+            None if skip is None else MemoryWeight.of("skip", skip),
+        )  # fmt: skip
+
+    return build
+
+
+def vectors(name: str, width: int) -> np.ndarray:
+    return np.asarray(np.random.RandomState(len(name)).uniform(0.05, 0.5, width))
+
+
+def selective_scan(width: int, state_dim: int) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        inner, dt, b, c = products(r, x, inner=width, dt=width, B=state_dim, C=state_dim)
+        a = MemoryWeight.of("A", -np.random.RandomState(4).uniform(0.1, 1.0, (width, state_dim)))
+        return r.selective_scan(inner, r.activate(dt, "softplus"), b, c, a, MemoryWeight.of("D", vectors("D", width)))
+
+    return build
+
+
+RECURRENT: dict[str, Build] = {
+    "convolution": convolution,
+    "delta rule, a key head for two": linear_attention(4, 2, 24, 40, delta=True, tiled=False),
+    "delta rule, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True),
+    "Mamba-2": linear_attention(6, 2, 16, 80, delta=False, tiled=False),
+    "selective scan": selective_scan(40, 10),
+}

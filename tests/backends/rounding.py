@@ -1,0 +1,118 @@
+"""How far two ways of rounding may be apart: bounds worked out from u = 2^-24, one rounding of a float32.
+
+A chain of n additions errs by at most n u of the sum of magnitudes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tests.backends.support import UNIT
+from tests.models.support import MemoryWeight
+
+Slack = Callable[[np.ndarray, np.ndarray], Any]  # (x (T, width), truth) -> largest difference allowed, float64
+
+
+def exact(x: np.ndarray, truth: np.ndarray) -> float:
+    """One operation, rounded once by both."""
+    return 0.0
+
+
+def few(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """Two or three roundings of results that do not cancel."""
+    return 4 * UNIT * np.abs(truth)
+
+
+def soft(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp errs by 2e-7 of itself, the logarithm by 1e-7 of itself; below e^-87 exp is 0."""
+    return (5e-7 + 8 * UNIT) * np.abs(truth) + np.abs(x).max(axis=1, keepdims=True) * np.exp(-87.0)
+
+
+def xielu(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp and a difference round as their terms do: near 0 that is the rounding of x."""
+    return (4e-7 + 8 * UNIT) * (np.abs(truth) + np.abs(x) + x * x * (x > 0))
+
+
+def rms(width: int) -> Slack:
+    """16 lanes sum squares, then 4 additions, division, root, reciprocal and two products."""
+    return lambda x, truth: (width / 16 + 10) * UNIT * np.abs(truth)
+
+
+def layer(groups: int, weight: MemoryWeight, bias: MemoryWeight | None) -> Slack:
+    """As rms, of x less its mean: the rounding is that of the largest x, not of the difference."""
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        x = x.reshape(len(x), groups, -1)
+        ratio = np.abs(x).max(axis=2, keepdims=True) / x.std(axis=2, keepdims=True)
+        size = ratio * np.abs(weight.values()) + (0.0 if bias is None else np.abs(bias.values()))
+        return 4 * (x.shape[2] / 16 + 10) * UNIT * size.reshape(len(x), -1)
+
+    return slack
+
+
+def rotated(x: np.ndarray, truth: np.ndarray) -> Any:
+    """Cosine and sine rounded, two products, one sum: 4 u of |a| + |b|; the magnitude of the table is below 2."""
+    return 2 * 8 * UNIT * np.abs(x).max(axis=1, keepdims=True)
+
+
+def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp(-x) errs by 2e-7 of itself (Cephes) and ends at e^88; the other factor is not larger than x gets."""
+    return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
+
+
+def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
+    """Up to four products and a base, each rounded once; coefficients are numbers of the row, or below 4."""
+    most = np.abs(x).max(axis=1, keepdims=True)
+    return 6 * UNIT * 4 * most * np.maximum(most, 4.0)
+
+
+def sized(width: int) -> Slack:
+    """As rms, of two rows, and with a root of the quotient."""
+    return lambda x, truth: 2 * (width / 16 + 14) * UNIT * np.abs(truth)
+
+
+def exceeding(x: np.ndarray, truth: np.ndarray) -> Any:
+    """The rounding of the cutoff: sums of 16 lanes, as of `layer`, relative to the largest x."""
+    return 4 * (x.shape[1] / 16 + 10) * UNIT * np.abs(x).max(axis=1, keepdims=True)
+
+
+def tanh_form(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """exp's argument errs by 4 u of itself; the truth is 1 + tanh, which near -1 is rounded at 1e-16."""
+    argument = 1.6 * (np.abs(x) + 0.045 * np.abs(x) ** 3)
+    return (2e-7 + (8 + 4 * argument) * UNIT) * np.abs(truth) + 1e-15 * np.abs(x)
+
+
+def oai(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """A sigmoid of 1.702 x, and u + 1, whose rounding is that of 1."""
+    return (2e-7 + 16 * UNIT) * np.abs(truth) + 4 * UNIT * np.abs(x)
+
+
+def capped(x: np.ndarray, truth: np.ndarray) -> float:
+    """5 * tanh is 5 * (1 - 2 / (e^2x + 1)): good to the rounding of 1, not to that of small results."""
+    return 5 * (4e-7 + 4 * UNIT)
+
+
+def product(*weights: MemoryWeight) -> Slack:
+    """Chains of fused multiply-adds, each of its own input; a scale, a bias and a residual round once more. BF16 has
+    each activation rounded to 8 bits before."""
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        each = [np.abs(x) @ np.abs(w.values().astype(np.float64)).T for w in weights]
+        rounded = sum(terms for terms, w in zip(each, weights, strict=True) if w.format == "BF16")
+        return (x.shape[1] + 4) * UNIT * (sum(each) + np.abs(truth) + 4.0) + 2.0**-8 * rounded
+
+    return slack
+
+
+def of_heads(weight: MemoryWeight) -> Slack:
+    """`product` of each head's slice of x with the head's matrix."""
+    matrices = [MemoryWeight.of(weight.name, matrix, weight.format) for matrix in weight.values()]
+
+    def slack(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+        slices = [np.split(rows, len(matrices), axis=1) for rows in (x, truth)]
+        return np.concatenate([product(w)(*own) for w, *own in zip(matrices, *slices, strict=True)], axis=1)
+
+    return slack
