@@ -172,13 +172,6 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     second.wait_for(r"\d tokens")
     os.kill(second.process.pid, signal.SIGTERM)
     assert second.end() == 143
-    third = Terminal("chat", tiny, *QUICK, "--no-history", environ=state, columns=100)
-    third.wait_for(READY)
-    third.type("/tokens secret" + ENTER)
-    third.wait_for(r"\d tokens")
-    third.type("/bye" + ENTER)
-    assert third.end() == 0
-    assert "secret" not in kept.read_text()
 
 
 def test_a_dumb_terminal_has_plain_lines(tiny: Path) -> None:
