@@ -214,10 +214,14 @@ def test_a_journal_is_bounded_and_skips_damage(tmp_path: Path) -> None:
     for number, text in enumerate(("", "[" * 100000, '{"model": 1}', '{"model": "m", "messages": [{"role": "x"}]}')):
         (tmp_path / f"9{number}.json").write_text(text)
     assert last(tmp_path) == found
-    journal = Journal(tmp_path, "m", found)
-    journal.keep(turn)  # unchanged
-    journal.keep([])  # everything was undone
+    one, other = (Journal(tmp_path, name, found) for name in ("one", "other"))
+    one.keep(turn * 2)
+    other.keep(turn * 3)  # two chats continue one conversation, and neither loses anything
+    kept = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.name[0] != "9"]
+    assert {"one": 4, "other": 6}.items() <= {record["model"]: len(record["messages"]) for record in kept}.items()
+    one.keep([])  # everything was undone
     assert not found.path.exists()
+    assert last(tmp_path) is not None
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])
