@@ -299,6 +299,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "nemotron_h_moe": ("NemotronHConfig", {**_NEMOTRON3, "norm_topk_prob": True}, "tekken"),
     "nemotron_h_moe-latent": ("NemotronHConfig", {**_NEMOTRON3, "moe_latent_size": 24, "mlp_bias": False}, "tekken"),
+    "bloom": ("BloomConfig", {}, "bloom"),
+    "falcon": ("FalconConfig", {"activation": "gelu_new"}, "falcon"),
+    "falcon-groups": (
+        "FalconConfig", {"activation": "gelu_new", "new_decoder_architecture": True, "num_kv_heads": 2}, "gpt-2",
+    ),
+    "gptneox": ("GPTNeoXConfig", {"hidden_act": "gelu_new"}, "gpt-2"),
+    "gptneox-serial": ("GPTNeoXConfig", {"hidden_act": "gelu_new", "use_parallel_residual": False}, "gpt-2"),
+    "minicpm3": ("MiniCPM3Config", {**_LATENT, "qk_head_dim": 18}, "spm"),
+    "starcoder": ("GPTBigCodeConfig", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "starcoder"),
     "qwen2vl": ("Qwen2_5_VLConfig", {"rope_parameters": {**_DEFAULT, "mrope_section": [1, 1, 2]}}, "qwen2"),
     "qwen3vl": (
         "Qwen3VLConfig", {"head_dim": 16, "rope_parameters": {**_DEFAULT, "mrope_section": [2, 3, 3]}}, "qwen2",
