@@ -95,7 +95,9 @@ def _logits(folder: Path) -> np.ndarray:
 
     from tests.localllm.convert.hf_models import ids
 
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    of_pictures = "vision_config" in json.loads((folder / "config.json").read_text())
+    maker = transformers.AutoModelForImageTextToText if of_pictures else transformers.AutoModelForCausalLM
+    model, found = maker.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     assert not any(found.values()), found
