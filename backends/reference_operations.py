@@ -255,9 +255,22 @@ def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F
         weights = _softmax(weights)
     elif op.gating == "sigmoid_of_chosen":
         weights = _sigmoid(weights)
+    elif op.gating == "sparse_mixer":
+        weights = _sparse_mixer(scores, ranked, chosen)
     if op.normalize:
         weights = weights / max(weights.sum(), 2.0**-14)
     return chosen, weights * op.scale
+
+
+def _sparse_mixer(scores: F64, ranked: F64, chosen: NDArray[np.intp]) -> F64:
+    """Return the weight of every chosen expert: its softmax over the close ones among those that are left."""
+    left, weights = ranked > -np.inf, np.empty(len(chosen))
+    for i, expert in enumerate(chosen):
+        best = scores[expert]
+        close = best - scores <= 0.02 * np.maximum(np.abs(scores), best)
+        left[expert] = False
+        weights[i] = 1.0 / (np.exp(best - best) + np.exp(scores[left & close] - best).sum())
+    return weights
 
 
 def _within_groups(ranked: F64, op: Experts) -> F64:

@@ -3,7 +3,7 @@
     pip install matplotlib
     python benchmarks/pictures.py
 
-Reads results/kernels.jsonl and results/compare.jsonl, writes results/roofline.svg and results/depth.svg.
+Reads results/kernels.jsonl and results/compare.jsonl, writes roofline.svg and depth.svg into docs/pictures.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 from compare import RESULTS, stored
 
+PICTURES = Path(__file__).resolve().parent.parent / "docs" / "pictures"
 matplotlib.rcParams["svg.hashsalt"] = "localllm"  # the same figures give the same file
 
 
@@ -65,8 +66,8 @@ def depth(model: str, out: Path) -> None:
 
 
 def main() -> None:
-    roofline(newest(RESULTS / "kernels.jsonl"), RESULTS / "roofline.svg")
-    depth("1b-Q4_0.gguf", RESULTS / "depth.svg")
+    roofline(newest(RESULTS / "kernels.jsonl"), PICTURES / "roofline.svg")
+    depth("1b-Q4_0.gguf", PICTURES / "depth.svg")
 
 
 if __name__ == "__main__":

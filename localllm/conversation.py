@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +18,13 @@ from localllm.cache.prompt_cache import Kept, read, restore, save
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece, Statistics
-from localllm.held import end_of, held, without_thought
+from localllm.held import end_of, held, parted, without_thought
 from localllm.options import AnswerOptions, SamplingOptions
 from localllm.template import FAMILIES, ChatEncoder, ChatTemplate, Family, TemplateError, choose_template
 from localllm.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from localllm.answer.parts import Part
     from localllm.model import Model
     from localllm.scheduler.request import Constraint
 
@@ -56,21 +57,40 @@ class Conversation:
         self._special = frozenset(self._words.special.values())
         self._encoder = ChatEncoder(self._words, template.source, options.parse_special_in_content)
         self._tell, self._told = tell, set[str]()
-        self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
-        self._asked_of = options.asked
-        self._variables = options.template_variables
-        self._stop = (*options.stops, *template.stops)
         self._context_shift = context_shift
-        self._sampler = model.sampler(sampling)
-        system = options.system_prompt
-        self._system = [{"role": "system", "content": system}] if system else []
+        self._system, self._added = "", ""  # the system prompt, and what `clear` put after it
         self._answered: list[int] = []  # tokens of the last answer
+        self._begins: tuple[str, list[int]] = "", []  # the end of the last prompt, and the tokens given of the answer
+        self.messages: list[dict[str, str]] = []
+        self.use_options(options)
+        self.use_sampling(sampling)
         self.session = model.session()
-        self.messages: list[dict[str, str]] = list(self._system)
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def use_options(self, options: AnswerOptions) -> None:
+        """Write the next answers by these options. Another system prompt replaces the first message."""
+        self._asked_of = options.asked  # first, because it may raise
+        self._max_tokens, self._ignore_eos = options.max_tokens, options.ignore_eos
+        self._variables = options.template_variables
+        self._stop = (*options.stops, *self._template.stops)
+        if options.system_prompt != self._system:
+            self._system = options.system_prompt
+            begun = [message for message in self.messages[:1] if message["role"] == "system"]
+            self.messages = [*self._instructions(), *self.messages[len(begun) :]]
+
+    def use_sampling(self, sampling: SamplingOptions) -> None:
+        """Sample the next answers by these options."""
+        self._sampler = self._model.sampler(sampling)
+
+    @property
+    def structured(self) -> bool:
+        """Whether answers are held to a schema or a grammar."""
+        return self._asked_of.structure is not None
 
     # -- turns -----------------------------------------------------------------------------------------------------
 
-    def say(self, text: str, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def say(self, text: str, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Yield the answer to `text`, piece by piece; the last piece holds the statistics.
 
         A cancelled answer keeps what was written. A turn without any answer is removed: after ContextFull, after a
@@ -78,15 +98,29 @@ class Conversation:
         """
         return self._turn([*self.messages, {"role": "user", "content": text}], [], cancel)
 
-    def again(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def again(self, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Replace the last answer with a new one."""
         return self._turn(self._asked("no answer to write again"), [], cancel)
 
-    def go_on(self, cancel: threading.Event | None = None) -> Iterator[Piece]:
+    def go_on(self, cancel: threading.Event | None = None) -> Generator[Piece]:
         """Continue the last answer, and yield the new part."""
         messages, said = self._asked("no answer to continue"), self.messages[-1]["content"]
         begun = self._answered or self._words.encode(said, add_special=False)
         return self._turn(messages, begun, cancel)
+
+    def parts(self, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, tuple[Part, ...]]]:
+        """Yield every piece of an answer with the parts of thought and content that it completes."""
+        from localllm.answer.parts import Content
+
+        reader = None
+        for piece in pieces:
+            if self.structured:  # the thought is gone already
+                yield piece, ((Content(piece.text),) if piece.text else ())
+                continue
+            if reader is None:
+                tail, begun = self._begins
+                reader = parted(self._model, self._template, tail, self._stop, begun)
+            yield piece, reader.push(piece)
 
     def undo(self) -> str:
         """Remove the last turn, and return its question."""
@@ -96,9 +130,8 @@ class Conversation:
 
     def clear(self, system: str = "") -> None:
         """Start over, with `system` after the system prompt. The cache keeps the common prefix."""
-        told = "\n\n".join(part for part in (*(m["content"] for m in self._system), system) if part)
-        self.messages = [{"role": "system", "content": told}] if told else []
-        self._answered = []
+        self._added = system
+        self.messages, self._answered = self._instructions(), []
 
     def shift(self) -> int:
         """Drop the oldest turns, so that at most half of the context is used if possible. Return their number."""
@@ -107,10 +140,15 @@ class Conversation:
             self.messages = messages
         return dropped
 
+    def resume(self, messages: list[dict[str, str]]) -> None:
+        """Continue these messages; the next turn evaluates them. Their system message, if any, replaces this one's."""
+        begun = [] if messages[:1] and messages[0]["role"] == "system" else self._instructions()
+        self.messages, self._answered = [*begun, *messages], []
+
     def save(self, path: Path, force: bool = False) -> int:
         """Save text and cache to a file, and return its size in bytes. Errors as in `localllm.cache.prompt_cache`."""
         self.forget_rest()
-        return save(path, self._model, self.session, self.messages, force)
+        return save(path, self._model, self.session.sequence, self.messages, force)
 
     def load(self, path: Path) -> Kept:
         """Replace this conversation with the one in a file. After a CacheFileError this one continues unchanged.
@@ -118,8 +156,8 @@ class Conversation:
         If `problem` is set, the cache in the file is unusable, and the next turn evaluates the text.
         """
         kept = read(path, self._model)
-        restore(kept, self._model, self.session)
-        self.messages, self._answered = list(kept.messages), []
+        restore(kept, self._model, self.session.sequence)
+        self.messages, self._answered, self._added = list(kept.messages), [], ""
         return kept
 
     def forget_rest(self) -> None:
@@ -135,6 +173,11 @@ class Conversation:
 
     # -- internals -------------------------------------------------------------------------------------------------
 
+    def _instructions(self) -> list[dict[str, str]]:
+        """Return the system message, if there is one."""
+        told = "\n\n".join(part for part in (self._system, self._added) if part)
+        return [{"role": "system", "content": told}] if told else []
+
     def _asked(self, problem: str) -> list[dict[str, str]]:
         """Return the messages up to the last question that has an answer."""
         if len(self.messages) < 2 or self.messages[-1]["role"] != "assistant":
@@ -143,13 +186,14 @@ class Conversation:
 
     def _turn(
         self, messages: list[dict[str, str]], begun: list[int], cancel: threading.Event | None
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Yield the answer to the last of `messages`; its first tokens, `begun`, are given."""
         spent: Statistics | None = None
         tokens, text = list(begun), self._words.decode(begun)
         started = text
         try:
             prompt = [*self._prompt(messages), *tokens]
+            self._begins = self._tail(prompt[: len(prompt) - len(tokens)]), begun
             if self._context_shift and len(prompt) >= self._context:
                 messages, prompt = self._make_room(messages, tokens) or (messages, prompt)
             while True:

@@ -11,7 +11,9 @@ tokenizers, samplers, conversations and speculation are built on top.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Several
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
@@ -116,6 +118,17 @@ class Engine:
         if any(sequence.length + more > self.limits.positions for sequence, more in wanted):
             return False
         return how_many_fit(wanted) == len(wanted)
+
+    @contextmanager
+    def taking(self, sequence: Sequence, tokens: Several[int]) -> Iterator[None]:
+        """Take blocks of an empty sequence for tokens (whole blocks) that the caller fills inside the `with`."""
+        self.copy_shared()  # copy shared blocks before the caller fills them
+        sequence.occupy(tokens)
+        try:
+            yield
+        except BaseException:
+            sequence.free()
+            raise
 
     # -- stepping --------------------------------------------------------------------------------------------------
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from localllm.generation.statistics import Piece
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
+    from localllm.answer.content import Parted
     from localllm.answer.structure import Asked, Structure
     from localllm.scheduler.request import Constraint
     from localllm.template import ChatTemplate
@@ -58,3 +59,13 @@ def without_thought(
     from localllm.answer.formats import find_format
 
     return content_only(pieces, model.words, find_format(template.source), tail, stops)
+
+
+def parted(
+    model: Worded, template: ChatTemplate, tail: str, stops: tuple[str, ...], begun: Sequence[int] = ()
+) -> Parted:
+    """Return what cuts the pieces of an answer into thought and content; its first tokens, `begun`, came before."""
+    from localllm.answer.content import Parted
+    from localllm.answer.formats import find_format
+
+    return Parted(model.words, find_format(template.source), tail, stops, begun)

@@ -22,7 +22,7 @@ from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
 from localllm.loaded import LoadedModel
 from localllm.notice import NotUsed
-from localllm.options import AnswerOptions, LoadOptions, SamplingOptions
+from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
@@ -51,10 +51,11 @@ class Model(LoadedModel):
         self._confined: Confined | None = None
         self._given: Family | None = None  # the format that replaces the file's chat template
 
-    def speculate(self, options: LoadOptions, progress: Progress | None = None) -> None:
+    def speculate(self, options: LoadOptions, progress: Progress | None = None, sequences: int = 0) -> None:
         """Enable drafting for new sessions: load the draft model if there is one, and time passes.
 
-        As many draft layers go to the GPU as still fit; none if the target has none there.
+        `sequences` prepares for a server, as in `bind`. As many draft layers go to the GPU as still fit; none if the
+        target has none there.
         """
         from localllm.speculation.setup import Speculation
 
@@ -63,6 +64,7 @@ class Model(LoadedModel):
             draft = load(
                 speculation.model_draft,
                 progress=progress,
+                sequences=sequences,
                 ctx_size=self.context,
                 threads=options.threads,
                 backend=options.backend,
@@ -83,6 +85,21 @@ class Model(LoadedModel):
             draft.close()
             draft = None
         self.draft = draft
+
+    def use_speculation(self, options: SpeculationOptions) -> None:
+        """Draft for new sessions by other options, with the draft model that is loaded. SpeculationError if it cannot.
+
+        OptionError if they need one and none is loaded.
+        """
+        from localllm.speculation.setup import Speculation
+
+        if options.kind == "off":
+            self.speculation = None
+            return
+        drafts = self.draft is not None and bool(options.model_draft)
+        self.speculation = Speculation(self.reader(), options, self.draft.reader() if drafts and self.draft else None)
+        if self.speculation.unused:
+            warnings.warn(self.speculation.unused, NotUsed, stacklevel=2)
 
     # -- embeddings ------------------------------------------------------------------------------------------------
 
@@ -306,7 +323,7 @@ def load(
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
-                model.speculate(chosen, progress)
+                model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
         raise

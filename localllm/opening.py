@@ -26,6 +26,7 @@ WINDOW_PAST = 1024  # tokens that layers with a window keep beyond it: how far a
 LOGIT_BYTES = 64 << 20  # maximum rows of logits per batch
 STATE_COPIES = 6  # blocks of recurrent layers for each further sequence, to reuse its prompt
 MEMORY_SHARE = 0.8  # of the free memory, for weights and cache of a server
+UNKNOWN_MEMORY = 8 << 30  # bytes
 STATE_BYTES = 1 << 30  # of the blocks of recurrent layers, if a step does not need more
 LEAST_ROWS = 128  # per forward pass, however big states are
 
@@ -163,8 +164,9 @@ def within(limits: Limits, plan: Plan, types: CacheTypes, memory: int, exact: bo
 
 
 def free_memory() -> int:
-    """Return the bytes that programs can still take."""
-    return memory().free
+    """Return the bytes that programs can still take; where the system tells nothing, UNKNOWN_MEMORY."""
+    found = memory()
+    return found.free if found.total else UNKNOWN_MEMORY
 
 
 def _needed(window: int, rows: int) -> int:

@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.quant.atomic import NewFile, hidden_path, sweep
 
+_NOT_LINKED: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
@@ -60,15 +61,26 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
         raise OutputError(f"{path}: is a device or a pipe, which cannot be replaced; give the name of a file")
 
 
+def append(path: Path, data: bytes) -> None:
+    """Add a record to the end of a private file, in one piece beside what other processes add. OutputError if not."""
+    with _system_errors(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED, 0o600)
+        try:
+            os.write(descriptor, data)
+        finally:
+            os.close(descriptor)
+
+
 @contextmanager
-def new_file(path: Path, force: bool = False) -> Iterator[Output]:
+def new_file(path: Path, force: bool = False, mode: int = 0o666) -> Iterator[Output]:
     """Yield a file that durably replaces `path` if the block ends without an exception; otherwise it is removed.
 
-    It gets the permissions of the file that it replaces. OutputError as in `check_target`, and if the disk fails.
+    It gets the permissions of the file that it replaces, or `mode` within the umask. OutputError as in `check_target`,
+    and if the disk fails.
     """
     check_target(path, force)
     with _system_errors(path):
-        new = NewFile(path)
+        new = NewFile(path, mode)
     with new:
         yield Output(path, new.file)
         check_target(path, force)  # it may have appeared in the meantime
@@ -94,7 +106,7 @@ def scratch(target: Path) -> Iterator[Path]:
 def _keep_mode(path: Path, descriptor: int) -> None:
     with suppress(FileNotFoundError):
         found = os.lstat(path)
-        if stat.S_ISREG(found.st_mode):
+        if stat.S_ISREG(found.st_mode) and hasattr(os, "fchmod"):  # not on Windows before Python 3.13
             os.fchmod(descriptor, stat.S_IMODE(found.st_mode))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -64,6 +63,12 @@ class Session:
         if self._speculator is not None:
             self._speculator.close()
 
+    def use(self, speculator: Speculates | None) -> None:
+        """Draft the next answers with `speculator`, or not at all."""
+        if self._speculator is not None:
+            self._speculator.close()
+        self._speculator = speculator
+
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, tokens: Sequence[int], logits: bool) -> NDArray[np.float32]:
@@ -89,17 +94,6 @@ class Session:
     def rewind(self, length: int) -> int:
         """Keep the first `length` tokens, or none if layers with a window have lost needed ones; return the number."""
         return self.engine.truncate(self.sequence, length)
-
-    @contextmanager
-    def taking(self, tokens: Sequence[int]) -> Iterator[None]:
-        """Take cache blocks for tokens (whole blocks from the start) that the caller fills inside the `with`."""
-        self.engine.copy_shared()  # copy shared blocks before the caller fills them
-        self.sequence.occupy(tokens)
-        try:
-            yield
-        except BaseException:
-            self.sequence.free()
-            raise
 
     # -- answers ---------------------------------------------------------------------------------------------------
 

@@ -7,12 +7,14 @@ plan = record(config, architecture, tensors)
 
 from __future__ import annotations
 
-from localllm.models.architectures import ARCHITECTURES, Architecture, architecture_of
-from localllm.models.config import Config, ExpertConfig, RopeConfig, read_config
+from localllm.models.architecture import Architecture
+from localllm.models.architectures import ARCHITECTURES, architecture_of
+from localllm.models.config import Config, ExpertConfig, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.forward import record
 from localllm.models.head import Head, Pooler, unit
 from localllm.models.next_token import record_head, record_heads
+from localllm.models.reading.config import read_config
 
 __all__ = [
     "ARCHITECTURES",

@@ -1,150 +1,19 @@
 """The architectures that can run: one row each, with only the properties that a model file does not hold.
 
-Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes and rope frequency factors are read from
-the file. To add an architecture that fits `models.forward`, add a row.
+`models.architecture` explains the columns. Biases, q/k norms, sinks, fused and shared matrices, tied output, head sizes
+and rope frequency factors are read from the file. To add an architecture that fits `models.forward`, add a row. Llama's
+is the first; the others are in the order of their names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from difflib import SequenceMatcher
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
+from localllm.models.architecture import Architecture, ExpertGating, Multipliers, Recurrent, Sliding
 from localllm.models.errors import ModelError
-from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertGating:
-    """How the experts of a token are weighted; `plan.Experts` defines the gatings."""
-
-    gating: Gating
-    normalize: bool  # divide the chosen weights by their sum
-    from_file: bool | Literal["gating"] = False  # keys of the file override the two above and may scale, or the first
-    scales: bool = False  # apply the `.scale` tensors of the experts' matrices
-    activation: GluActivation = "silu"
-    beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
-    weighted_input: bool = False  # the weights multiply what the experts read, not what they give
-    router: Literal["", "unnormed"] = ""  # unnormed: the router reads what the layer reads
-    norm: str = ""  # the tensor that norms for the experts what the layer reads; "": they read what the router reads
-    dense: bool = False  # the layer has a dense feed-forward beside the experts
-    sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
-    biased: Gating | None = None  # where the choice has a bias and the file tells no gating; None: as elsewhere
-
-
-@dataclass(frozen=True, slots=True)
-class Sliding:
-    """Sliding-window attention in all layers but every `period`-th."""
-
-    period: int  # where the file does not say it: layers period - 1, 2 period - 1, ... see everything
-    first: bool = False  # layers 0, period, 2 period, ... see everything instead
-    window: int = 0  # where the file does not say it; 0: no layer slides
-    stretched: bool = True  # rope scaling holds in sliding layers too
-    factors: bool = True  # and so do the factors of frequencies
-    rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
-    only_rope: bool = False  # layers that see everything are not rotated
-    depth: int = 0  # only models of so many layers slide; 0: all
-    chunked: bool = False  # a window is a chunk of the context instead
-    both_ways: bool = False  # half of a window lies before a row, half behind it
-    half: bool = False  # layers that see everything rotate half of the dimensions
-
-
-@dataclass(frozen=True, slots=True)
-class Multipliers:
-    """Keys of the file scale embeddings, scores, residual branches and logits; these are the defaults."""
-
-    logits: Literal["multiplied", "divided"] = "divided"  # by `logit_scale`
-    embedding: float = 1.0
-    depth: float = 0.0  # residual branches are scaled by depth / sqrt(layers); 0: by 1
-    width: int = 0  # the logit scale is width / the model's width; 0: `logit`
-    logit: float = 0.0  # 0: 1
-    from_file: bool = True  # false: the keys do not count
-    switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
-
-
-Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recurrent:
-    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
-
-    mixer: Mixer
-    layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
-    alone: bool = False  # a layer is a mixer or a feed-forward
-
-
-@dataclass(frozen=True, slots=True)
-class Architecture:
-    """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
-
-    name: str  # general.architecture, and the prefix of the keys
-    rope_style: RopeStyle | None  # None: nothing is rotated
-    activation: Activation | Literal["xielu"] = "silu"
-    no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
-    rope_pattern: bool = False  # the key `attention.rope_pattern` says which layers are rotated
-    qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
-    ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
-    # fused: ffn_up holds gate and up; plain: no gate; found: what the file holds of these
-    ffn: Literal["gated", "fused", "plain", "found"] = "gated"
-    norm: NormKind = "rms"
-    attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
-    ffn_norm: str = "ffn_norm"  # and of the feed-forward
-    post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
-    attention_post_norm: str = "post_attention_norm"
-    ffn_post_norm: str = "post_ffw_norm"
-    sum_norms: bool = False  # the rows are normed after the addition instead, by these tensors
-    root_width_embedding: bool = False  # embeddings are times sqrt(width)
-    wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
-    attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
-    logit_softcap: float | None = None  # as above
-    multipliers: Multipliers | None = None
-    attention_scale: bool = False  # the key `attention.scale` counts
-    score_scale: float = 0.0  # of all scores; 0: as above, or one over the root of the head width
-    parallel: bool = False  # attention and feed-forward read the same rows, and both are added to them
-    norm_weights: bool = True  # false: norms have none
-    ignored: tuple[str, ...] = ()  # tensors and keys that do not count; of a layer's tensors the name after `blk.N.`
-    eps: float = 0.0  # of the norms where the file says 0; 0: the file must say it
-    sections: bool = False  # the key `rope.dimension_sections` counts
-    parallel_key: bool = False  # the key `use_parallel_residual` says whether the layer is parallel
-    gated: GluActivation | None = None  # the matrix `attn_gate` gates what the heads see, or each head
-    embedding_norm: bool = False  # embeddings are normed, without weights
-    post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
-    norms_rotated: bool = False  # q/k norms come after the rotation
-    value_norm: bool = False  # the values of each head are normed, without weights
-    value_scale: bool = False  # the key `attention.value_scale` multiplies the values
-    keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
-    altup: bool = False  # layers work on several streams of rows
-    per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
-    kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
-    latent: bool = False  # heads read a latent row per position
-    clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
-    alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance
-    alibi_depth: int = 0  # only in models of so many layers; 0: all
-    rope_depth: int = 0  # only models of so many layers are rotated; 0: all
-    score_scale_key: str = "attention.scale"  # which key `attention_scale` means
-    scores_by_width: bool = False  # scores are divided by the width of a head, not by its root
-    unit_qk_norm: bool = False  # queries and keys of rotated layers are normed without weights
-    unit_qk_norm_but: int = 0  # but not in models of so many experts
-    unrotated_temperature: tuple[float, int] | None = None  # growth of queries that are not rotated, and its length
-    embedding_skip: bool = False  # the embedding is added behind every layer, times a number of the layer
-    limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
-    lead_rotated: bool = False  # the leading dense layers are rotated
-    norm_by_eps: bool = False  # norms are RMS where the file gives the epsilon of RMS norms
-    halves: bool = False  # `feed_forward_length` counts gate and up together
-    sliding: Sliding | None = None
-    recurrent: Recurrent | None = None
-    query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
-    output_norm: str = "output_norm"  # "": nothing norms the rows of the last layer
-    heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
-    encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
-    bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
-    classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
-    activation_key: bool = False  # the key `hidden_activation` counts
-    routing: ExpertGating | None = None
-
 
 COHERE = Multipliers("multiplied")
 QKV_EXTRAS = tuple([f"attn_{which}.{what}" for which in "qkv" for what in ("bias", "scale")])
@@ -238,6 +107,10 @@ _ROWS = (
         recurrent=Recurrent("mamba2", "beside"),
     ),
     Architecture("gemma", "neox", "gelu", ffn_scales=False, root_width_embedding=True),
+    Architecture(  # EmbeddingGemma
+        "gemma-embedding", "neox", "gelu", ffn_scales=False, encoder=True, root_width_embedding=True, post_norms=True,
+        qk_norm=True, sliding=Sliding(6, stretched=False, rope_base=10000.0, both_ways=True),
+    ),
     Architecture(
         "gemma2", "neox", "gelu", ffn_scales=False, root_width_embedding=True, post_norms=True, wide_scores=46,
         attention_softcap=50.0, logit_softcap=30.0, sliding=Sliding(2, window=4096),
@@ -257,20 +130,16 @@ _ROWS = (
         sliding=Sliding(6, stretched=False, factors=False, rope_base=10000.0),
         routing=ExpertGating("softmax", True, scales=True, activation="gelu", beside=True),
     ),
-    Architecture(  # EmbeddingGemma
-        "gemma-embedding", "neox", "gelu", ffn_scales=False, encoder=True, root_width_embedding=True, post_norms=True,
-        qk_norm=True, sliding=Sliding(6, stretched=False, rope_base=10000.0, both_ways=True),
-    ),
     Architecture("glm4", "norm", sections=True, ffn="fused", ffn_scales=False, post_norms=True),
     Architecture(
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
-    Architecture("gpt2", None, "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
         routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
     ),
+    Architecture("gpt2", None, "gelu", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture(  # Pythia, GPT-NeoX 20B
         "gptneox", "neox", "gelu", ffn_scales=False, parallel_key=True, norm="layer", ffn="plain",
     ),
@@ -282,13 +151,13 @@ _ROWS = (
         "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
         rope_pattern=True, routing=ExpertGating("softmax", True),
     ),
-    Architecture(
-        "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
-        routing=ExpertGating("softmax", True),
-    ),
     Architecture(  # Granite 4.0 H
         "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
         recurrent=Recurrent("mamba2", "without_heads"), routing=ExpertGating("softmax", True),
+    ),
+    Architecture(
+        "granitemoe", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True,
+        routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Grok 1 and 2
         "grok", "neox", "gelu", ffn_scales=False, post_norms=True, attention_post_norm="attn_output_norm",
@@ -304,12 +173,18 @@ _ROWS = (
         "hy_v3", "neox", qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
     ),
     Architecture("internlm2", "norm", ffn_scales=False),
+    Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
+    Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
     Architecture(
         "jamba", "norm", ffn_scales=False, no_rope_every=1, recurrent=Recurrent("mamba", "without_heads"),
         routing=ExpertGating("softmax", False),
     ),
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
     _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
+    Architecture(
+        "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
+        sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     Architecture(
         "lfm2", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
         recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
@@ -318,12 +193,6 @@ _ROWS = (
         "lfm2moe", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
         recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
         routing=ExpertGating("sigmoid", True, from_file="gating"),
-    ),
-    Architecture("jais", None, ffn_scales=False, norm="layer", alibi=0.0, scores_by_width=True),
-    Architecture("jais2", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),
-    Architecture(
-        "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
-        sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     Architecture(  # its text
         "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
@@ -376,13 +245,6 @@ _ROWS = (
     ),
     Architecture("nanbeige", "norm"),
     Architecture("nemotron", "neox", "relu2", ffn_scales=False, norm="layer", ffn="plain"),  # Nemotron 4, Minitron
-    Architecture("neo-bert", "norm", ffn_scales=False, encoder=True, ffn="fused", output_norm="enc.output_norm"),
-    _bert("nomic-bert", "neox"),  # Nomic Embed 1 and 1.5
-    _bert(  # Nomic Embed 2
-        "nomic-bert-moe", "neox", "gelu", ffn="plain",
-        routing=ExpertGating("softmax", False, activation="gelu_alone"),
-    ),
-    Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(
         "nemotron_h", "neox", "relu2", ffn="plain", no_rope_every=1,
         recurrent=Recurrent("mamba2", "without_heads", alone=True),
@@ -392,6 +254,13 @@ _ROWS = (
         recurrent=Recurrent("mamba2", "without_heads", alone=True),
         routing=ExpertGating("sigmoid", False, from_file=True, scales=True, activation="relu"),
     ),
+    Architecture("neo-bert", "norm", ffn_scales=False, encoder=True, ffn="fused", output_norm="enc.output_norm"),
+    _bert("nomic-bert", "neox"),  # Nomic Embed 1 and 1.5
+    _bert(  # Nomic Embed 2
+        "nomic-bert-moe", "neox", "gelu", ffn="plain",
+        routing=ExpertGating("softmax", False, activation="gelu_alone"),
+    ),
+    Architecture("olmo", "norm", ffn_scales=False, norm="layer", norm_weights=False, clamp=True),  # OLMo 1
     Architecture(  # OLMo 3 too
         "olmo2", "neox", ffn_scales=False, qk_norm=True, attention_norm="", ffn_norm="", post_norms=True,
         sliding=Sliding(4, stretched=False),
@@ -405,6 +274,9 @@ _ROWS = (
         "phi2", "neox", "gelu", ffn_scales=False, norm="layer", ffn="plain", ffn_norm="attn_norm", parallel=True,
     ),
     Architecture("phi3", "neox", ffn="fused", ffn_scales=False),  # Phi 3, 3.5 and 4
+    Architecture(  # Phi 3.5 MoE
+        "phimoe", "neox", ffn_scales=False, norm="layer", rms_eps=True, routing=ExpertGating("sparse_mixer", False),
+    ),
     Architecture("plamo", "neox", ffn_scales=False, ffn_norm="attn_norm", parallel=True),
     Architecture(
         "plamo2", "neox", ffn_scales=False, ignored=("attn_qkv.scale", "ssm_in.scale", "ssm_out.scale"), ffn="fused",
@@ -421,7 +293,6 @@ _ROWS = (
     Architecture("qwen2moe", "neox", ffn_scales=False, routing=ExpertGating("softmax", False)),
     Architecture("qwen2vl", "neox", ffn_scales=False, eps=1e-6, ignored=("output.bias",)),  # its text
     Architecture("qwen3", "neox", qk_norm=True),
-    Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
     Architecture(
         "qwen35", "neox", qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"),
@@ -430,6 +301,7 @@ _ROWS = (
         "qwen35moe", "neox", qk_norm=True, ffn_norm="post_attention_norm", query_gate=True,
         recurrent=Recurrent("delta_net", "interval"), routing=ExpertGating("softmax", True, scales=True),
     ),
+    Architecture("qwen3moe", "neox", qk_norm=True, routing=ExpertGating("softmax", True, scales=True)),
     Architecture(
         "qwen3next", "neox", ignored=("attn_qkv.scale", "attn_gate.scale", "ssm_out.scale"), qk_norm=True,
         ffn_norm="post_attention_norm", query_gate=True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localllm.models.architectures import Architecture
+from localllm.models.architecture import Architecture
 from localllm.models.config import Config
 from localllm.models.tensors import Tensors
 from localllm.plan import Recorder, Value

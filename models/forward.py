@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from localllm.models.altup import AltUpRecorder
-from localllm.models.architectures import Architecture
+from localllm.models.architecture import Architecture
 from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.config import Config, RopeConfig

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm import quant
-from localllm.models.architectures import Architecture
+from localllm.models.architecture import Architecture
 from localllm.models.config import Config, Pooling
 from localllm.models.errors import ModelError
 from localllm.models.tensors import Tensors

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from localllm.models.architectures import Architecture
+from localllm.models.architecture import Architecture
 from localllm.models.builder import Builder
-from localllm.models.config import Config, read_config
+from localllm.models.config import Config
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.forward import attention_of, finish
 from localllm.models.layers import LayerRecorder
+from localllm.models.reading.config import read_config
 from localllm.models.recurrent import Recurrence
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Tensor

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from localllm.models.architectures import Mixer
+from localllm.models.architecture import Mixer
 from localllm.models.builder import Builder
 from localllm.models.config import RecurrentConfig
 from localllm.plan import Value, Weight

@@ -11,7 +11,7 @@ from localllm.plan.operations import GluActivation
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight, given
 
-Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen"]
+Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,9 @@ class Experts(Unary):
     - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
     - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
     - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
+    - "sparse_mixer": the highest logits are chosen, one after the other. The weight of each is its softmax over the
+      experts that are left at this point. Of these, a logit l counts only if it is at most 0.02 max(abs(l), m) below
+      the chosen logit m (arXiv:2409.12136, with the jitter of 0.01 that Phi MoE has).
     `choice_bias` (experts,) is added for the choice only, not to the weights. Of equal experts the lower is chosen.
     With `normalize` the weights are divided by their sum, or by 2^-14 if that is more. All are then times `scale`.
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).

@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from contextlib import suppress
 from pathlib import Path
 from time import time
@@ -48,7 +49,7 @@ class NewFile:
         if replace or not _link(self._hidden, self.path):
             os.replace(self._hidden, self.path)
             self._hidden = None
-        if durable:
+        if durable and sys.platform != "win32":  # Windows cannot open a folder; NTFS journals names
             folder = os.open(self.path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)  # the name itself
@@ -94,7 +95,11 @@ def sweep(folder: Path) -> None:
 
 def _is_abandoned(entry: os.DirEntry[str], process: int) -> bool:
     facts = entry.stat(follow_symlinks=False)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or time() - facts.st_mtime < ABANDONED:
+    if not stat.S_ISREG(facts.st_mode) or time() - facts.st_mtime < ABANDONED:
+        return False
+    if sys.platform == "win32":  # where a file that is open cannot be removed, and where signal 0 is Ctrl-C
+        return True
+    if facts.st_uid != os.geteuid():
         return False
     try:
         os.kill(process, 0)

@@ -1,16 +1,17 @@
 """The cache of compiled code on disk. Its content is executed, so only this user may be able to write it.
 
 `private_folder` checks a folder and every folder above it, up to the home directory (up to the root for a folder
-elsewhere); `CodeCache` keeps files in one. A folder that fails is not used. Code is then compiled again at every start,
-and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
+elsewhere); `CodeCache` keeps files in one. Windows has access lists instead of modes: there the folder must be in the
+user's profile, which other users cannot enter. A folder that fails is not used. Code is then compiled again at every
+start, and the warning `NoCodeCache` gives the reason; the command line shows it as a note.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import pwd
 import stat
+import sys
 import warnings
 from pathlib import Path
 
@@ -29,14 +30,24 @@ class _Refused(Exception):
 
 
 def default_folder(kind: str) -> Path | None:
-    """Return `~/.cache/localllm/KIND`, or KIND under XDG_CACHE_HOME; None and a warning if there is no home."""
+    """Return KIND under `~/.cache/localllm` or XDG_CACHE_HOME; None and a warning if there is no home.
+
+    On macOS it is under `~/Library/Caches/localllm`, on Windows under `localllm/Cache` in LOCALAPPDATA. Platformdirs,
+    which this room does without, names the same.
+    """
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA", "")
+        if os.path.isabs(base):
+            return Path(base, "localllm", "Cache", kind)
+        _tell("the variable LOCALAPPDATA is not set; set it to the folder AppData/Local of your profile")
+        return None
     base, home = os.environ.get("XDG_CACHE_HOME", ""), _home()
     if os.path.isabs(base):  # https://specifications.freedesktop.org/basedir-spec: a relative path is ignored
         return Path(base, "localllm", kind)
     if home is None:
         _tell("this user has no home directory; set XDG_CACHE_HOME to a folder of your own")
         return None
-    return Path(home, ".cache", "localllm", kind)
+    return Path(home, *(("Library", "Caches") if sys.platform == "darwin" else (".cache",)), "localllm", kind)
 
 
 def private_folder(folder: Path | None) -> Path | None:
@@ -44,7 +55,7 @@ def private_folder(folder: Path | None) -> Path | None:
     if folder is None:
         return None
     try:
-        return Path(_walk(folder))
+        return _in_profile(folder) if sys.platform == "win32" else Path(_walk(folder))
     except _Refused as problem:
         _tell(str(problem))
     except OSError as error:
@@ -58,6 +69,8 @@ def check_tree(folder: Path) -> bool:
     For a cache whose files another package opens. The modes inside do not matter, because nobody else can enter the
     folder.
     """
+    if sys.platform == "win32":
+        return True  # `private_folder` has seen that it is in the profile
     try:
         if os.stat(folder).st_mode & 0o077:
             raise _Refused(f"other users can read {folder}; chmod go= {folder}")
@@ -90,8 +103,7 @@ class CodeCache:
             return None
         try:
             with open(folder / name, "rb", opener=_open_itself) as file:
-                facts = os.fstat(file.fileno())
-                if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or _others_write(facts):
+                if not _ours(os.fstat(file.fileno())):
                     return None
                 data = file.read()
         except OSError:
@@ -118,7 +130,24 @@ class CodeCache:
 
 def _open_itself(path: str, flags: int) -> int:
     """Open a file without following links and without waiting for pipes."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+
+
+def _ours(facts: os.stat_result) -> bool:
+    """Return whether this is a file that only this user can write."""
+    if not stat.S_ISREG(facts.st_mode):
+        return False
+    return sys.platform == "win32" or (facts.st_uid == os.geteuid() and not _others_write(facts))
+
+
+def _in_profile(folder: Path) -> Path:
+    """Return the real path of a folder in the user's profile, made if missing."""
+    profile = os.environ.get("USERPROFILE", "")
+    folder.mkdir(parents=True, exist_ok=True)
+    place = Path(os.path.realpath(folder))
+    if not os.path.isabs(profile) or not place.is_relative_to(os.path.realpath(profile)):
+        raise _Refused(f"{place} is not in your profile; set LOCALAPPDATA to a folder of your profile")
+    return place
 
 
 def tell_unwritten(folder: Path, error: OSError) -> None:
@@ -135,6 +164,8 @@ def _home() -> str | None:
     """Return the home directory, which must exist."""
     home = os.environ.get("HOME", "")
     if not home:
+        import pwd  # not on Windows
+
         try:
             home = pwd.getpwuid(os.geteuid()).pw_dir
         except KeyError:
@@ -210,6 +241,7 @@ def _others_write(facts: os.stat_result) -> bool:
 def _is_private_group(group: int) -> bool:
     """Return whether a group is private: the user's primary group, with the user's name and no other members."""
     import grp
+    import pwd
 
     try:
         me, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)

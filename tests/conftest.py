@@ -1,6 +1,6 @@
 """Helpers of the whole test suite: the path of the reference data, or a skip if it is missing, and a full disk.
 
-The tests, and the programs that they start, see no configuration of the user.
+The tests, and the programs that they start, see no configuration and no conversations of the user.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ import pytest
 for _name in [name for name in os.environ if name.startswith("LOCALLLM_")]:
     del os.environ[_name]
 os.environ["LOCALLLM_CONFIG"] = os.devnull  # not the configuration of whoever runs the tests
+os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="localllm-state-")  # nor what they said in chats
+atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts what runs in the background like this
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Programs that the tests start import the package hundreds of times. Where bytecode is not to be written beside it, as
 # in containers, they share a folder for the run; the workers of pytest-xdist inherit it.

@@ -30,11 +30,12 @@ ALLOWED: dict[str, set[str]] = {
     "localllm/answer": {"localllm", "numpy", "llguidance"},
     "localllm/server": {"localllm", "models", "numpy", "starlette", "uvicorn", "prometheus_client"},
     "localllm/store": {"localllm", "quant", "huggingface_hub"},
-    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy"},
+    "localllm/convert": {"localllm", "models", "plan", "quant", "numpy", "gguf"},
     "localllm/cli": {
         *("localllm", "models", "backends", "plan", "quant", "numpy"),
         *("rich", "typer", "platformdirs"),
     },
+    "localllm/cli/chat": {"localllm", "backends", "rich", "platformdirs", "prompt_toolkit"},
 }
 FILES = sorted(
     path
@@ -116,6 +117,14 @@ def test_the_hub_is_imported_when_a_model_is_fetched() -> None:
         assert not {m for m in early if m.startswith("huggingface_hub")}, path
         if name(path) not in ("localllm/store/hub.py", "localllm/store/pull.py"):
             assert not {m for m in imports(path) if m.startswith("huggingface_hub")}, path
+
+
+def test_the_line_editor_is_imported_when_a_terminal_is_asked() -> None:
+    for path in FILES:
+        early = imports(path, only_at_import=True)
+        assert not {m for m in early if m.startswith("prompt_toolkit")}, path
+        if name(path) != "localllm/cli/chat/editor.py":
+            assert not {m for m in imports(path) if m.startswith("prompt_toolkit")}, path
 
 
 def test_the_environment_is_configuration_for_the_command_line_alone() -> None:

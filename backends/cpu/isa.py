@@ -92,7 +92,8 @@ ZEN_DIRECT_ROWS = 16
 def for_cpu(cpu: str, features: dict[str, bool], machine: str) -> Isa:
     """Return the best row for a processor: LLVM's name `cpu`, its features, and a `machine` such as x86_64."""
     if machine in ("aarch64", "arm64"):
-        dot: Dot = "sdot" if features.get("dotprod") else "plain"
+        # macOS tells no features; all of Apple's M processors have this one.
+        dot: Dot = "sdot" if features.get("dotprod") or cpu.startswith("apple-m") else "plain"
         name = "arm-dotprod" if dot == "sdot" else "arm"
         return Isa(name, cpu, _flatten(features), "", dot, True, "", (4, 1), (4, 1), 4)
     if machine in ("x86_64", "AMD64"):
@@ -137,7 +138,10 @@ def host() -> Isa:
     elif "NUMBA_CPU_NAME" in os.environ:
         features = dict.fromkeys(KNOWN_CPUS.get(cpu, ()), True)
     else:
-        features = dict(llvm.get_host_cpu_features())
+        try:
+            features = dict(llvm.get_host_cpu_features())
+        except RuntimeError:  # LLVM cannot tell on this system
+            features = {}
     return for_cpu(cpu, features, platform.machine())
 
 

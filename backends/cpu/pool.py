@@ -36,7 +36,7 @@ class Pool:
         self.threads = threads
         self._sync = np.zeros(own_slot(threads), np.int64)
         self.spins = executor.SPINS
-        self._sync[Sync.sched_yield] = _system("sched_yield")
+        self._sync[Sync.sched_yield] = _system("SwitchToThread" if sys.platform == "win32" else "sched_yield")
         if sys.platform == "linux" and platform.machine() in FUTEX:
             self._sync[Sync.syscall], self._sync[Sync.futex] = _system("syscall"), FUTEX[platform.machine()]
         self._running = threading.Lock()
@@ -111,7 +111,8 @@ class Pool:
 
 
 def _system(name: str) -> int:
-    """Return the address of a function of the C library."""
-    found = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    """Return the address of a function of the C library, or of Windows."""
+    library = ctypes.CDLL("kernel32" if sys.platform == "win32" else None)
+    found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
     assert found is not None
     return found

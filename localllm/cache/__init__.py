@@ -1,7 +1,7 @@
 """The key-value cache: paging.py maps tokens to blocks, types.py chooses the cache types, alignment.py matches a text
 with cached tokens, prompt_cache.py saves the cache to a file.
 
-prompt_cache.py saves sessions, so it imports the model; import it by its full name.
+prompt_cache.py imports the model, which imports this package; import it by its full name.
 """
 
 from __future__ import annotations

@@ -21,7 +21,6 @@ from localllm.cache.prompt_cache import CacheFileError, read, restore, save
 from localllm.errors import LocalLLMError
 from localllm.model import Model
 from localllm.plan import BLOCK
-from localllm.session import Session
 
 SUFFIX = ".prefix"
 LEAST = 4 * BLOCK  # tokens: evaluating fewer is as fast as reading them
@@ -67,17 +66,17 @@ class PrefixFiles:
         if name is None:
             return None
         one = self._files[name]
-        session = Session(self._model.engine)
+        sequence = self._model.engine.add()
         try:
-            restore(read(one.path, self._model), self._model, session)
+            restore(read(one.path, self._model), self._model, sequence)
             os.utime(one.path)
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
-            session.close()
+            sequence.free()
             del self._files[name]
             return None
         self._files[name] = self._files.pop(name)  # now the newest
-        return session.sequence
+        return sequence
 
     def save(self, sequence: Cached) -> None:
         """Write the whole blocks of a sequence, unless a file has them."""
@@ -86,17 +85,16 @@ class PrefixFiles:
         seen = length - SLACK // 2
         if length < LEAST or sequence.reach(seen) != seen or self.best(tokens) >= length:
             return
-        session = Session(self._model.engine)
-        session.sequence = sequence.fork()
-        session.sequence.truncate(length)
+        whole = sequence.fork()
+        whole.truncate(length)
         name = hashlib.blake2b(array("i", tokens).tobytes(), digest_size=16).hexdigest()
         path = self._folder / f"{name}{SUFFIX}"
         try:
-            self._files[name] = _File(path, array("i", tokens), save(path, self._model, session, [], force=True))
+            self._files[name] = _File(path, array("i", tokens), save(path, self._model, whole, [], force=True))
         except (LocalLLMError, OSError) as error:
             log.warning("%s", error)
         finally:
-            session.close()
+            whole.free()
         self._trim()
 
     def _use(self, one: _File, tokens: Sequence[int]) -> int:

@@ -22,13 +22,14 @@ from numpy.typing import NDArray
 
 from localllm import __version__
 from localllm.backends.base import BackendError
+from localllm.cache.paging import Sequence as Cached
+from localllm.engine import Rows
 from localllm.errors import LocalLLMError
 from localllm.gguf.identity import identity
 from localllm.model import Model
 from localllm.notice import Notice, Setting, said
 from localllm.outputs import new_file
 from localllm.plan import BLOCK
-from localllm.session import Session
 
 MAGIC = b"LOCALLLM"
 VERSION = 1
@@ -57,13 +58,13 @@ class Kept:
     _offset: int  # of the first block
 
 
-def save(path: Path, model: Model, session: Session, messages: Messages, force: bool = False) -> int:
-    """Write the content of a session, and return the file's size in bytes. On failure the old file stays.
+def save(path: Path, model: Model, sequence: Cached, messages: Messages, force: bool = False) -> int:
+    """Write the content of a sequence, and return the file's size in bytes. On failure the old file stays.
 
     CacheFileError for a file of another kind; OutputError for an existing conversation without `force`.
     """
     check_replaceable(path)
-    executable, tokens = model.executable, session.tokens
+    executable, tokens = model.executable, sequence.tokens
     blocks = len(tokens) // BLOCK
     firsts = _first_blocks(model, blocks)
     header = {
@@ -90,7 +91,7 @@ def save(path: Path, model: Model, session: Session, messages: Messages, force: 
         write(text)
         write(np.array(tokens, "<i4").tobytes())
         for layer, start, stop in _pieces(executable.block_bytes, firsts, blocks):
-            blocks_of = _table(model, session, layer)[start:stop]
+            blocks_of = _table(model, sequence, layer)[start:stop]
             write(np.ascontiguousarray(executable.read_blocks(layer, blocks_of)).data)
         file.write(digest.digest())
         return file.size
@@ -111,9 +112,9 @@ def read(path: Path, model: Model) -> Kept:
         raise CacheFileError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def restore(kept: Kept, model: Model, session: Session) -> None:
-    """Load `kept` into `session`; on failure the session is empty. Tokens without a block are evaluated."""
-    session.rewind(0)
+def restore(kept: Kept, model: Model, sequence: Cached) -> None:
+    """Load `kept` into `sequence`; on failure it is empty. Tokens without a block are evaluated."""
+    model.engine.truncate(sequence, 0)
     if kept.problem:
         return
     executable = model.executable
@@ -121,18 +122,18 @@ def restore(kept: Kept, model: Model, session: Session) -> None:
     try:
         with kept.path.open("rb") as file:
             file.seek(kept._offset)
-            with session.taking(kept.tokens[: blocks * BLOCK]):
+            with model.engine.taking(sequence, kept.tokens[: blocks * BLOCK]):
                 for layer, start, stop in _pieces(executable.block_bytes, _first_blocks(model, blocks), blocks):
                     size = executable.block_bytes[layer]
                     content = np.frombuffer(_exactly(kept.path, file, (stop - start) * size), np.uint8)
-                    blocks_of = _table(model, session, layer)[start:stop]
+                    blocks_of = _table(model, sequence, layer)[start:stop]
                     executable.write_blocks(layer, blocks_of, content.reshape(stop - start, size))
     except OSError as error:
         raise CacheFileError(f"{kept.path}: cannot be read: {error.strerror or error}") from None
     except BackendError as error:
         raise CacheFileError(Notice(f"{kept.path}: ", said(error))) from None
     if len(kept.tokens) % BLOCK:
-        session.evaluate(kept.tokens[blocks * BLOCK :], logits=False)
+        model.engine.step([Rows(sequence, kept.tokens[blocks * BLOCK :], "none")])
 
 
 def _checked(path: Path, file: BinaryIO, model: Model) -> Kept:
@@ -234,9 +235,9 @@ def _first_blocks(model: Model, blocks: int) -> list[int]:
     return [(windowed if layer.window and windowed else pool).first_kept(blocks * BLOCK) for layer in model.layers]
 
 
-def _table(model: Model, session: Session, layer: int) -> NDArray[np.int32]:
-    """Return the physical blocks of a session in one layer, in order of position."""
-    return session.sequence.tables()[-1 if model.layers[layer].window else 0]
+def _table(model: Model, sequence: Cached, layer: int) -> NDArray[np.int32]:
+    """Return the physical blocks of a sequence in one layer, in order of position."""
+    return sequence.tables()[-1 if model.layers[layer].window else 0]
 
 
 def _pieces(block_bytes: Sequence[int], firsts: Sequence[int], blocks: int) -> Iterator[tuple[int, int, int]]:

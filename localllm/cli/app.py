@@ -45,8 +45,9 @@ class Command(NamedTuple):
 
 
 class Filled(NamedTuple):
-    """Values of options by name, and the place of each that is not on the command line."""
+    """A command, values of its options by name, and the place of each that is not on the command line."""
 
+    command: str
     values: Mapping[str, Any]
     where: Mapping[str, str]
 
@@ -74,8 +75,8 @@ class Call(NamedTuple):
 def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | None = None) -> Call | None:
     """Parse a command line; None if it printed a help page. UsageError if it is invalid.
 
-    `fill` adds options that are given elsewhere to those of the command line. Sampler options become a dict of the
-    given ones, because a model file has defaults too.
+    `fill` adds options that are given elsewhere to those of the command line, which may mean another command. Sampler
+    options become a dict of the given ones, because a model file has defaults too.
     """
 
     class Group(_Group):
@@ -95,8 +96,8 @@ def read(commands: Mapping[str, Command], words: Sequence[str], fill: Fill | Non
         raise UsageError(f"{_line(error)} ({page} --help lists the options)") from None
     if not isinstance(done, _Given):
         return None
-    filled = fill(done.name, done.values) if fill is not None else Filled(done.values, {})
-    command = commands[done.name]
+    filled = fill(done.name, done.values) if fill is not None else Filled(done.name, done.values, {})
+    command = commands[filled.command]
     return Call(command, tuple(_value(group, filled) for group in command.groups if group is not Configuration))
 
 

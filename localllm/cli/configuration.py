@@ -51,10 +51,10 @@ _Entries = dict[str, _Entry]  # by the name of the option
 def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any]) -> Filled:
     """Return the options of a command line with those that are given elsewhere. UsageError if any of these is wrong."""
     if name == OWN:
-        return Filled(given, {})
+        return Filled(name, given, {})
     found = Sources(commands, given.get("config", ""), os.environ).found(name, given)
     values = {option: each.value for option, each in found.items()}
-    return Filled({**values, **given}, {option: each.where for option, each in found.items()})
+    return Filled(name, {**values, **given}, {option: each.where for option, each in found.items()})
 
 
 def file_path(given: str, environ: Mapping[str, str]) -> tuple[Path, bool]:

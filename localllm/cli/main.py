@@ -17,7 +17,7 @@ from localllm.cli import options
 from localllm.cli.app import Command, Filled, UsageError, read
 from localllm.cli.flags import typed
 from localllm.cli.naming import model_and_words, one_model, several_models, with_command
-from localllm.cli.terminal.console import YELLOW, fail, guarded, say
+from localllm.cli.terminal.console import YELLOW, fail, guarded, room, say
 from localllm.cli.terminal.signals import unwinding
 from localllm.cli.version import version
 from localllm.notice import BeyondTraining, NotUsed
@@ -27,23 +27,19 @@ ERROR, USAGE, INTERRUPTED, BROKEN_PIPE = 1, 2, 130, 141
 
 
 def _chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
-    from localllm.cli.commands.chat import chat
+    from localllm.cli.commands.chat import chat, last_talked
 
-    chat(own, one_model(model, "demo"), *_formatted(*rest))
+    opening, answering, display, keeping, sampling, format_ = _formatted(*rest)
+    going_on = last_talked(own, keeping)
+    name = one_model(model, going_on.model if going_on is not None else "demo")
+    chat(own, name, going_on, opening, answering, display, keeping, sampling, format_)
 
 
 def _run(own: options.Run, *rest: Any) -> None:
     from localllm.cli.commands.run import read_prompt, run
 
     name, words = model_and_words(own)
-    if words or own.prompt or own.file or not sys.stdin.isatty():
-        run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
-        return
-    if own.raw or own.prompt_cache_all:
-        raise UsageError(
-            f"{'--raw' if own.raw else '--prompt-cache-all'} needs a prompt; without one, run opens a chat"
-        )
-    _chat(options.ModelName((name,)), options.Chat(), *rest)
+    run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
 
 
 def _formatted(
@@ -73,7 +69,7 @@ def _show(model: options.ModelName, own: options.Show) -> None:
         from localllm.cli.commands import tables
 
         wanted = ((own.formats, tables.formats), (own.archs, tables.architectures))
-        print("\n\n".join(table() for asked, table in wanted if asked))
+        print("\n\n".join(table(room()) for asked, table in wanted if asked))
         return
     from localllm.cli.commands.show import show
 
@@ -140,7 +136,7 @@ def _config(own: options.Config) -> None:
     config(own, COMMANDS)
 
 
-_ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Keeping, SamplingOptions)
+_ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
 
 _COMMANDS: dict[str, Command] = {
     "chat": Command(
@@ -333,7 +329,21 @@ def _dispatch(words: list[str]) -> None:
 def _configured(name: str, given: Mapping[str, Any]) -> Filled:
     from localllm.cli.configuration import filled
 
-    return filled(COMMANDS, name, given)
+    found = filled(COMMANDS, name, given)
+    if name != "run" or not _lacks_prompt(found.values):
+        return found
+    for flag, option in (("--raw", "raw"), ("--prompt-cache-all", "prompt_cache_all")):
+        if found.values.get(option):
+            raise UsageError(f"{flag} needs a prompt; without one, run opens a chat")
+    model = {key: found.values[key] for key in ("words", "model", "hf_repo") if key in found.values}
+    return filled(COMMANDS, "chat", {**given, **model})  # with the options that the configuration gives a chat
+
+
+def _lacks_prompt(values: Mapping[str, Any]) -> bool:
+    """Return whether `run` was asked for a model alone, on a terminal."""
+    named = bool(values.get("model") or values.get("hf_repo"))
+    words = values.get("words", ())
+    return len(words) == (not named) and not values.get("prompt") and not values.get("file") and sys.stdin.isatty()
 
 
 def _explain(error: Exception) -> int:

@@ -16,6 +16,9 @@ from localllm.convert.card import general_keys, sampling_keys
 from localllm.convert.errors import ConvertError
 from localllm.convert.hf_config import HfConfig, class_of, read_config
 from localllm.convert.hyperparameters import shape_keys, shape_notes
+from localllm.convert.mapped import mapped_tensors
+from localllm.convert.modules import Module, dense_keys, dense_shards, dense_tensors, pooling_of, read_modules
+from localllm.convert.quantized import read_packing
 from localllm.convert.recipe import From, Recipe, Sizes
 from localllm.convert.recipes import BY_CLASS
 from localllm.convert.rope_scaling import rope_of
@@ -26,15 +29,18 @@ from localllm.convert.tokenizer_keys import tokenizer_keys
 from localllm.errors import LocalLLMError
 from localllm.models import ARCHITECTURES, ModelError, record
 from localllm.models import read_config as read_gguf_config
-from localllm.models.config import MAX_LAYERS
+from localllm.models.reading.bounds import MAX_LAYERS
 from localllm.plan import summarize
 from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
 _WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d")  # the ends of whole names
-_EXACT = ("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef")
-_READABLE = ("fp8", "mxfp4", "compressed-tensors float-quantized")  # quantization methods that can be read
+_EXACT = (
+    *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
+    *("position_embd", "token_types"),
+)
+_WITH_DENSE = ("gemma-embedding",)  # architectures whose files hold dense layers behind the pooling
 
 
 class Checkpoint(Closing):
@@ -45,7 +51,7 @@ class Checkpoint(Closing):
         if not folder.is_dir():
             raise ConvertError(f"{folder}: not a folder; give a model folder as saved by transformers")
         config = read_config(folder)
-        recipe = _recipe(config)
+        recipe, packing = _recipe(config), read_packing(config)
         config = HfConfig(config.path, config.values, recipe.assumed(config))
         layers, heads = config.needed("num_hidden_layers"), config.needed("num_attention_heads")
         if layers > MAX_LAYERS:
@@ -53,22 +59,30 @@ class Checkpoint(Closing):
         sizes = Sizes(layers, heads, config.integer("num_key_value_heads") or heads, config)
         self._shards = open_shards(folder)
         try:
+            modules = read_modules(folder)
+            dense = dense_shards(modules) if recipe.name in _WITH_DENSE else []
+            self._shards += dense
             self.size = sum(shard.size for shard in self._shards)  # bytes of all shards
-            shelf = Shelf(self._shards, layers, _fp8_blocks(config))
             head_dim = config.integer("head_dim") or config.needed("hidden_size") // heads
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
-            self.tensors = {tensor.name: tensor for tensor in _tensors(shelf, recipe, sizes, rope.tensors)}
-            if rest := shelf.rest():
-                raise ConvertError(
-                    f"{folder}: tensor '{printable(rest[0])}' has no place in GGUF files of {recipe.name}"
-                    + (f", nor have {len(rest) - 1} others" if rest[1:] else "")
-                )
+            shards, notes = self._shards[: len(self._shards) - len(dense)], _dropped(modules, recipe)
+            if recipe.mapped is not None:
+                named = mapped_tensors(shards, recipe, recipe.mapped, sizes)
+                made = [*_untied([_stored(tensor, recipe.norm_offset) for tensor in named]), *rope.tensors]
+            else:
+                shelf = Shelf(shards, layers, packing)
+                made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
+                _check_rest(shelf.rest(), recipe)
+            further = list(dense_tensors(dense))
+            self.tensors = {tensor.name: tensor for tensor in (*made, *further)}
+            if "token_embd.weight" not in self.tensors:
+                raise ConvertError("the tensor of token embeddings is missing; download the model again")
             rows = self.tensors["token_embd.weight"].shape[0]
-            keys = shape_keys(config, recipe, rope, rows)
+            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further))
             parameters = _verify(folder, keys, recipe, self.tensors)
-            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer)
+            vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates)
             stored = {
                 "general.architecture": recipe.name,
                 **general_keys(folder, parameters),
@@ -76,6 +90,8 @@ class Checkpoint(Closing):
                 **keys,
                 **vocabulary.keys,
             }
+            if "token_types.weight" in self.tensors:
+                stored["tokenizer.ggml.token_type_count"] = self.tensors["token_types.weight"].shape[0]
         except LocalLLMError as error:
             self.close()
             text = str(error)
@@ -87,7 +103,7 @@ class Checkpoint(Closing):
         self.metadata: Mapping[str, Any] = MappingProxyType(
             {key: value.item() if isinstance(value, np.generic) else value for key, value in stored.items()}
         )
-        self.notes = (*shelf.notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
+        self.notes = (*notes, *shape_notes(config, recipe), *rope.notes, *vocabulary.notes)
 
     def close(self) -> None:
         """Close the file descriptors. Do not call it while another thread reads."""
@@ -114,25 +130,26 @@ def _recipe(config: HfConfig) -> Recipe:
         raise ConvertError(
             f"{config.path}: architecture '{printable(name)}' cannot be converted; supported: {', '.join(BY_CLASS)}"
         )
-    packing = config.table("quantization_config")
-    method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
-    if method and method not in _READABLE:
-        raise ConvertError(
-            f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "
-            "made of"
-        )
     return next(row for row in rows if row.when is None or row.when(config))
 
 
-def _fp8_blocks(config: HfConfig) -> tuple[int, int] | None:
-    """Return rows and columns of the blocks of an FP8 model that share a scale; None if config.json does not tell."""
-    packing = config.below("quantization_config", config.table("quantization_config"))
-    sizes = packing.get("weight_block_size")
-    if sizes is None:
-        return None
-    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 31 for n in sizes):
-        raise packing.error("weight_block_size", sizes, "rows and columns of a block")
-    return sizes[0], sizes[1]
+def _check_rest(rest: list[str], recipe: Recipe) -> None:
+    if rest:
+        raise ConvertError(
+            f"tensor '{printable(rest[0])}' has no place in GGUF files of {recipe.name}"
+            + (f", nor have {len(rest) - 1} others" if rest[1:] else "")
+        )
+
+
+def _dropped(modules: tuple[Module, ...], recipe: Recipe) -> list[str]:
+    """Return notes on modules that the file cannot hold."""
+    if recipe.name in _WITH_DENSE:
+        return []
+    return [
+        f"{module.folder.name} is left out: files of {recipe.name} hold no dense layer behind the pooling"
+        for module in modules
+        if module.kind == "Dense"
+    ]
 
 
 def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor, ...]) -> Iterator[LazyTensor]:
@@ -151,6 +168,12 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     for key, tensors in top.items():
         if key != "token_embd":
             yield from tensors
+
+
+def _untied(tensors: list[LazyTensor]) -> list[LazyTensor]:
+    """Return the tensors without an output that is the embedding again."""
+    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    return [x for x in tensors if x.name != "output.weight" or table is None or not _alike(x, table)]
 
 
 def _made(
@@ -199,6 +222,8 @@ def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapp
 
 def _origin(error: str, recipe: Recipe) -> str:
     """Return the names in the folder for the GGUF tensor that an error starts with."""
+    if recipe.mapped is not None:
+        return ""
     name = error.split(":")[0]
     base, _, suffix = name.rpartition(".")
     layer = base.split(".")[1] if base.startswith("blk.") else ""

@@ -14,6 +14,12 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import From, Key, Layer, Recipe, Sizes, must_be, stacked, taken
 from localllm.convert.tensor import LazyTensor
 
+GEMMA3_DEFAULTS = {
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096,
+    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
+}  # fmt: skip
+
 
 def padded(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Append rows of zeros for the tokens of the vocabulary that the table lacks: those of images and audio."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import Key, Recipe
 from localllm.convert.rope_scaling import RopeKeys
 from localllm.models import ARCHITECTURES
+from localllm.models.reading.config import eps_key
 
 # GGUF key below the architecture's prefix: its names in config.json. Missing values are not written.
 _INTEGERS = {
@@ -52,8 +55,18 @@ _ACTIVATIONS = {
 }
 
 
-def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int) -> dict[str, Any]:
-    """Return prefixed keys for `write_gguf`; ConvertError if config.json is incomplete or contradictory."""
+def shape_keys(
+    config: HfConfig,
+    recipe: Recipe,
+    rope: RopeKeys,
+    vocabulary: int,
+    pooling: int | None = None,
+    further: Mapping[str, Any] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Return prefixed keys for `write_gguf`; ConvertError if config.json is incomplete or contradictory.
+
+    `pooling` and `further` keys are those of other files of the folder.
+    """
     _check(config, recipe)
     keys: dict[str, Any] = {
         "vocab_size": vocabulary,
@@ -69,9 +82,11 @@ def shape_keys(config: HfConfig, recipe: Recipe, rope: RopeKeys, vocabulary: int
     eps = config.real(recipe.eps, "norm_eps")
     if eps is None:
         raise config.error(recipe.eps, None, "a small number")
-    keys[f"attention.layer_norm_{'rms_' if ARCHITECTURES[recipe.name].norm == 'rms' else ''}epsilon"] = eps
+    row = ARCHITECTURES[recipe.name]
+    keys[eps_key(row, row.norm)] = eps
     keys |= _windows(config, recipe)
     keys |= rope.keys
+    keys |= {"pooling_type": pooling, **further}
     keys |= {key: _further(config, of) for key, of in recipe.keys.items()}
     return {f"{recipe.name}.{key}": value for key, value in keys.items() if value is not None}
 
@@ -84,7 +99,7 @@ def _further(config: HfConfig, of: Key) -> Any:
 
 def _check(config: HfConfig, recipe: Recipe) -> None:
     architecture = ARCHITECTURES[recipe.name]
-    known = _ACTIVATIONS[architecture.activation]
+    known = _ACTIVATIONS[architecture.activation] + (_ACTIVATIONS["silu"] if architecture.activation_key else ())
     activation = config.get("hidden_activation", "hidden_act")
     if activation is not None and activation not in known:
         raise config.error("hidden_act", activation, f"{known[0]}, which is what {recipe.name} computes")

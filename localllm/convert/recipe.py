@@ -246,6 +246,16 @@ def score_scale(wide_layers: int) -> Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Mapped:
+    """What a recipe adds to the gguf package's map from names in a folder to names in a file."""
+
+    prefixes: tuple[str, ...] = ()  # classes with a head put one of these before every other name
+    names: Mapping[str, str] = field(default_factory=dict)  # whole names that mean something else here
+    skipped: tuple[str, ...] = ()  # beginnings of names without a place in the file
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file, after `blk.N.`
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A row of the table. `defaults` are the values that transformers assumes for missing keys, or functions."""
 
@@ -263,6 +273,8 @@ class Recipe:
     when: Callable[[HfConfig], bool] | None = None  # of several recipes for a class, the first for which this holds
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
+    templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
+    mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""

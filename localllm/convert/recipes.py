@@ -3,7 +3,15 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
-from localllm.convert import gemma_recipes, mamba_recipes, recurrent_recipes
+from localllm.convert import (
+    encoder_recipes,
+    gemma_recipes,
+    mamba_recipes,
+    older_recipes,
+    recurrent_recipes,
+    rerankers,
+    vision_recipes,
+)
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
@@ -19,11 +27,6 @@ from localllm.convert.recipe import (
 )
 
 _ALL_SPARSE = (must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", []))
-_GEMMA3_DEFAULTS = {
-    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 131072, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "sliding_window": 4096,
-    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
 
 
 def _gating(config: HfConfig) -> int:
@@ -82,7 +85,9 @@ _ROWS = (
     Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe(
-        "deepseek2", ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM"), of.LATENT,
+        "deepseek2",
+        ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "KimiK25ForConditionalGeneration"),
+        of.LATENT,
         keys=_LATENT_KEYS, checks=(must_be("rope_interleave", True), _one_mscale, _softmax_as_is),
         defaults={"kv_lora_rank": 512, "first_k_dense_replace": 1},
     ),
@@ -142,7 +147,7 @@ _ROWS = (
     ),
     Recipe(
         "gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), of.GEMMA3, norm_offset=1.0,
-        defaults=_GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
+        defaults=gemma_recipes.GEMMA3_DEFAULTS, checks=(score_scale(62), must_be("use_bidirectional_attention", False)),
     ),
     Recipe("glm4", ("Glm4ForCausalLM",), of.GLM4, defaults={"partial_rotary_factor": 0.5}),
     Recipe(
@@ -182,6 +187,10 @@ _ROWS = (
         "phi3", ("Phi3ForCausalLM",), {**of.NORMS, "attn_qkv": taken("self_attn.qkv_proj"), **of.OUT, **of.FUSED},
         rope_tensors=True,
     ),
+    Recipe(
+        "phimoe", ("PhimoeForCausalLM", "PhiMoEForCausalLM"), {**of.NORMS, **of.QKV, **of.OUT, **of.MIXTRAL},
+        rope_tensors=True, checks=(must_be("router_jitter_noise", 0.01), must_be("num_experts_per_tok", 2)),
+    ),
     Recipe("qwen2", ("Qwen2ForCausalLM",), of.QWEN),
     Recipe("qwen2moe", ("Qwen2MoeForCausalLM",), of.QWEN2_MOE, checks=(must_be("norm_topk_prob", False), *_ALL_SPARSE)),
     Recipe("qwen3", ("Qwen3ForCausalLM",), {**of.QWEN, **of.HEAD_NORMS}),
@@ -197,9 +206,14 @@ _ROWS = (
     Recipe("starcoder2", ("Starcoder2ForCausalLM",), of.STARCODER2, eps="norm_epsilon"),
 )  # fmt: skip
 
-_ALL = (*_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS)
+_ALL = (
+    *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
+    *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
+)  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}
 BY_CLASS: dict[str, tuple[Recipe, ...]] = {
-    name: tuple([row for row in _ALL if name in row.classes]) for of_class in _ALL for name in of_class.classes
+    name: tuple(sorted([row for row in _ALL if name in row.classes], key=lambda row: row.when is None))
+    for of_class in _ALL
+    for name in of_class.classes
 }

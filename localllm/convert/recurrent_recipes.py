@@ -26,7 +26,7 @@ from localllm.convert.recipe import (
     taken,
 )
 from localllm.convert.tensor import LazyTensor
-from localllm.models.config import RECURRENT_KEY
+from localllm.models.reading.mixers import RECURRENT_KEY
 
 
 def is_kind(*kinds: str) -> Callable[[HfConfig], np.ndarray | None]:

@@ -135,7 +135,9 @@ def _longrope(given: _Given) -> RopeKeys:
     """Return factors for the trained context, and factors beyond it (LongRoPE, arXiv:2402.13753)."""
     rope, original = given.rope, given.original_context()
     factor = rope.real("factor") or given.config.needed("max_position_embeddings") / original
-    magnitude = rope.real("attention_factor")
+    magnitude, beyond = rope.real("attention_factor", "short_mscale"), rope.real("long_mscale")
+    if beyond is not None and beyond != magnitude:
+        raise rope.error("long_mscale", beyond, f"{magnitude}: GGUF files have one factor for all contexts")
     if magnitude is None:
         magnitude = math.sqrt(1.0 + math.log(factor) / math.log(original)) if factor > 1.0 else 1.0
     keys = {
@@ -167,6 +169,7 @@ def _factors(given: _Given, name: str) -> NDArray[np.float32]:
 _KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "default": _default,
     "none": _default,
+    "mrope": _default,  # for text
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

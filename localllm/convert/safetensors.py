@@ -19,6 +19,7 @@ import numpy as np
 from localllm.convert.errors import ConvertError
 from localllm.convert.jsonfile import parse_json, read_json
 from localllm.convert.tensor import U8, LazyTensor
+from localllm.positioned import read_at
 from localllm.printable import printable
 
 _MAX_HEADER = 100_000_000  # bytes; the same limit as in the safetensors package
@@ -88,7 +89,7 @@ class Shard:
         view = memoryview(out)
         while view:
             try:
-                count = os.preadv(self.file.fileno(), [view[: 1 << 30]], offset)
+                count = read_at(self.file, view, offset)
             except ValueError:
                 raise self._error("cannot be read: the file was closed") from None
             except OSError as error:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from localllm.convert import tensor as t
 from localllm.convert.errors import ConvertError
+from localllm.convert.quantized import Packing, unpack
 from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
@@ -18,7 +19,7 @@ _PREFIXES = (
     ("transformer.", "model."), ("h.", "model.layers."),
 )  # fmt: skip
 _OTHER_SENSES = re.compile(
-    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|audio_tower|embed_vision|embed_audio)\."
+    r"(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|mm_projector|audio_tower|embed_vision|embed_audio)\."
 )
 _DRAFTS = re.compile(r"(model\.)?mtp\.")
 _BARE = ("embed_tokens.", "layers.", "norm.", "wte.", "wpe.", "ln_f.")  # a model saved without its head
@@ -28,6 +29,8 @@ _COMPUTED = (
 )  # fmt: skip
 _FP8_SCALES = ("weight_scale_inv", "weight_scale")
 _FP8_OTHERS = ("activation_scale", "input_scale")
+_PACKED = ".weight_packed"
+_NOT_PACKED = Packing()
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 _NUMBER = re.compile(r"\.\d+(?=\.)")
 
@@ -35,10 +38,11 @@ _NUMBER = re.compile(r"\.\d+(?=\.)")
 class Shelf:
     """`take` returns tensors by name; `rest` lists the tensors that were not taken."""
 
-    def __init__(self, shards: Iterable[Shard], layers: int, fp8_blocks: tuple[int, int] | None = None) -> None:
+    def __init__(self, shards: Iterable[Shard], layers: int, packing: Packing = _NOT_PACKED) -> None:
         self.notes: list[str] = []
         self._tensors = dict(self._named(shards, layers))
-        self._apply_fp8_scales(fp8_blocks)
+        self._apply_fp8_scales(packing.fp8_blocks)
+        self._unpack(packing)
         self._counts: dict[tuple[str, str], int] = {}  # layer's name, with {} for a number: 1 + the highest number
         for name in self._tensors:
             layer = _LAYER.match(name)
@@ -80,6 +84,14 @@ class Shelf:
             self._tensors[name] = t.scaled_fp8(self._tensors[name], scales, blocks)
             for other in _FP8_OTHERS:
                 self._tensors.pop(base + other, None)
+
+    def _unpack(self, packing: Packing) -> None:
+        for name in [name for name in self._tensors if name.endswith(_PACKED)]:
+            base = name.removesuffix(_PACKED)
+            weight = unpack(lambda part: self._tensors.pop(part, None), base, packing.schemes)
+            if weight.name in self._tensors:
+                raise ConvertError(f"tensor '{printable(weight.name)}' is there packed and unpacked")
+            self._tensors[weight.name] = weight
 
     def take(self, prefix: str, names: tuple[str, ...]) -> list[LazyTensor] | None:
         """Take the tensors with these names (`{}` counts as far as the folder goes); None if the first is missing."""

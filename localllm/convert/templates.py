@@ -14,9 +14,12 @@ _MAX_BYTES = 1 << 20  # the largest seen has 50 KB
 _KEY = "tokenizer.chat_template"
 
 
-def template_keys(folder: Path, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `tokenizer.chat_template`, and `.NAME` for each additional one; separate files override the settings."""
-    templates: dict[str, str] = {}
+def template_keys(folder: Path, settings: Mapping[str, Any], known: Mapping[str, str]) -> dict[str, Any]:
+    """Return `tokenizer.chat_template`, and `.NAME` for each additional one.
+
+    Separate files override the settings, and both override the `known` ones.
+    """
+    templates = dict(known)
     stored = settings.get("chat_template")
     if stored is None and (older := folder / "chat_template.json").is_file():
         stored = read_json(older).get("chat_template")

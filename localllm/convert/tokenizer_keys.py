@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from localllm.confined import Confined, ConfinedError, folder_tokenizer
@@ -16,6 +17,7 @@ from localllm.convert.hf_config import HfConfig
 from localllm.convert.recipe import TokenizerModel
 from localllm.convert.special import special_keys
 from localllm.convert.templates import template_keys
+from localllm.convert.tiktoken_tokens import FILE, NOTE, from_tiktoken
 from localllm.convert.tokens import TokenizerFiles, optional
 from localllm.printable import printable
 from localllm.tokenizer import Tokenizer
@@ -35,21 +37,30 @@ class TokenizerKeys:
     notes: tuple[str, ...]
 
 
-def tokenizer_keys(folder: Path, config: HfConfig, rows: int, kind: TokenizerModel = "") -> TokenizerKeys:
+def tokenizer_keys(
+    folder: Path,
+    config: HfConfig,
+    rows: int,
+    kind: TokenizerModel = "",
+    templates: Mapping[str, str] = MappingProxyType({}),
+) -> TokenizerKeys:
     """Return `tokenizer.*` for an embedding with this many rows; ConvertError for an unsupported tokenizer.
 
-    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it.
+    `kind` is the architecture's `tokenizer.ggml.model` where the folder does not tell it; `templates` are those that it
+    lacks, by name.
     """
     files = TokenizerFiles(
         folder, optional(folder / "tokenizer.json"), optional(folder / "tokenizer_config.json"), rows
     )
     keys = _vocabulary(files, kind)
     keys |= special_keys(folder, files.fast, files.settings, config, keys)
-    keys |= template_keys(folder, files.settings)
+    keys |= template_keys(folder, files.settings, templates)
     if kind == "gemma4":  # a text without it is continued badly; the folder leaves it to the chat template
         keys["tokenizer.ggml.add_bos_token"] = True
     tokenizer = Tokenizer.from_metadata(keys)
-    return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4") if files.fast else ())
+    if not files.fast:
+        return TokenizerKeys(keys, (NOTE,) if keys["tokenizer.ggml.model"] == "gpt2" else ())
+    return TokenizerKeys(keys, _differences(files.path, tokenizer, around=kind != "gemma4"))
 
 
 def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
@@ -60,6 +71,8 @@ def _vocabulary(files: TokenizerFiles, kind: TokenizerModel) -> dict[str, Any]:
     by_bytes = bool(files.fast) and not model.get("byte_fallback")
     if pieces.is_file() and not by_bytes and not (files.fast and kind):
         return from_pieces(pieces, files)
+    if not files.fast and (files.folder / FILE).is_file():
+        return from_tiktoken(files)
     if not files.fast:
         raise ConvertError(
             f"{files.folder}: holds no tokenizer.json and no tokenizer.model; load its tokenizer with transformers "

@@ -23,13 +23,13 @@ from localllm.closing import Closing
 from localllm.gguf.header import Header, Stored, TensorInfo, read_header
 from localllm.gguf.layout import GGUFError
 from localllm.gguf.strings import StringArray
+from localllm.positioned import read_at
 from localllm.printable import printable
 
 MetadataValue = bool | int | float | str | NDArray[Any] | StringArray
 
 _SPLIT_NO, _SPLIT_COUNT, _SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"
 _MAX_PARTS = (1 << 16) - 1  # split.count is stored as uint16
-_READ_BYTES = 1 << 30  # one system call reads less than 2^31 bytes
 
 
 class _Shard:
@@ -58,7 +58,7 @@ class _Shard:
     def read_into(self, target: memoryview, offset: int, what: str) -> None:
         while target:
             try:
-                count = os.preadv(self.file.fileno(), [target[:_READ_BYTES]], offset)
+                count = read_at(self.file, target, offset)
             except ValueError:
                 raise GGUFError(self.path, what, "cannot be read: the file was closed") from None
             except OSError as error:

@@ -90,6 +90,10 @@ class ServeOptions(Options):
         "", "--cache-dir", kind=PATH, metavar="FOLDER",
         help="keep the caches of prompts in this folder, so that they survive a restart",
     )  # fmt: skip
+    slot_save_path: str = option(
+        "", "--slot-save-path", kind=PATH, metavar="FOLDER",
+        help="let requests save and restore slots as files in this folder (POST /slots/N?action=save)",
+    )  # fmt: skip
     embeddings: bool = option(
         False, "--embeddings", "--embedding", "--rerank", "--reranking",
         help="give embeddings or ranks instead of text (an encoder always does)",
@@ -142,6 +146,14 @@ class ServeOptions(Options):
     max_client_requests: int = option(
         64, "--max-client-requests", kind=_upto(100_000), help="the same for one client (an API key, or an address)"
     )
+    max_client_parallel: int = option(
+        0, "--max-client-parallel", kind=_upto(MAX_PARALLEL, 0), shown="",
+        help="answers of one client to write at the same time; its other requests wait (0: no limit)",
+    )  # fmt: skip
+    max_client_tokens: int = option(
+        0, "--max-client-tokens", kind=_upto(1_000_000_000, 0), unit="tokens", shown="",
+        help="tokens of one client to evaluate and write in a minute; then it has to wait (0: no limit)",
+    )  # fmt: skip
     max_body: int = option(
         32 << 20, "--max-body", kind=SIZE, shown="32MiB", help="size of the largest request, such as 32MiB"
     )

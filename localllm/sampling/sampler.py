@@ -14,13 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
-from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, enabled, softmax
+from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, enabled, quick_draw, softmax
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
 
 if TYPE_CHECKING:
     from localllm.scheduler.request import Constraint
+
+
+_MANY = 4096  # candidates; of fewer, float64 probabilities are as quick
 
 
 class Sampler:
@@ -118,24 +121,23 @@ class Sampler:
         `logits` (V,) come from the model and are not changed. Raises SamplingError if they contain NaN, or if bias and
         penalties leave no token.
         """
+        return _possible(self._candidates(logits))
+
+    def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
+        """Return the tokens that the chain leaves of all logits (V,)."""
         _refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
-        return self._distribution(self._constrained(self._biased(Candidates(self._ids, logits))))
+        return self._left(self._constrained(self._biased(Candidates(self._ids, logits))))
 
-    def _distribution(self, candidates: Candidates) -> tuple[Ids, Doubles]:
+    def _left(self, candidates: Candidates) -> Candidates:
         for stage in self._stages:
             candidates = stage.run(candidates, self.options, self._context)
-        probabilities = softmax(candidates)
-        if np.count_nonzero(probabilities) == len(probabilities):
-            return candidates.ids, probabilities
-        possible = probabilities > 0
-        return candidates.ids[possible], probabilities[possible]
+        return candidates
 
     def draw(self, ids: Ids, probabilities: Doubles) -> int:
         """Draw one of `ids` by inverting the cumulative sum of `probabilities`, in order, with one random number."""
-        sums = probabilities.cumsum()
-        return int(ids[sums.searchsorted(self.uniform() * sums[-1], side="right")])
+        return _at(ids, probabilities, self.uniform())
 
     def uniform(self) -> float:
         """Return the next random number in [0, 1): the upper 53 bits of PCG64, the same with every NumPy version."""
@@ -149,7 +151,12 @@ class Sampler:
             if self._constraint is None or self._drafting:
                 return token
             return self._greedy(logits)
-        return self.draw(*self.distribution(logits))
+        candidates = self._candidates(logits)
+        if len(candidates.ids) < _MANY:
+            return self.draw(*_possible(candidates))
+        uniform = self.uniform()
+        quick = quick_draw(candidates, uniform)
+        return quick if quick is not None else _at(*_possible(candidates), uniform)
 
     def _greedy(self, logits: NDArray[np.float32]) -> int:
         """Return the most likely token that the constraint allows."""
@@ -159,7 +166,7 @@ class Sampler:
     def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
         """Return the next token, given only the `looks_at` largest logits (n,), descending, ties by id, NaN first."""
         _refuse_broken(float(logits[0]))
-        return int(ids[0]) if self._argmax else self.draw(*self._distribution(Candidates(ids, logits, True)))
+        return int(ids[0]) if self._argmax else self.draw(*_possible(self._left(Candidates(ids, logits, True))))
 
     def accept(self, token: int) -> None:
         """Append a token of the prompt or the answer to the history for penalties and DRY."""
@@ -186,6 +193,21 @@ class Sampler:
                 f"logit_bias names token {self._bias_ids[-1]}, but the model has tokens 0 to {len(candidates.ids) - 1}"
             )
         return changed(candidates, self._bias_ids, lambda logits, which: logits + self._bias[which])
+
+
+def _possible(candidates: Candidates) -> tuple[Ids, Doubles]:
+    """Return the candidates (n,) with a probability above 0, and the probabilities (n,)."""
+    probabilities = softmax(candidates)
+    if np.count_nonzero(probabilities) == len(probabilities):
+        return candidates.ids, probabilities
+    possible = probabilities > 0
+    return candidates.ids[possible], probabilities[possible]
+
+
+def _at(ids: Ids, probabilities: Doubles, uniform: float) -> int:
+    """Return the id at which the cumulative sum of `probabilities` exceeds the share `uniform` of its end."""
+    sums = probabilities.cumsum()
+    return int(ids[sums.searchsorted(uniform * sums[-1], side="right")])
 
 
 def _refuse_broken(peak: float) -> None:

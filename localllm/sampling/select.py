@@ -5,6 +5,7 @@ Every token needs the 40 largest of 128,000 logits, so this part of sampling mus
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
@@ -16,19 +17,21 @@ Indices = NDArray[np.intp]
 
 _COLUMNS = 1024  # long rows keep the vector units busy; 1024 column maxima are still quick to search
 _MANY = 2048  # from this size one sort of 64-bit keys beats a stable argsort: 2 ms, not 20, for 128,000
+FIRST = 256  # usually enough to reach a total probability
+_BINS, _BINS_PER_UNIT = 1024, 32  # of scores below the largest, if 256 of them are too few
 
 
 def largest(values: Floats, k: int) -> Indices:
     """Return the indices (min(k, n),) of the k largest `values` (n,), largest first, ties by index. No NaN."""
     if k >= len(values):
-        return _order(values)
+        return descending(values)
     picked = _from_columns(values, k)
     if picked is None:
         floor = np.sort(values)[len(values) - k]  # the k-th largest; np.partition takes 3 ms if most are -inf
         above = np.flatnonzero(values > floor)
         picked = np.concatenate((above, np.flatnonzero(values == floor)[: k - len(above)]))
         picked.sort()
-    return picked[_order(values[picked])[:k]]
+    return picked[descending(values[picked])[:k]]
 
 
 def _from_columns(values: Floats, k: int) -> Indices | None:
@@ -52,8 +55,8 @@ def _from_columns(values: Floats, k: int) -> Indices | None:
     return np.concatenate((row * _COLUMNS + columns[column], rest))
 
 
-def _order(values: Floats) -> Indices:
-    """Return the indices that sort `values` in descending order, stably."""
+def descending(values: Floats) -> Indices:
+    """Return the indices (n,) that sort `values` (n,) in descending order, ties by index. No NaN."""
     if len(values) < _MANY:
         return (-values).argsort(kind="stable")
     bits = (values + np.float32(0)).view(np.int32)  # adding turns -0 into +0
@@ -69,11 +72,24 @@ def leading(
     """Return the indices of the shortest run, in descending order, whose probabilities reach `total`.
 
     With side "left" the sum must be at least `total`, with "right" above it. The run has at least `at_least` members,
-    and at least one. It searches the first 256 and, only if these are too few, everything.
+    and at least one.
     """
-    for k in (256, len(scores)):
-        order = largest(scores, k)
+    for order in _growing(scores, probabilities, total):
         needed = max(int(probabilities[order].cumsum().searchsorted(total, side)) + 1, at_least)
         if needed <= len(order):
             break
     return order[:needed]
+
+
+def _growing(scores: Floats, probabilities: Doubles, total: float) -> Iterator[Indices]:
+    """Yield the indices of the largest `scores`, in descending order: 256, then about as many as reach the total
+    probability, then all. Sorting all of 128,000 takes 2 to 6 ms."""
+    yield largest(scores, FIRST)
+    if len(scores) > _MANY:
+        with np.errstate(over="ignore"):
+            depth = np.minimum(scores.max() - scores, np.float32((_BINS - 1) / _BINS_PER_UNIT))
+        bins = (depth * np.float32(_BINS_PER_UNIT)).astype(np.intp)  # (n,); a higher score is never in a later bin
+        rows = np.flatnonzero(bins <= np.bincount(bins, probabilities).cumsum().searchsorted(total))
+        if len(rows) < len(scores):
+            yield rows[descending(scores[rows])]
+    yield descending(scores)

@@ -46,9 +46,11 @@ class Answering:
         self.tokens: list[int] = list(request.prompt)
         self.prompt_tokens = len(self.tokens)
         self.sequence: Cached | None = None  # None while it waits
+        self.place = -1  # of `Places`, once it runs
         self.checkpoints: list[int] = []  # lengths at which a copy is kept for later prompts, ascending
         self.guesses: list[Guess] = []  # drafted tokens for the next step
         self.verified = 0  # how many of them the step verifies
+        self.modelled = False  # whether the draft model made them
         self.outcome: list[tuple[int, bool]] = []  # class of a guess, and whether it was right
         self.drafter: NgramDrafter | None = None
         self.ended = ""  # why, once it has

@@ -1,8 +1,9 @@
-"""Drafted tokens in a batch: repetitions of each request's own text, verified where that pays.
+"""Drafted tokens in a batch: repetitions of each request's own text, or those of a draft model, verified where that
+pays.
 
 A drafted token is verified by a further row in the step. The row pays if the expected gain, the chance of its
-acceptance times a request's share of a step, exceeds the time that it adds. Since the drafter proposes one token for
-each place, accepting it when it equals the sampled one keeps the distribution, and even the tokens, of plain decoding.
+acceptance times a request's share of a step, exceeds the time that it adds. Since drafters propose one token for each
+place, accepting it when it equals the sampled one keeps the distribution, and even the tokens, of plain decoding.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from localllm.backends.base import Limits
 from localllm.scheduler.answering import Answering
+from localllm.scheduler.draft_model import DraftModel
 from localllm.speculation import ngram
 from localllm.speculation.ngram import NgramDrafter
 from localllm.speculation.policy import Acceptance, Costs
@@ -22,26 +24,39 @@ _HOPELESS = 0.05  # chance that all drafted tokens so far are accepted, below wh
 class Drafts:
     """Proposes tokens for all requests of a scheduler."""
 
-    def __init__(self, costs: Costs, longest: int) -> None:
-        self._costs, self._longest = costs, longest
+    def __init__(self, costs: Costs, longest: int, model: DraftModel | None = None, repeats: bool = True) -> None:
+        """`repeats`: draft repetitions. `model` drafts for requests that have none that pay."""
+        self._costs, self._longest, self._model, self._repeats = costs, longest, model, repeats
         self._acceptance = Acceptance(ngram.PRIORS)
 
     def begin(self, one: Answering) -> None:
         """Let a request's drafter read its prompt."""
-        one.drafter = NgramDrafter()
-        one.drafter.begin(one.tokens)
+        if self._repeats:
+            one.drafter = NgramDrafter()
+            one.drafter.begin(one.tokens)
+
+    def end(self, one: Answering) -> None:
+        """Free what the draft model holds of a request."""
+        if self._model is not None:
+            self._model.end(one)
 
     def propose(self, writing: Sequence[Answering], limits: Limits) -> None:
         """Set `guesses` and `verified` of the requests that are writing."""
         rows = len(writing)
         for one in writing:
-            one.guesses, one.verified = self._guess(one, limits.positions), 0
+            one.guesses, one.verified, one.modelled = self._guess(one, limits.positions), 0, False
         if not rows or rows >= self._costs.most:
             return
         worth = self._costs.seconds(rows) / rows  # seconds that a further token saves
-        for one in writing:
-            one.verified = self._worth_verifying(one, rows, worth)
-            rows += one.verified
+        rows += self._verify(writing, rows, worth)
+        rest = [one for one in writing if not one.verified]
+        if self._model is None or not rest or rows >= self._costs.most:
+            return
+        for one in rest:
+            one.guesses, one.modelled = [], True
+        self._model.propose(rest, rows, worth, limits.positions)
+        more = self._verify(rest, rows, worth)
+        self._model.verified(self._costs.seconds(rows + more) - self._costs.seconds(rows))
 
     def observe(self, rows: int, prompt: int, seconds: float) -> None:
         """Record a step without prompt rows."""
@@ -50,8 +65,11 @@ class Drafts:
 
     def judge(self, one: Answering) -> None:
         """Record which guesses were right, also of those that were not verified."""
+        acceptance = self._acceptance_of(one)
         for trust, right in one.outcome:
-            self._acceptance.observe(trust, float(right))
+            acceptance.observe(trust, float(right))
+        if self._model is not None and one.modelled:
+            self._model.accepted(sum(right for _, right in one.outcome[: one.verified]))
         one.outcome.clear()
 
     def _guess(self, one: Answering, positions: int) -> list[Guess]:
@@ -69,14 +87,27 @@ class Drafts:
                 break
         return found[: one.sampler.valid([guess.token for guess in found])]  # a grammar may forbid the rest
 
-    def _worth_verifying(self, one: Answering, rows: int, worth: float) -> int:
-        best, found, stands, won = 0.0, 0, 1.0, 0.0
-        for count, guess in enumerate(one.guesses, 1):
-            if rows + count > self._costs.most:
-                break
-            stands *= self._acceptance.expect(guess.trust)
+    def _acceptance_of(self, one: Answering) -> Acceptance:
+        return self._model.acceptance if self._model is not None and one.modelled else self._acceptance
+
+    def _verify(self, ones: Sequence[Answering], rows: int, worth: float) -> int:
+        """Set `verified` of requests in a step of `rows` rows so far; return how many rows that adds.
+
+        The drafts of all requests compete for rows: the most likely ones come first.
+        """
+        chances: list[tuple[float, int]] = []  # that a draft and all before it are accepted, and whose it is
+        for number, one in enumerate(ones):
+            stands, acceptance = 1.0, self._acceptance_of(one)
+            for guess in one.guesses:
+                stands *= acceptance.expect(guess.trust)
+                chances.append((stands, number))
+        chances.sort(key=lambda each: -each[0])
+        best, found, won = 0.0, 0, 0.0
+        for count, (stands, _) in enumerate(chances[: self._costs.most - rows], 1):
             won += stands * worth
             gain = won - (self._costs.seconds(rows + count) - self._costs.seconds(rows))
             if gain > best:
                 best, found = gain, count
+        for _, number in chances[:found]:
+            ones[number].verified += 1
         return found

@@ -6,7 +6,9 @@ from localllm.errors import LocalLLMError
 
 
 class QueueFull(LocalLLMError):
-    """Too many requests wait; try again later."""
+    """Too many requests wait; try again after `retry_after` seconds."""
+
+    retry_after = 1
 
 
 class Stopped(LocalLLMError):

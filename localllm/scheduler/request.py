@@ -40,6 +40,11 @@ class Constraint(Protocol):
         ...
 
 
+def account_of(client: str) -> str:
+    """Return the account of a client, ACCOUNT or ACCOUNT/USER."""
+    return client.partition("/")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """An answer wanted: the tokens before it, and how to choose and end it."""
@@ -56,8 +61,14 @@ class Request:
     visible: frozenset[int] = frozenset()  # control tokens whose text is part of the answer, for `localllm.answer`
     resumed: bool = False  # the answer continues a text, so a first space belongs to it
     reuse: bool = True  # whether tokens in the cache may be used, and stay there afterwards
+    place: int = -1  # what it evaluates counts as this place's; -1: as that of a free one
     priority: int = 0  # higher runs first
-    client: str = ""  # whose request it is: limits and fairness are per client
+    client: str = ""  # whose request it is, as ACCOUNT or ACCOUNT/USER: fairness is per client
+
+    @property
+    def account(self) -> str:
+        """The API key or address of the client. A request can name any user, so limits are per account."""
+        return account_of(self.client)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import SchedulerLimits, Store
+from localllm.scheduler.places import Places
 
 log = logging.getLogger("localllm.scheduler")
 MOST_CLIENTS = 1000  # whose last prompt is remembered
@@ -38,6 +39,7 @@ class Running:
         self._windowed = engine.pool.windowed is not None or bool(engine.pool.window)
         self._last_prompts: dict[str, int] = {}  # client -> tokens of its last prompt
         self.prefixes = PrefixCache(engine.block_tokens, store.save if store is not None else None)
+        self.places = Places(limits.parallel, engine, self.prefixes)
         self.waiting: list[Answering] = []
         self.active: list[Answering] = []
 
@@ -56,6 +58,8 @@ class Running:
         if one in self.waiting:
             self.waiting.remove(one)
         self._ended()
+        if self._drafts is not None:
+            self._drafts.end(one)
         if one.sequence is not None:
             self._keep(one)
 
@@ -72,7 +76,9 @@ class Running:
     def _keep(self, one: Answering) -> None:
         sequence, one.sequence = one.sequence, None
         assert sequence is not None
-        if not one.request.reuse or not sequence.length:
+        kept = one.request.reuse and sequence.length > 0
+        self.places.remember(one.place, sequence.tokens if kept else [])
+        if not kept:
             sequence.free()
             return
         if not self._windowed:  # what a longer text holds need not be kept twice
@@ -86,9 +92,11 @@ class Running:
     def admit(self) -> None:
         """Start waiting requests: by priority, then clients that have the fewest running, then age."""
         blocked: set[int] = set()
+        each = self._limits.client_parallel or self._limits.parallel
         while len(self.active) < self._limits.parallel:
             have = Counter(one.request.client for one in self.active)
-            ready = [one for one in self.waiting if one.number not in blocked]
+            accounts = Counter(one.request.account for one in self.active)
+            ready = [one for one in self.waiting if one.number not in blocked and accounts[one.request.account] < each]
             if not ready:
                 return
             one = min(ready, key=lambda one: (-one.request.priority, have[one.request.client], one.number))
@@ -107,6 +115,7 @@ class Running:
             self._engine.release(sequence)
             return False
         self.waiting.remove(one)
+        one.place = self.places.choose(one.request.place, [other.place for other in self.active])
         self.active.append(one)
         one.admitted(sequence, reused)
         if self._drafts is not None:
@@ -191,6 +200,8 @@ class Running:
         assert victim.sequence is not None
         self._engine.release(victim.sequence)
         victim.sequence = None
+        if self._drafts is not None:
+            self._drafts.end(victim)
         victim.guesses, victim.verified = [], 0
         self.active.remove(victim)
         self.waiting.append(victim)

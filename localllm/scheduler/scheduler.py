@@ -14,7 +14,10 @@ import queue
 import threading
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from time import perf_counter
+from typing import Any, Generic, TypeVar
 
 from localllm.closing import Closing
 from localllm.engine import ContextFull, Engine
@@ -26,11 +29,13 @@ from localllm.scheduler.answering import Answering
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.errors import QueueFull, Stopped
 from localllm.scheduler.interfaces import Load, Observer, SchedulerLimits, Slot, Store
+from localllm.scheduler.places import Places
 from localllm.scheduler.request import Event, Request, Ticket
 from localllm.scheduler.running import Running
 from localllm.scheduler.steps import Steps
 from localllm.tokenizer import Tokenizer
 
+T = TypeVar("T")
 SEEN_SECONDS = 0.1  # between looks at the cache for `load`: counting the blocks of windows takes up to 0.3 ms
 
 
@@ -51,7 +56,7 @@ class Scheduler(Closing):
         self._tokenizer, self._sampler = tokenizer, sampler
         self._running = Running(engine, self.limits, drafts, store, self._ended)
         self._steps = Steps(engine, self.limits, self._running, drafts, observer)
-        self._inbox: queue.SimpleQueue[Answering | Callable[[], None] | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Answering | _Job[Any] | None] = queue.SimpleQueue()
         self._number = 0
         self._lock = threading.Lock()
         self._open = 0  # requests that have not ended
@@ -94,7 +99,16 @@ class Scheduler(Closing):
 
     def forget(self) -> None:
         """Empty the prefix cache at the next step."""
-        self._inbox.put(self._running.prefixes.clear)
+        self.between(lambda _: self._running.prefixes.clear())
+
+    def between(self, job: Callable[[Places], T]) -> Future[T]:
+        """Run a job with the places in the scheduler's thread, between two steps. Stopped after the end."""
+        made = _Job(job, Future[T]())
+        with self._lock:
+            if self._stopped is not None:
+                raise self._stopped
+            self._inbox.put(made)
+        return made.future
 
     def close(self) -> None:
         """End all requests as cancelled, and the thread."""
@@ -136,7 +150,7 @@ class Scheduler(Closing):
             if isinstance(item, Answering):
                 self._running.waiting.append(item)
             else:
-                item()
+                item.run(self._running.places)
 
     def _look(self) -> None:
         """Count what is in the cache. Only this thread may, because others would see it change while they count."""
@@ -153,11 +167,27 @@ class Scheduler(Closing):
                 break
             if isinstance(item, Answering):
                 self._running.waiting.append(item)
+            elif item is not None:
+                item.future.set_exception(self._stopped or Stopped("the server is shutting down"))
         self._running.end(self._stopped)
 
     def _ended(self) -> None:
         with self._lock:
             self._open -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[T]):
+    """What another thread wants done in the scheduler's."""
+
+    work: Callable[[Places], T]
+    future: Future[T]
+
+    def run(self, places: Places) -> None:
+        try:
+            self.future.set_result(self.work(places))
+        except Exception as error:  # the other thread's to tell
+            self.future.set_exception(error)
 
 
 def _slot(one: Answering) -> Slot:

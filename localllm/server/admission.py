@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic, perf_counter
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -12,7 +15,10 @@ from localllm.server.http import CLIENT, refused
 from localllm.server.limits import Limits
 from localllm.server.refusal import refusal_of
 
-RETRY_SECONDS = 5
+RETRY_SECONDS = 5  # while the server stops
+MOST_RETRY_SECONDS = 60
+MOST_CLIENTS = 1000  # whose tokens are remembered, unless more have used some in this minute
+_WEIGHT = 0.1  # of the newest request
 
 
 @dataclass(eq=False, slots=True)
@@ -23,24 +29,58 @@ class Admission:
     draining: bool = False
     open: int = 0
     clients: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0  # that a request takes, as measured
+    clock: Callable[[], float] = monotonic
+    spent: dict[str, tuple[float, float]] = field(default_factory=dict)  # client -> tokens not yet regained, and when
 
     def enter(self, client: str) -> None:
-        """Count a request; Draining or TooManyRequests if it has to go."""
+        """Count a request; Draining or TooManyRequests, with the seconds until one of the open ones ends."""
         if self.draining:
             raise Draining("the server is stopping", RETRY_SECONDS)
         if self.open >= self.limits.requests:
-            raise TooManyRequests(f"{self.open} requests are open, which is the limit; try again later")
+            raise TooManyRequests(
+                f"{self.open} requests are open, which is the limit; try again later", self._retry(self.open)
+            )
         if self.clients[client] >= self.limits.client_requests:
             most = self.limits.client_requests
-            raise TooManyRequests(f"{most} requests of yours are open, which is the limit; wait for one to end")
+            message = f"{most} requests of yours are open, which is the limit; wait for one to end"
+            raise TooManyRequests(message, self._retry(most))
+        if wait := self._wait(client):
+            most = self.limits.client_tokens
+            raise TooManyRequests(f"you have used the {most} tokens of a minute; try again in {wait} seconds", wait)
         self.open += 1
         self.clients[client] += 1
 
-    def leave(self, client: str) -> None:
+    def spend(self, client: str, tokens: int) -> None:
+        """Count the tokens of an answer that ended. A client regains its limit evenly over a minute."""
+        if self.limits.client_tokens:
+            self.spent[client] = (self._owed(client) + tokens, self.clock())
+            if len(self.spent) > MOST_CLIENTS:
+                self.spent = {name: each for name, each in self.spent.items() if self._owed(name)}
+
+    def _owed(self, client: str) -> float:
+        """Return how many tokens of its limit a client has not regained yet."""
+        tokens, when = self.spent.get(client, (0.0, 0.0))
+        return max(0.0, tokens - (self.clock() - when) * self.limits.client_tokens / 60)
+
+    def _wait(self, client: str) -> int:
+        """Return in how many seconds a client may ask again; 0: now."""
+        over = self._owed(client) - self.limits.client_tokens
+        return (
+            max(1, math.ceil(60 * over / self.limits.client_tokens)) if self.limits.client_tokens and over >= 0 else 0
+        )
+
+    def leave(self, client: str, seconds: float) -> None:
+        """Count a request that ended after some seconds."""
+        self.seconds += _WEIGHT * (seconds - self.seconds) if self.seconds else seconds
         self.open -= 1
         self.clients[client] -= 1
         if not self.clients[client]:
             del self.clients[client]
+
+    def _retry(self, requests: int) -> int:
+        """Return in how many seconds one of so many open requests is expected to end."""
+        return max(1, min(math.ceil(self.seconds / requests), MOST_RETRY_SECONDS))
 
 
 class Gate:
@@ -60,7 +100,8 @@ class Gate:
         except (Draining, TooManyRequests) as error:
             await refused(refusal_of(error), scope["path"])(scope, receive, send)
             return
+        began = perf_counter()
         try:
             await self.app(scope, receive, send)
         finally:
-            self.admission.leave(client)
+            self.admission.leave(client, perf_counter() - began)

@@ -33,13 +33,14 @@ def make_app(
 ) -> Starlette:
     """Make the ASGI application. Give `metrics` to count the scheduler's steps, `admission` to stop new requests."""
     metrics = metrics or Metrics()
-    observed = Observed(service, metrics)
+    admission = admission or Admission(settings.limits)
+    observed = Observed(service, metrics, admission.spend)
     app = Starlette(
         routes=[route for protocol in PROTOCOLS for route in protocol(observed, settings)],
         middleware=[
             Middleware(Watch, metrics),
             Middleware(Guard, settings),
-            Middleware(Gate, admission or Admission(settings.limits)),
+            Middleware(Gate, admission),
         ],
         exception_handlers={HTTPException: _unrouted, Exception: _unexpected},
     )

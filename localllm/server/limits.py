@@ -14,6 +14,7 @@ class Limits:
     items: int = 2_000_000  # values of a body, keys included
     requests: int = 256  # open at once: running, streaming and queued
     client_requests: int = 64  # of one client, or of one API key
+    client_tokens: int = 0  # of one client in a minute: evaluated and written; 0: no limit
     connections: int = 1024
     header_seconds: float = 15.0  # for the first line and the headers, and between requests of a connection
     body_seconds: float = 60.0

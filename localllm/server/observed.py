@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from localllm.options import SamplingOptions
-from localllm.scheduler.request import Usage
+from localllm.scheduler.request import Usage, account_of
 from localllm.server.metrics import Metrics
 from localllm.server.turn import (
     Begun,
@@ -21,6 +21,7 @@ from localllm.server.turn import (
     ModelInfo,
     More,
     Service,
+    SlotAction,
     Turn,
     TurnEvent,
 )
@@ -61,8 +62,11 @@ class Open:
 class Observed:
     """The service behind it, with an eye on its answers."""
 
-    def __init__(self, service: Service, metrics: Metrics) -> None:
-        self.service = service
+    def __init__(
+        self, service: Service, metrics: Metrics, spend: Callable[[str, int], None] = lambda client, tokens: None
+    ) -> None:
+        """`spend` is told the client and the tokens of each answer that ended."""
+        self.service, self._spend = service, spend
         self.metrics = metrics
         self.open: dict[int, Open] = {}
         self._next = 0
@@ -92,7 +96,7 @@ class Observed:
         finally:
             for each in mine:
                 if self.open.pop(each.number, None) is not None and each.running:
-                    self.metrics.answered(each.usage(), "broken off")
+                    self._ended(each, each.usage(), "broken off")
 
     def _add(self, model: str, generation: Generation) -> Open:
         made = Open(self._next, model, generation)
@@ -114,7 +118,11 @@ class Observed:
                 each.lines = each.lines or any("\n" in getattr(part, "text", "") for part in event.parts)
             case Done():
                 if self.open.pop(each.number, None) is not None:
-                    self.metrics.answered(event.usage, event.reason)
+                    self._ended(each, event.usage, event.reason)
+
+    def _ended(self, each: Open, usage: Usage, reason: str) -> None:
+        self.metrics.answered(usage, reason)
+        self._spend(account_of(each.generation.client), usage.prompt_tokens - usage.reused + usage.answer_tokens)
 
     # -- what needs no watching -------------------------------------------------------------------------------------
 
@@ -152,6 +160,9 @@ class Observed:
         found = await self.service.rank(model, query, documents)
         self.metrics.embedded(found.tokens, time.monotonic() - started)
         return found
+
+    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        return await self.service.slot(model, number, action, name)
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
         return self.service.sampling_defaults(model)

@@ -16,11 +16,13 @@ from localllm.answer.grammars import Format, ThoughtMarks
 from localllm.answer.parts import CallStart, Content, Part
 from localllm.answer.reader import AnswerReader
 from localllm.answer.structure import Asked
+from localllm.cache.slot_files import SlotFiles
 from localllm.closing import Closing
 from localllm.embedding import normalized, pair
 from localllm.held import end_of, held, held_text
 from localllm.model import Model
 from localllm.notice import Notice, Setting
+from localllm.scheduler.draft_model import DraftModel
 from localllm.scheduler.drafts import Drafts
 from localllm.scheduler.interfaces import Observer, SchedulerLimits, Store
 from localllm.scheduler.request import Event, Finished, Prompted, Request, Started, Written
@@ -36,6 +38,7 @@ from localllm.server.turn import (  # fmt: skip
     Evaluated,
     Generation,
     More,
+    SlotAction,
     StopReason,
     Turn,
     TurnEvent,
@@ -57,10 +60,11 @@ class Served(Closing):
         observer: Observer | None = None,
         sampling: Mapping[str, Any] | None = None,
         store: Store | None = None,
+        slots: SlotFiles | None = None,
     ) -> None:
-        """`sampling`: options for requests that do not give them. `store`: prefixes on disk."""
+        """`sampling`: options for requests that do not give them. `store`: prefixes on disk. `slots`: saved slots."""
         self.model, self.sampling = model, sampling or {}
-        self.embeds = model.embeds
+        self.embeds, self._slots = model.embeds, slots
         self.prompts = Prompts(model)
         self._worker = ThreadPoolExecutor(1, "prompts")
         self._scheduler: Scheduler | None = None
@@ -74,6 +78,13 @@ class Served(Closing):
         if self._scheduler is None:
             raise NotSupported("this model gives embeddings, not text; ask another model")
         return self._scheduler
+
+    @property
+    def bytes(self) -> int:
+        """The memory of weights, cache and scratch, of a draft model too."""
+        models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
+        memories = [model.executable.memory for model in models]
+        return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
 
     async def work(self, job: Callable[[], T]) -> T:
         """Run what blocks in the model's worker thread."""
@@ -153,9 +164,20 @@ class Served(Closing):
             sampled=generation.sampled,
             resumed=prompt.resumed,
             reuse=generation.reuse,
+            place=generation.slot,
             priority=generation.priority,
             client=generation.client,
         )
+
+    async def slot(self, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        """Save, restore or erase what a slot evaluated last; return its tokens, and the bytes of its file."""
+        files, between = self._slots, self.scheduler.between
+        assert files is not None, "the settings say so"
+        if action == "save":
+            return await asyncio.wrap_future(between(lambda at: at.save(number, lambda one: files.save(name, one))))
+        if action == "restore":
+            return await asyncio.wrap_future(between(lambda at: at.load(number, lambda: files.load(name))))
+        return await asyncio.wrap_future(between(lambda at: at.erase(number))), 0
 
     # -- vectors ---------------------------------------------------------------------------------------------------
 
@@ -220,11 +242,13 @@ def _inline(format_: Format) -> Format:
 
 
 def drafts_of(model: Model) -> Drafts | None:
-    """Return what drafts repetitions for a batch, if the options ask for it. A draft model is not used here."""
+    """Return what drafts for a batch, if the options ask for it: repetitions, the draft model or both."""
     speculation = model.speculation
-    if speculation is None or speculation.options.kind == "draft":
+    if speculation is None:
         return None
-    return Drafts(speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1))
+    costs, longest = speculation.costs, min(speculation.options.draft_max, speculation.costs.most - 1)
+    drafter = DraftModel(*speculation.drafting, costs, longest) if speculation.drafting is not None else None
+    return Drafts(costs, longest, drafter, repeats=speculation.options.kind != "draft")
 
 
 class _Text:

@@ -14,7 +14,7 @@ from localllm.options import SamplingOptions
 from localllm.scheduler.interfaces import Load
 from localllm.server.info import Info
 from localllm.server.shelf import Shelf
-from localllm.server.turn import Completion, EmbedResult, Thinking, Turn, TurnEvent
+from localllm.server.turn import Completion, EmbedResult, SlotAction, Thinking, Turn, TurnEvent
 
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates that a request's own thinking sets
 
@@ -102,6 +102,10 @@ class ModelService:
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult:
         async with self.shelf.using(model) as served:
             return await served.rank(query, documents)
+
+    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        async with self.shelf.using(model) as served:
+            return await served.slot(number, action, name)
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
         served = self.shelf.loaded(model)

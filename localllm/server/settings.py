@@ -34,6 +34,7 @@ class Settings:
     max_tokens: int | None = None  # of an answer, where a request does not say
     drain_seconds: int = 0  # 0: until running answers end
     slots: bool = True
+    slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
     verbose: bool = False
     log_prompts: bool = False
@@ -48,6 +49,7 @@ class Settings:
                 body_bytes=options.max_body,
                 requests=options.max_requests,
                 client_requests=options.max_client_requests,
+                client_tokens=options.max_client_tokens,
                 body_seconds=options.timeout,
                 send_seconds=options.timeout,
                 ping_seconds=options.sse_ping_interval,
@@ -62,6 +64,7 @@ class Settings:
             max_tokens=max_tokens,
             drain_seconds=options.drain_timeout,
             slots=not options.no_slots,
+            slot_files=bool(options.slot_save_path),
             metrics=not options.no_metrics,
             verbose=options.verbose,
             log_prompts=options.log_prompts,

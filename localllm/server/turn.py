@@ -20,6 +20,7 @@ from localllm.scheduler.request import Logprob, Usage
 
 Json = dict[str, Any]
 ToolChoice = Literal["auto", "none", "required"]
+SlotAction = Literal["save", "restore", "erase"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Generation:
     structure: Structure | None = None
     n: int = 1  # answers to the same prompt
     reuse: bool = True
+    slot: int = -1  # that saves and restores mean; -1: a free one
     priority: int = 0
     client: str = ""
 
@@ -184,6 +186,10 @@ class Service(Protocol):
         ...
 
     async def rank(self, model: str, query: str, documents: Sequence[str]) -> EmbedResult: ...
+
+    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        """Save what a slot evaluated last in a file, restore it, or erase it; return tokens, and bytes of the file."""
+        ...
 
     def sampling_defaults(self, model: str) -> SamplingOptions: ...
 

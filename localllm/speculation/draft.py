@@ -20,6 +20,46 @@ EDGES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97)  # bounds of classes by the 
 PRIORS = (0.1, 0.2, 0.3, 0.4, 0.55, 0.7, 0.8, 0.9, 0.95)
 
 
+class Followed:
+    """The tokens of the target that a draft model has evaluated, in a sequence of its own."""
+
+    def __init__(self, engine: Engine, mapping: Mapping) -> None:
+        self._engine, self._mapping = engine, mapping
+        self.sequence = engine.add()
+        self.tokens: list[int] = []  # of the target
+        self._ends: list[int] = []  # number of tokens in the draft cache after each of `tokens`
+
+    def forget(self, keep: int) -> None:
+        """Keep the first `keep` tokens, or none if the draft model's sliding windows have moved too far."""
+        del self.tokens[keep:], self._ends[keep:]
+        if not self._engine.truncate(self.sequence, self._ends[-1] if self._ends else 0):
+            self.tokens, self._ends = [], []
+
+    def spelled(self, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the draft model's tokens for the next `tokens`, and the length of its cache after each of `tokens`."""
+        new: list[int] = [] if self.tokens else list(self._mapping.begin)
+        ends = []
+        length = self._ends[-1] if self._ends else 0
+        for token in tokens:
+            new += self._mapping.to_draft(token)
+            ends.append(length + len(new))
+        return new, ends
+
+    def took(self, tokens: Sequence[int], ends: Sequence[int]) -> None:
+        """Record that the sequence holds the next `tokens`, with the `ends` that `spelled` returned."""
+        self.tokens += tokens
+        self._ends += ends
+
+    def close(self) -> None:
+        self._engine.release(self.sequence)
+
+
+def trust_of(logits: NDArray[np.float32], token: int) -> int:
+    """Return the class of a draft by its probability under the draft model's `logits` (V,)."""
+    with np.errstate(over="ignore"):
+        return bisect_right(EDGES, 1 / float(np.exp(logits - logits[token]).sum()))
+
+
 class ModelDrafter:
     """A text as the draft model sees it. The draft cache is updated only when a draft is needed."""
 
@@ -27,12 +67,10 @@ class ModelDrafter:
 
     def __init__(self, engine: Engine, mapping: Mapping, costs: Costs) -> None:
         self._engine, self._mapping, self._costs = engine, mapping, costs
-        self._sequence = engine.add()
+        self._followed = Followed(engine, mapping)  # the text, then drafts
         self._text: list[int] = []  # tokens of the target
-        self._seen: list[int] = []  # tokens that the draft model has evaluated, then its drafts
-        self._ends: list[int] = []  # number of tokens in the draft cache after each of `_seen`
-        self._good = 0  # length of the common prefix of `_seen` and `_text`
-        self._row: NDArray[np.float32] | None = None  # logits after the last of `_seen`
+        self._good = 0  # length of the common prefix of both
+        self._row: NDArray[np.float32] | None = None  # logits after the last followed token
 
     @property
     def step_seconds(self) -> float:
@@ -40,13 +78,14 @@ class ModelDrafter:
         return self._costs.seconds(1)
 
     def begin(self, text: Sequence[int]) -> None:
-        pairs = zip(self._seen, text, strict=False)
-        self._good = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._seen), len(text)))
+        seen = self._followed.tokens
+        pairs = zip(seen, text, strict=False)
+        self._good = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(seen), len(text)))
         self._text = list(text)
 
     def accept(self, token: int) -> None:
-        at = len(self._text)
-        if self._good == at < len(self._seen) and self._seen[at] == token:
+        at, seen = len(self._text), self._followed.tokens
+        if self._good == at < len(seen) and seen[at] == token:
             self._good += 1
         self._text.append(token)
 
@@ -79,13 +118,12 @@ class ModelDrafter:
             return
 
     def close(self) -> None:
-        self._engine.release(self._sequence)
+        self._followed.close()
 
     def _guess(self, sampler: Sampler, logits: NDArray[np.float32]) -> Guess:
         if sampler.options.greedy:
             token = sampler.sample(logits)
-            with np.errstate(over="ignore"):
-                return Guess(token, bisect_right(EDGES, 1 / float(np.exp(logits - logits[token]).sum())), None)
+            return Guess(token, trust_of(logits, token), None)
         ids, q = sampler.distribution(logits)
         token = sampler.draw(ids, q)
         return Guess(token, bisect_right(EDGES, float(q[ids == token].sum())), (ids, q))
@@ -95,36 +133,25 @@ class ModelDrafter:
         text, keep = self._text, min(self._good, len(self._text) - 1)
         while keep > 0 and not any(self._mapping.to_draft(token) for token in text[keep:]):
             keep -= 1
-        self._forget(keep)
-        self._read(text[len(self._seen) :])
-        self._good = len(self._seen)
-        return self._row is not None
-
-    def _forget(self, keep: int) -> None:
-        """Keep the first `keep` tokens, or none if the draft model's sliding windows have moved too far."""
-        del self._seen[keep:], self._ends[keep:]
-        if not self._engine.truncate(self._sequence, self._ends[-1] if self._ends else 0):
-            self._seen, self._ends = [], []
+        self._followed.forget(keep)
         self._row = None
+        self._read(text[len(self._followed.tokens) :])
+        self._good = len(self._followed.tokens)
+        return self._row is not None
 
     def _read(self, tokens: Sequence[int]) -> None:
         """Evaluate tokens of the target."""
-        new: list[int] = [] if self._seen else list(self._mapping.begin)
-        ends = []
-        length = self._ends[-1] if self._ends else 0
-        for token in tokens:
-            new += self._mapping.to_draft(token)
-            ends.append(length + len(new))
+        new, ends = self._followed.spelled(tokens)
+        length = self._followed.sequence.length
         try:
             for start in range(0, len(new), self._engine.limits.rows):
                 self._row = self._evaluate(new[start : start + self._engine.limits.rows])
         except BaseException:
-            self._engine.truncate(self._sequence, length)
+            self._engine.truncate(self._followed.sequence, length)
             raise
-        self._seen += tokens
-        self._ends += ends
+        self._followed.took(tokens, ends)
 
     def _evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append draft tokens; return the logits (V,) after the last."""
-        logits: NDArray[np.float32] = self._engine.step([Rows(self._sequence, tokens)])[0].logits[-1]
+        logits: NDArray[np.float32] = self._engine.step([Rows(self._followed.sequence, tokens)])[0].logits[-1]
         return logits

@@ -13,7 +13,7 @@ from localllm.speculation.draft import ModelDrafter
 from localllm.speculation.drafter import Drafting
 from localllm.speculation.errors import SpeculationError
 from localllm.speculation.ngram import NgramDrafter
-from localllm.speculation.policy import Judge, outlook
+from localllm.speculation.policy import Costs, Judge, outlook
 from localllm.speculation.speculator import Speculator
 from localllm.speculation.vocabulary import Mapping, Vocabulary, match
 
@@ -71,6 +71,13 @@ class Speculation:
             return ""
         passes = f"one of its passes takes {1e3 * step:.2f} ms, one of the model {one}"
         return f"the draft model is not used: {passes}, so it cannot make the model faster; use a smaller one"
+
+    @property
+    def drafting(self) -> tuple[Engine, Mapping, Costs] | None:
+        """The draft model for a batch, how its tokens map, and the costs of its passes; None if it is not used."""
+        if self._draft is None or self._mapping is None or self._draft_costs is None or self._too_short:
+            return None
+        return self._draft.engine, self._mapping, self._draft_costs
 
     def speculator(self) -> Speculator | None:
         """Return a speculator for a new session; None in automatic mode if passes are too short for drafting to pay."""

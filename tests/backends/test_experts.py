@@ -89,6 +89,8 @@ def mixture(
         mixture("softmax", 4, groups=5, groups_used=1),
         mixture("sigmoid", 3, groups=EXPERTS, groups_used=7),
         mixture("sigmoid_of_chosen", 20, groups=2, groups_used=1),
+        mixture("sparse_mixer", 2),
+        mixture("sparse_mixer", 30, biased=True, groups=5, groups_used=4),
     ],
 )
 def test_choice_weights_and_sum(cpu: CpuBackend, build: Build) -> None:

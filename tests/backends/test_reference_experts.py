@@ -23,7 +23,7 @@ CHOICE = 3.0 * random.standard_normal(EXPERTS).astype(np.float32)
 
 
 def mixture(
-    gating: Any, normalize: bool = False, choice: bool = False, extras: bool = False
+    gating: Any, normalize: bool = False, choice: bool = False, extras: bool = False, routes: np.ndarray = ROUTER
 ) -> Callable[[Recorder, Value], Value]:
     def build(r: Recorder, x: Value) -> Value:
         stacks = [
@@ -34,19 +34,21 @@ def mixture(
             )
             for i, w in enumerate((GATE, UP, DOWN))
         ]
-        router = r.linear(x, weight(ROUTER, "router"))
+        router = r.linear(x, weight(routes, "router"))
         bias = weight(CHOICE, "choice") if choice else None
         return r.experts(x, router, *stacks, USED, gating, normalize, 1.5, "silu", bias)
 
     return build
 
 
-def mixture_by_hand(weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False) -> np.ndarray:
+def mixture_by_hand(
+    weigh: Callable[[np.ndarray], dict[int, float]], extras: bool = False, routes: np.ndarray = ROUTER
+) -> np.ndarray:
     """`weigh` says which experts have which weight for a row of router logits."""
     out = np.zeros_like(X)
     scales, biases = (SCALES, BIASES) if extras else (np.ones((3, EXPERTS)), [np.zeros((EXPERTS, 1))] * 3)
     for t, x in enumerate(X):
-        logits = (ROUTER.astype(np.float64) @ x).astype(np.float32).astype(np.float64)
+        logits = (routes.astype(np.float64) @ x).astype(np.float32).astype(np.float64)
         for e, share in weigh(logits).items():
             gate = GATE[e] @ x * scales[0][e] + biases[0][e]
             up = UP[e] @ x * scales[1][e] + biases[1][e]
@@ -116,3 +118,21 @@ def test_memory_counts_the_experts_a_token_reads() -> None:
     stacks = 4 * EXPERTS * 3 * INNER * 8
     assert memory.weights == 4 * (11 * 8 + EXPERTS * 8) + stacks
     assert memory.weights_per_token == 4 * (8 + EXPERTS * 8) + stacks * USED // EXPERTS
+
+
+def test_the_sparse_mixer_weighs_each_choice_among_the_close_experts_that_are_left() -> None:
+    """As in Phi MoE: what is further below the best than 2 % of the larger size of both does not count."""
+
+    def share(z: np.ndarray) -> dict[int, float]:
+        left, found = z.copy(), {}
+        for e in best(z):
+            masked = np.where((z[e] - z) / np.maximum(np.abs(z), z[e]) > 0.02, -np.inf, left)
+            found[e] = softmax(masked)[e]
+            left[e] = -np.inf
+        shares.extend(found.values())
+        return found
+
+    shares: list[float] = []
+    routes = (ROUTER[:1] + 0.04 * ROUTER).astype(np.float32)
+    close(run(mixture("sparse_mixer", routes=routes)), mixture_by_hand(share, routes=routes))
+    assert {round(x, 1) for x in shares} >= {0.3, 0.5, 1.0}  # some are alone, some have company

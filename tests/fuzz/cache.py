@@ -67,7 +67,7 @@ def _good(model: Path, path: Path, keys: str, cells: str) -> _Good:
     ids = np.random.RandomState(1).randint(0, opened.vocabulary, TOKENS).tolist()
     session.evaluate(ids, logits=False)
     path.unlink(missing_ok=True)
-    prompt_cache.save(path, opened, session, [{"role": "user", "content": "hi"}])
+    prompt_cache.save(path, opened, session.sequence, [{"role": "user", "content": "hi"}])
     session.close()
     data = path.read_bytes()
     length = _START.unpack_from(data)[2]
@@ -118,7 +118,7 @@ def use(path: Path, model: localllm.Model) -> str:
         if any(not 0 <= token < model.vocabulary for token in kept.tokens):
             raise Wrong("tokens outside of the vocabulary were taken")
         try:
-            prompt_cache.restore(kept, model, session)
+            prompt_cache.restore(kept, model, session.sequence)
         except OURS:
             if session.length:
                 raise Wrong("the session holds something after a restore that failed") from None

@@ -82,7 +82,7 @@ class Kind:
 
         def cache(path: Path, number: int) -> None:
             said = [{"role": "user", "content": "x" * number}]
-            prompt_cache.save(path, self._model, self._sessions[number], said, force)
+            prompt_cache.save(path, self._model, self._sessions[number].sequence, said, force)
 
         def kernel(path: Path, number: int) -> None:
             Library(host(), path).load([Kernel("answer", _answer)])

@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -102,25 +103,35 @@ def localllm(
 
 
 class Terminal:
-    """The program on a pseudo-terminal: its input, its output and its end."""
+    """The program on a pseudo-terminal: its input, its output and its end.
 
-    def __init__(self, *words: object, environ: Mapping[str, str] | None = None, columns: int = 0) -> None:
+    `seen` is the output that no `wait_for` has returned, without the sequences that move the cursor and colour text;
+    `written` is all of the output as it came.
+    """
+
+    def __init__(
+        self, *words: object, environ: Mapping[str, str] | None = None, columns: int = 0, shell: bool = False
+    ) -> None:
+        """`shell`: a shell runs the program, so that it can be suspended."""
         self.master, slave = pty.openpty()
         if columns:
             fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
         around = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            [*PROGRAM, *map(str, words)],
+            ["sh", "-i"] if shell else [*PROGRAM, *map(str, words)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
             cwd=REPOSITORY,
-            env={**around, "TERM": "xterm", **(environ or {})},
+            env={**around, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "PS1": "$ ", "ENV": "", **(environ or {})},
             start_new_session=True,
             preexec_fn=self._prepare,
         )
         os.close(slave)
-        self.seen = ""
+        self.seen = self.written = ""
+        self._part = ""  # the beginning of a sequence
+        if shell:
+            self.type(shlex.join([*PROGRAM, *map(str, words)]) + "\n")
 
     @staticmethod
     def _prepare() -> None:
@@ -137,7 +148,7 @@ class Terminal:
             assert monotonic() < end, f"{pattern!r} did not come: {self.seen!r}"
             if select.select([self.master], [], [], 0.2)[0]:
                 try:
-                    self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+                    self._read()
                 except OSError:  # the program has closed the terminal
                     assert re.search(pattern, self.seen), self.seen
         text, self.seen = self.seen[: found.end()], self.seen[found.end() :]
@@ -147,8 +158,16 @@ class Terminal:
         code = self.process.wait(60)
         while select.select([self.master], [], [], 0)[0]:
             try:
-                self.seen += os.read(self.master, 4096).decode("utf-8", "replace")
+                self._read()
             except OSError:
                 break
         os.close(self.master)
         return code
+
+    def _read(self) -> None:
+        text = os.read(self.master, 4096).decode("utf-8", "replace")
+        self.written += text
+        plain = re.sub(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\a]*\a|[^\[\]])", "", self._part + text)
+        begun = plain.find("\x1b")
+        self._part = plain[begun:] if begun >= 0 else ""
+        self.seen += plain[:begun] if begun >= 0 else plain

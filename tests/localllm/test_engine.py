@@ -15,7 +15,6 @@ from localllm.cache import CacheFull
 from localllm.engine import ContextFull, Engine, Rows, StepTooLarge, largest_of
 from localllm.errors import LocalLLMError
 from localllm.plan import BLOCK
-from localllm.session import Session
 from tests.backends.gpu.conftest import pocl
 from tests.localllm.engine_support import (
     ALONE,
@@ -202,8 +201,8 @@ def test_a_block_still_to_be_copied_is_copied_before_it_is_filled(
             small.step([Rows(two, [6])])
     last = one.blocks[-1]
     small.release(one)
-    session = Session(small)
-    with session.taking([0] * BLOCK):
-        assert session.sequence.blocks == [last]
+    other = small.add()
+    with small.taking(other, [0] * BLOCK):
+        assert other.blocks == [last]
         small.executable.write_blocks(0, np.array([last]), small.executable.read_blocks(0, np.array([last])) * 0)
     np.testing.assert_array_equal(small.step([Rows(two, [6])])[0].logits, truth)

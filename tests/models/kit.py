@@ -148,3 +148,4 @@ def _models(folder: Path) -> dict[str, KitModel]:
 
 KIT = _models(Path(__file__).parent / "kit_models")
 EMBEDDERS = _models(Path(__file__).parent / "kit_models" / "embeddings")  # whose stored results are embeddings
+DEPARTURES = _models(Path(__file__).parent / "kit_models" / "departures")  # llama.cpp computes something else

@@ -10,7 +10,7 @@ import pytest
 
 from localllm.models import ModelError, record
 from localllm.models.architectures import architecture_of
-from localllm.models.config import read_config
+from localllm.models.reading.config import read_config
 from localllm.plan import Linear, Norm, Rotate, SelectRows
 from tests.models import tiny
 from tests.models.straight_line import forward

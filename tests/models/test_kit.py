@@ -7,13 +7,17 @@ tokens in one batch, then one by one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from localllm.backends import reference_operations
+from localllm.backends.reference_state import State
 from localllm.models import ARCHITECTURES
-from tests.models.kit import CHAOTIC, EMBEDDERS, KIT
+from localllm.models.architecture import ExpertGating
+from localllm.plan import Norm
+from tests.models.kit import CHAOTIC, DEPARTURES, EMBEDDERS, KIT
 from tests.models.support import Driver, bind_reference, nmse, plan_of
 
 
@@ -34,6 +38,25 @@ def test_every_position(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert nmse(ours, model.stored["logits"]).max() < model.limit(CHAOTIC)
 
 
+def test_phimoe_but_for_its_norms_and_router(monkeypatch: pytest.MonkeyPatch) -> None:
+    """llama.cpp takes RMS norms with biases and a softmax; `hf_all.npz` has transformers' logits of the real ones."""
+    own, norm = ARCHITECTURES["phimoe"], reference_operations._norm
+
+    def rms_with_bias(state: State, op: Norm) -> None:
+        norm(state, replace(op, kind="rms"))
+
+    def difference() -> float:
+        driver = Driver(bind_reference(plan_of(*model.loaded())))
+        return float(nmse(driver.step([(0, model.tokens)]), model.stored["logits"]).max())
+
+    model = DEPARTURES["phimoe-moe"]
+    assert difference() > 0.1
+    monkeypatch.setitem(reference_operations.OPERATIONS, Norm, rms_with_bias)
+    monkeypatch.setitem(ARCHITECTURES, "phimoe", replace(own, routing=ExpertGating("softmax", True)))
+    assert difference() < 1e-9
+
+
 def test_every_architecture_has_a_model() -> None:
-    found = {str(model.loaded()[0]["general.architecture"]) for model in (KIT | EMBEDDERS).values()}
+    models = KIT | EMBEDDERS | DEPARTURES
+    found = {str(model.loaded()[0]["general.architecture"]) for model in models.values()}
     assert found == set(ARCHITECTURES)

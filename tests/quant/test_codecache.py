@@ -7,12 +7,17 @@ import os
 import pwd
 import shutil
 import stat
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import platformdirs
+import platformdirs.macos
+import platformdirs.unix
+import platformdirs.windows
 import pytest
 
 from localllm.quant.codecache import CodeCache, NoCodeCache, check_tree, default_folder, private_folder
@@ -338,3 +343,32 @@ def test_a_folder_that_may_not_be_written_is_read_all_the_same(home: Path) -> No
     with pytest.warns(NoCodeCache, match="Permission denied"):
         CodeCache(folder()).write("b", b"code")
     folder().chmod(0o700)
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_the_folder_is_that_of_platformdirs(system: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCALAPPDATA", str(home / "AppData" / "Local"))
+    monkeypatch.setattr(platformdirs.windows, "get_win_folder", platformdirs.windows.get_win_folder_from_env_vars)
+    kinds = {"linux": platformdirs.unix.Unix, "darwin": platformdirs.macos.MacOS, "win32": platformdirs.windows.Windows}
+    expected = kinds[system]("localllm", appauthor=False).user_cache_dir
+    monkeypatch.setattr(sys, "platform", system)
+    assert folder() == Path(expected) / "kernels"
+
+
+def test_on_windows_the_profile_decides(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Access lists keep others out of a profile; nothing is known of other folders."""
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setenv("USERPROFILE", str(home))
+    monkeypatch.setenv("LOCALAPPDATA", str(home / "AppData" / "Local"))
+    cache = CodeCache(folder())
+    cache.write("a", b"code")
+    assert cache.read("a") == b"code"
+    elsewhere = home.parent / "elsewhere"
+    monkeypatch.setenv("LOCALAPPDATA", str(elsewhere))
+    refused("is not in your profile; set LOCALAPPDATA to a folder of your profile")
+    elsewhere.rename(home / "inside")
+    elsewhere.symlink_to(home / "inside")  # a link into the profile is in it
+    assert private_folder(folder()) == home / "inside" / "localllm" / "Cache" / "kernels"
+    monkeypatch.delenv("LOCALAPPDATA")
+    with pytest.warns(NoCodeCache, match="LOCALAPPDATA is not set"):
+        assert default_folder("kernels") is None

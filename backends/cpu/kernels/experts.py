@@ -29,6 +29,7 @@ from localllm.plan import Gating
 LOWEST = -3.0e38
 UNROLLED = 32  # maximum of chosen experts per row; no known model uses more
 SMALLEST_SUM = 2.0**-14  # minimum divisor of normalized weights
+CLOSE = 0.02  # of the sparse mixer, as `plan.Experts` defines it
 
 
 class RouteArguments(Struct):
@@ -72,11 +73,25 @@ def route(gating: Gating, used: int, normalize: bool, grouped: bool) -> PlanKern
                         best.set(rank_e)
                         at.set(e)
                 f.store(choices + n * 4, Value(f, f.builder.trunc(at.get().ir, I32)))
-                f.store(chosen_weights + n * 4, f.load(weights + at.get() * 4, F32))
                 f.store(ranks + at.get() * 4, f.constant(F32, LOWEST))
+                weight = f.load(weights + at.get() * 4, F32)
+                if gating == "sparse_mixer":
+                    weight = _share_of_close(f, weight, weights, ranks, experts)
+                f.store(chosen_weights + n * 4, weight)
             _finish_weights(f, gating, chosen_weights, used, normalize, a.scale)
 
     return kernel(f"route_{gating}_{used}{'_normalized' * normalize}{'_grouped' * grouped}", RouteArguments, body)
+
+
+def _share_of_close(f: Function, own: Value, logits: Value, ranks: Value, experts: Value) -> Value:
+    """Return the softmax of a chosen logit over itself and the close ones of the experts that are left."""
+    total = f.var(own - own + 1.0)
+    with f.loop(0, experts) as e:
+        logit = f.load(logits + e * 4, F32)
+        close = own - logit <= f.fmax(f.abs(logit), own) * CLOSE
+        with f.when((f.load(ranks + e * 4, F32) > LOWEST) & close):
+            total.set(total.get() + f.lane(exp(f, f.splat(logit - own, 4)), 0))
+    return f.constant(F32, 1.0) / total.get()
 
 
 def _keep_best_groups(f: Function, gating: Gating, a: RouteArguments, ranks: Value, scores: Value) -> None:

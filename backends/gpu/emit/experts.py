@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
 from localllm.backends.allocation import Buffer
 from localllm.backends.gpu import formats
@@ -15,9 +16,9 @@ from localllm.backends.gpu.kernels.products import EXPERTS_TILE, SOME_ROWS, bloc
 from localllm.backends.gpu.lowering import BLOCKS, FLOATS, Delivery, Lowering, TakenForms, ValueForms
 from localllm.backends.gpu.program import KeptRouting
 from localllm.backends.gpu.references import Choices, Fixed
-from localllm.plan import Experts, Rows, Stack
+from localllm.plan import Experts, Gating, Rows, Stack
 
-GATINGS = ("softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen")  # in the order of the kernel's numbers
+GATINGS = get_args(Gating)  # in the order of the kernel's numbers
 
 
 @dataclass(frozen=True, slots=True)

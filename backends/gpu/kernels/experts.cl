@@ -3,7 +3,8 @@
 
 #ifdef ROUTE
 // A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
-// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: sigmoid of each chosen.
+// the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: sigmoid of each chosen,
+// 4: softmax of each chosen over the close ones among those that are left.
 KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL int *choices,
                    GLOBAL float *weights LOCAL_ARGUMENT) {
   LOCAL_MEMORY
@@ -86,6 +87,16 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
     total = 0.0f;
 #elif GATING == 3
     for (int i = 0; i < USED; i++) best[i] = sigmoid(best[i]);
+#elif GATING == 4
+    for (int i = 0; i < USED; i++) {
+      float own = best[i], sum = own - own + 1.0f;
+      rank[chosen[i]] = LOWEST;
+      for (int e = 0; e < EXPERTS; e++) {
+        float size = FMAX(FMAX(score[e], -score[e]), own);
+        if (rank[e] > LOWEST && own - score[e] <= 0.02f * size) sum += exponential(score[e] - own);
+      }
+      best[i] = 1.0f / sum;
+    }
 #endif
     for (int i = 0; i < USED; i++) total += best[i];
     for (int i = 0; i < USED; i++) {

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from statistics import mean, stdev
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -23,9 +24,9 @@ from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
 from localllm.cli.options import Bench
-from localllm.cli.terminal.answer import read_bandwidth, tell
-from localllm.cli.terminal.console import LoadProgress, say
-from localllm.cli.terminal.formatting import markdown_row, parameters, size
+from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
+from localllm.cli.terminal.console import LoadProgress, room, say
+from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
@@ -73,6 +74,7 @@ class BenchResult:
     load_ns: int = 0  # opening the model, and compiling what was not compiled before
     peak_bytes: int = 0  # most main memory used since the model was opened
     joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
+    n_gpu_layers: str = "auto"  # as asked for
 
 
 def bench(own: Bench, names: Sequence[str]) -> None:
@@ -85,14 +87,15 @@ def bench(own: Bench, names: Sequence[str]) -> None:
         return
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
-    options, energy = own.load.changed({"any_cache": True, "force": own.force}), find_energy()
+    energy = find_energy()
     if own.verbose and energy.missing:
         say(f"energy is not measured: {energy.missing}")
     printer = _markdown(_columns(own, energy)) if own.output == "md" else OUTPUTS[own.output](BenchResult)
     with printer as show:
-        for number, (name, threads) in enumerate((name, threads) for name in names for threads in own.threads):
+        for number, (name, load_options, threads) in enumerate(product(names, own.loads, own.threads)):
             if not reset_peak() and own.verbose and number:
                 say("peak memory counts the models before too: this system does not forget a peak")
+            options = load_options.changed({"any_cache": True, "force": own.force})
             began = perf_counter_ns()
             with LoadProgress() as progress:
                 model = load(name, options, progress=progress, ctx_size=context, threads=threads)
@@ -104,7 +107,8 @@ def bench(own: Bench, names: Sequence[str]) -> None:
                     say("energy is not measured: the counters of the processor do not see a graphics card")
                 for test in (*tests, *guessed):
                     result = _one(model, test, threads or default_threads(), own, meter)
-                    show(replace(result, load_ns=loaded, peak_bytes=peak_memory()))
+                    layers = str(load_options.gpu_layers)
+                    show(replace(result, n_gpu_layers=layers, load_ns=loaded, peak_bytes=peak_memory()))
 
 
 def _one(model: Model, test: Test, threads: int, own: Bench, energy: Energy) -> BenchResult:
@@ -263,6 +267,11 @@ def _decoding(text: Callable[[BenchResult], str]) -> Callable[[BenchResult], str
     return lambda r: text(r) if r.bytes_per_token else ""
 
 
+def _share(r: BenchResult) -> str:
+    """Return the percentage of the roof; nothing if the roof was measured while other programs used the memory."""
+    return f"{100 * r.roof_share:.0f}" if r.roof_share <= Roof.MOST_SHARE else ""
+
+
 def _each_token(ns: Callable[[BenchResult], int]) -> Callable[[BenchResult], str]:
     """Milliseconds from one decoded token to the next."""
     return lambda r: f"{ns(r) / 1e6:.2f}" if r.n_gen else ""
@@ -279,13 +288,14 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "params": (8, True, lambda r: parameters(r.model_n_params)),
     "backend": (7, False, lambda r: r.backends),
     "threads": (7, True, lambda r: str(r.n_threads)),
+    "ngl": (4, True, lambda r: r.n_gpu_layers),
     "type_k": (6, True, lambda r: r.type_k),
     "type_v": (6, True, lambda r: r.type_v),
     "test": (14, True, lambda r: r.test),
     "t/s": (20, True, lambda r: f"{r.avg_ts:.2f} ± {r.stddev_ts:.2f}"),
     "GB/s": (7, True, _decoding(lambda r: f"{r.gb_per_s:.2f}")),
     "roof GB/s": (9, True, _decoding(lambda r: f"{r.roof_gb_per_s:.2f}")),
-    "% of roof": (9, True, _decoding(lambda r: f"{100 * r.roof_share:.0f}")),
+    "% of roof": (9, True, _decoding(_share)),
     "GOP/s": (8, True, lambda r: f"{r.gop_per_s:.1f}" if r.gop_per_s else ""),
     "p50 ms": (7, True, _each_token(lambda r: r.p50_ns)),
     "p90 ms": (7, True, _each_token(lambda r: r.p90_ns)),
@@ -303,8 +313,9 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
     """Return the cache columns if the types are not the default, as in llama-bench, and what is used or measured."""
-    cache = (own.load.cache_type_k, own.load.cache_type_v) != ("f16", "f16")
-    absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
+    layers = () if own.gpu_layers != ("auto",) else ("ngl",)
+    absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     absent |= set() if energy.counters else {"J/token"}
     return tuple(name for name in _COLUMNS if name not in absent)
 
@@ -312,6 +323,9 @@ def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
 @contextmanager
 def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
     widths, right = tuple(_COLUMNS[n][0] for n in names), tuple(n for n in names if _COLUMNS[n][1])
+    if 0 < room() < sum(widths) + 3 * len(widths) + 1:
+        yield _records(names)
+        return
     rule = tuple("-" * (w - 1) + ":" if n in right else "-" * w for n, w in zip(names, widths, strict=True))
     for row in (names, rule):
         print(markdown_row(names, row, widths, right), flush=True)
@@ -320,3 +334,19 @@ def _markdown(names: tuple[str, ...]) -> Iterator[Show]:
         print(markdown_row(names, tuple(_COLUMNS[n][2](result) for n in names), widths, right), flush=True)
 
     yield show
+
+
+def _records(names: tuple[str, ...]) -> Show:
+    """Return what prints a block for each result, with the model before its first one: a table is too wide."""
+    last: tuple[str, ...] = ()
+
+    def show(result: BenchResult) -> None:
+        nonlocal last
+        cells = tuple(_COLUMNS[n][2](result) for n in names)
+        first = names.index("test")
+        if cells[:first] != last:
+            last = cells[:first]
+            print(record(names[:first], last, room()) + "\n", flush=True)
+        print(record(names[first:], cells[first:], room()) + "\n", flush=True)
+
+    return show

@@ -11,13 +11,12 @@ from time import time
 
 from localllm.cli.options import ListModels
 from localllm.cli.terminal.console import YELLOW, say
-from localllm.cli.terminal.formatting import columns, size
+from localllm.cli.terminal.formatting import age, columns, size
 from localllm.errors import LocalLLMError
 from localllm.printable import printable
 from localllm.store import Found, Places, everything
 from localllm.store.owned import is_owned
 
-_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
 _HEADER = ("name", "size", "quantization", "where", "last used")
 
 
@@ -40,7 +39,7 @@ def list_models(own: ListModels) -> None:
 
 def _row(each: Found, places: Places) -> tuple[str, ...]:
     where = "pulled" if is_owned(each, places.hub) else each.store
-    return each.name, size(each.bytes), _quantization(each), where, _age(time() - each.used)
+    return each.name, size(each.bytes), _quantization(each), where, age(time() - each.used)
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -79,11 +78,3 @@ def _quantization(each: Found) -> str:
     except LocalLLMError:
         return "unreadable"
     return max(held, key=lambda name: held[name], default="")
-
-
-def _age(seconds: float) -> str:
-    for unit, name in _AGES:
-        if seconds >= unit:
-            count = int(seconds // unit)
-            return f"{count} {name}{'s' * (count > 1)} ago"
-    return "now"

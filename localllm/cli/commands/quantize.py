@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +21,7 @@ from localllm.convert import Checkpoint
 from localllm.errors import LocalLLMError
 from localllm.evaluation import cut
 from localllm.gguf import GGUFFile, open_gguf, write_gguf
+from localllm.machine.processor import usable_threads
 from localllm.model import load
 from localllm.outputs import check_target, scratch
 from localllm.printable import printable
@@ -134,7 +134,7 @@ def _as_file(source: Source, target: Path, own: Quantize) -> Iterator[Source]:
 
 
 def _threads(own: Quantize) -> int:
-    return own.threads or len(os.sched_getaffinity(0))
+    return own.threads or usable_threads()
 
 
 # -- what is asked for ---------------------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from pathlib import Path
 from localllm.calibration.imatrix import Imatrix
 from localllm.cli.commands.perplexity import mean
 from localllm.cli.options import Quantize
-from localllm.cli.terminal.console import YELLOW, RateProgress, say
-from localllm.cli.terminal.formatting import columns, markdown, size
+from localllm.cli.terminal.console import YELLOW, RateProgress, room, say
+from localllm.cli.terminal.formatting import columns, size, table
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
 from localllm.model import load
@@ -40,7 +40,7 @@ def job_table(jobs: Sequence[Job]) -> str:
         )
         for job in jobs
     ]
-    return markdown(("tensor", "shape", "from", "to", "size", "becomes"), rows, right=("size", "becomes"))
+    return table(("tensor", "shape", "from", "to", "size", "becomes"), rows, right=("size", "becomes"), room=room())
 
 
 def summary(jobs: Sequence[Job]) -> str:
@@ -71,7 +71,7 @@ def error_table(jobs: Sequence[Job], errors: Mapping[str, Error]) -> str:
             numbers = (f"{error.rmse:.3g}", f"{100 * error.relative:.3f} %", weighted, f"{error.largest:.3g}")
             rows.append((job.name, job.after, *numbers))
     right = ("RMSE", "relative", "weighted", "largest")
-    return markdown(("tensor", "format", *right), rows, right=right) if rows else "no tensor changed its format"
+    return table(("tensor", "format", *right), rows, right, room()) if rows else "no tensor changed its format"
 
 
 def text_report(before: Path, after: Path, text: str, own: Quantize, progress: RateProgress) -> str:

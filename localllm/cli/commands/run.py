@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localllm import load
 from localllm.cli.app import UsageError
-from localllm.cli.options import Keeping, Opening, Run
+from localllm.cli.options import Display, Keeping, Opening, Run
 from localllm.cli.terminal.answer import (
     Roof,
     converse,
     explain_end,
+    full_statistics,
     interruptible,
     sampling_of,
-    statistics_line,
     tell,
     write,
 )
 from localllm.cli.terminal.console import YELLOW, LoadProgress, say
-from localllm.cli.terminal.keeping import PromptCache
+from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.errors import LocalLLMError
 from localllm.held import held_text
 from localllm.options import AnswerOptions
@@ -29,6 +29,7 @@ from localllm.options import AnswerOptions
 if TYPE_CHECKING:
     from localllm.confined import Confined
     from localllm.conversation import Conversation
+    from localllm.generation.statistics import Piece
     from localllm.model import Model
     from localllm.template import Family
 
@@ -52,6 +53,7 @@ def run(
     prompt: str,
     opening: Opening,
     answering: AnswerOptions,
+    display: Display,
     keeping: Keeping,
     sampling: Mapping[str, Any],
     format_: Family | None = None,
@@ -59,13 +61,14 @@ def run(
     """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer. `format_` replaces the chat template."""
     from localllm.template import renderer
 
+    check_place(keeping)
     with renderer() as confined:
         if not own.raw:
             confined.start()  # starts while the model loads
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
-            _answer(own, model, prompt, confined, opening.force, answering, keeping, sampling, format_)
+            _answer(own, model, prompt, confined, opening.force, answering, display, keeping, sampling, format_)
 
 
 def _answer(
@@ -75,6 +78,7 @@ def _answer(
     confined: Confined,
     force: bool,
     answering: AnswerOptions,
+    display: Display,
     keeping: Keeping,
     sampling: Mapping[str, Any],
     format_: Family | None,
@@ -85,6 +89,7 @@ def _answer(
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, force)
         conversation = None if own.raw else _conversation(model, confined, answering, sampling, format_)
+        pieces: Iterator[Piece]
         if conversation is not None:
             session, pieces = conversation.session, conversation.say(prompt, cancel)
         elif answering.system_prompt:
@@ -97,13 +102,13 @@ def _answer(
             constraint = make() if make is not None else None
             pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options, constraint=constraint)
         cache.take_up(session)
-        statistics = write(pieces)
+        statistics = write(pieces, display if conversation else Display(plain=True), conversation)
         if statistics.reason == "context":
             say(explain_end(model), YELLOW)
         if own.stats:
             if not model.placed:
                 say(model.device)
-            say(statistics_line(statistics, Roof(model).measure()))
+            say(full_statistics(statistics, Roof(model)))
         if keeping.prompt_cache and not own.prompt_cache_all:
             session.rewind(min(statistics.prompt_tokens, len(session.tokens)))
         cache.keep(session, conversation.messages if conversation and own.prompt_cache_all else [])

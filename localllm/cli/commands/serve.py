@@ -11,6 +11,7 @@ from typing import Any
 from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
+from localllm.cache.slot_files import SlotFiles
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
@@ -52,9 +53,10 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             if format_ is not None and not model.embeds:
                 model.use_template(format_)
             aligned = 1 if model.device.startswith("cpu") else ALIGNED
-            limits = SchedulerLimits(parallel=own.parallel, waiting=own.max_requests, aligned=aligned)
+            limits = SchedulerLimits(own.parallel, own.max_client_parallel, own.max_requests, aligned=aligned)
             store = PrefixFiles(Path(own.cache_dir), model) if own.cache_dir and not model.embeds else None
-            return Served(model, limits, metrics, sampling, store)
+            slots = SlotFiles(Path(own.slot_save_path), model) if own.slot_save_path and not model.embeds else None
+            return Served(model, limits, metrics, sampling, store, slots)
         except BaseException:
             model.close()
             raise
@@ -84,15 +86,18 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
 
 def plan_line(served: Served, parallel: int) -> str:
     """Return what memory the model takes, and for how many tokens."""
-    model = served.model
+    model, total = served.model, served.bytes
     memory = model.executable.memory
-    total = memory.weights + memory.cache + memory.scratch
     if served.embeds:
         return f"memory {total / 2**30:.2f} GiB; texts of up to {model.context} tokens"
     tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
+    beside = ""
+    if model.draft is not None:
+        own = model.draft.executable.memory
+        beside = f", draft model {(own.weights + own.cache + own.scratch) / 2**30:.2f}"
     return (
         f"memory {total / 2**30:.2f} GiB: weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f} for "
-        f"{tokens} tokens; {parallel} requests at a time, each with up to {model.context} tokens"
+        f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"
     )
 
 

@@ -20,6 +20,7 @@ from localllm.box import resolve
 from localllm.cache.types import choose_types, harm
 from localllm.cli.flags import typed
 from localllm.cli.options import Show
+from localllm.cli.terminal.console import room
 from localllm.cli.terminal.formatting import columns, parameters, size
 from localllm.confined import Confined
 from localllm.errors import LocalLLMError
@@ -43,7 +44,7 @@ def show(own: Show, name: str) -> None:
     if own.json:
         print(json.dumps(facts, indent=2))
     else:
-        print("\n".join(_lines(facts)))
+        print("\n".join(_lines(facts, room())))
 
 
 def describe(
@@ -212,20 +213,20 @@ def _abbreviated(value: Any) -> Any:
     return value
 
 
-def _lines(facts: dict[str, Any]) -> Iterator[str]:
+def _lines(facts: dict[str, Any], room: int) -> Iterator[str]:
     parts = f", {facts['parts']} parts" if facts["parts"] > 1 else ""
-    yield columns(list(_head(facts, parts)), indent=0)
+    yield columns(list(_head(facts, parts)), indent=0, room=room)
     yield "\ntensors by format"
     rows = [(name, f"{each['tensors']}", size(each["bytes"])) for name, each in facts["formats"].items()]
     yield columns(rows)
     memory = facts["memory"]
     yield f"\nmemory for a context of {memory['context']} tokens" if "context" in memory else "\nmemory"
-    yield columns(list(_memory_rows(memory)))
+    yield columns(list(_memory_rows(memory)), room=room)
     if "tensors" in facts:
         yield "\ntensors"
-        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]])
+        yield columns([(t["name"], t["format"], " x ".join(map(str, t["shape"]))) for t in facts["tensors"]], room=room)
     yield "\nmetadata"
-    yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()])
+    yield columns([(key, _one_line(value)) for key, value in facts["metadata"].items()], room=room)
 
 
 def _each(value: Any) -> str:

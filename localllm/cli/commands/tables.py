@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from localllm.cli.terminal.formatting import markdown
+from localllm.cli.terminal.formatting import markdown, table
 
 if TYPE_CHECKING:
-    from localllm.models.architectures import Architecture
+    from localllm.models.architecture import Architecture
 
 INTEGERS = ("I8", "I16", "I32", "I64")  # formats that files hold but weights never use
 
 
-def formats() -> str:
-    """Return the table of weight formats: bits per weight, and whether each can be read, written and run."""
+def formats(room: int = 0) -> str:
+    """Return the table of weight formats: bits per weight, and whether each can be read, written and run.
+
+    It fits a terminal of `room` columns.
+    """
     from localllm import quant
     from localllm.backends.cpu.unpack import FORMATS as kernels
 
@@ -30,11 +33,14 @@ def formats() -> str:
         if each.name not in INTEGERS
     ]
     header = ("format", "bits a weight", "block", "read", "write", "cpu kernels")
-    return markdown(header, rows, right=("bits a weight",))
+    return table(header, rows, right=("bits a weight",), room=room)
 
 
-def architectures() -> str:
-    """Return the table of architectures, with the properties that a model file does not hold."""
+def architectures(room: int = 0) -> str:
+    """Return the table of architectures, with the properties that a model file does not hold.
+
+    It fits a terminal of `room` columns.
+    """
     from localllm.models import ARCHITECTURES
 
     rows = []
@@ -64,7 +70,7 @@ def architectures() -> str:
         "experts chosen by",
         "what the cache holds",
     )
-    return markdown(header, rows)
+    return table(header, rows, room=room)
 
 
 MIXERS = {

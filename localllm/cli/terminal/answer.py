@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from time import perf_counter
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any
 
-from localllm.cli.terminal.console import YELLOW, Guard, raw, say
+from localllm.cli.options import Display
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.cli.terminal.shown import shown_on
 from localllm.generation.statistics import Piece, Statistics
 from localllm.model import Model
 from localllm.options import AnswerOptions, SamplingOptions
@@ -39,21 +41,29 @@ def interruptible() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, before)
 
 
-def write(pieces: Iterable[Piece]) -> Statistics:
+def write(pieces: Iterator[Piece], display: Display, conversation: Conversation | None = None) -> Statistics:
     """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
-    out = raw(sys.stdout)
-    out = cast(TextIO, Guard(out)) if out.isatty() else out
-    last = "\n"
+    from localllm.answer.parts import Content, Reasoning
+
+    if conversation is not None and conversation.structured:
+        display = display.changed({"plain": True})  # what looks like Markdown in it is data
+    shown = shown_on(sys.stdout, display)
     statistics = None
-    for piece in pieces:
-        if piece.text:
-            out.write(piece.text)
-            out.flush()
-            last = piece.text[-1]
-        statistics = piece.statistics
-    if last != "\n":
-        out.write("\n")
-        out.flush()
+    try:
+        if conversation is None or not shown.parted:
+            for piece in pieces:
+                shown.content(piece.text)
+                statistics = piece.statistics
+        else:
+            for piece, parts in conversation.parts(pieces):
+                for part in parts:
+                    if isinstance(part, Reasoning):
+                        shown.thought(part.text)
+                    elif isinstance(part, Content):
+                        shown.content(part.text)
+                statistics = piece.statistics
+    finally:
+        shown.end()
     assert statistics is not None, "an answer ends with its statistics"
     return statistics
 
@@ -103,37 +113,57 @@ def explain_end(model: Model) -> str:
 
 def read_bandwidth(model: Model) -> float:
     """Measure the bytes per second at which this machine reads the weights: the best of several short reads."""
-    start, best = perf_counter(), 0.0
+    return max(_reads(model, MEASURE_SECONDS))
+
+
+def _reads(model: Model, seconds: float) -> list[float]:
+    start, found = perf_counter(), []
     while True:  # one read is enough for large weights; small ones need several
-        best = max(best, model.executable.read_bandwidth())
-        if perf_counter() - start > MEASURE_SECONDS:
-            return best
+        found.append(model.executable.read_bandwidth())
+        if perf_counter() - start > seconds:
+            return found
 
 
 class Roof:
-    """The read bandwidth of this machine, measured once, on first use."""
+    """The read bandwidth of this machine, for comparison with that of an answer.
+
+    Other programs disturb a measurement. It holds if the median of many reads comes close to the best one.
+    """
+
+    SECONDS, STEADY, MOST_SHARE = 0.1, 0.8, 1.05
 
     def __init__(self, model: Model) -> None:
-        self._model = model
-        self._measured: float | None = None
+        self._model, self._best = model, 0.0
 
-    def measure(self) -> float:
-        """Return bytes per second; 0 if the weights are too small to measure."""
-        if self._measured is None:
-            self._measured = read_bandwidth(self._model)
-        return self._measured
+    def share(self, bandwidth: float) -> tuple[float, float]:
+        """Return the share of the roof that a bandwidth is, and the roof, in bytes per second; (0, 0) if unknown."""
+        reads = sorted(_reads(self._model, self.SECONDS))
+        steady = reads[len(reads) // 2] >= self.STEADY * reads[-1]
+        self._best = max(self._best, reads[-1] if steady else 0.0)
+        share = bandwidth / self._best if self._best and steady else 0.0
+        return (share, self._best) if share <= self.MOST_SHARE and share else (0.0, 0.0)
 
 
-def statistics_line(s: Statistics, roof: float) -> str:
-    """Return one line of statistics; `roof` is in bytes per second, 0 if unknown."""
-    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
-    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_rate(s.prompt_rate)}"]
+def statistics_line(s: Statistics, used: int, context: int) -> str:
+    """Return what a reader of the answer wants to know; `used` are the tokens of the context so far."""
+    parts = []
     if s.answer_tokens:
-        rate = f", {_rate(s.decode_rate)}" if s.decode_steps else ""
-        parts += [f"answer {s.answer_tokens}{rate}", f"first after {s.first_token_seconds:.2f} s"]
+        parts.append(f"first token {s.first_token_seconds:.2f} s")
     if s.decode_steps:
-        share = f", {s.bandwidth / roof:.0%} of {roof / 1e9:.1f}" if roof else ""
-        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s{share}")
+        parts.append(f"{_number(s.decode_rate)} tokens/s")
+    return ", ".join([*parts, f"{used} of {context} tokens"])
+
+
+def full_statistics(s: Statistics, roof: Roof) -> str:
+    """Return one line of everything that was measured."""
+    reused = f" (+ {s.reused_tokens} reused)" if s.reused_tokens else ""
+    parts = [f"prompt {s.prompt_tokens - s.reused_tokens}{reused}, {_number(s.prompt_rate)} tokens/s"]
+    if s.answer_tokens:
+        rate = f", {_number(s.decode_rate)} tokens/s" if s.decode_steps else ""
+        parts += [f"answer {s.answer_tokens}{rate}", f"first token {s.first_token_seconds:.2f} s"]
+    if s.decode_steps:
+        share, of = roof.share(s.bandwidth)
+        parts.append(f"{s.bandwidth / 1e9:.2f} GB/s" + (f", {share:.0%} of {of / 1e9:.1f} GB/s" if share else ""))
     if s.speculation is not None:
         parts.append(speculation_part(s))
     return " | ".join(parts)
@@ -143,12 +173,12 @@ def speculation_part(s: Statistics) -> str:
     """Return the result of speculation: accepted of drafted tokens, accepted tokens per pass, and the speedup."""
     done = s.speculation
     if done is None or not done.rounds:
-        return "nothing guessed ahead"
+        return "no tokens drafted"
     return (
-        f"guessed {done.accepted} of {done.drafted} ({done.mean_accepted:.1f} a pass), "
-        f"x{s.speedup:.2f} of plain by estimate"
+        f"accepted {done.accepted} of {done.drafted} drafted tokens ({done.mean_accepted:.1f} a pass), "
+        f"estimated x{s.speedup:.2f} of plain decoding"
     )
 
 
-def _rate(rate: float) -> str:
-    return f"{rate:.{0 if rate >= 100 else 1}f} tok/s"
+def _number(rate: float) -> str:
+    return f"{rate:.{0 if rate >= 10 else 1}f}"

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO, cast
 
 from localllm.cli.flags import typed
+from localllm.cli.terminal.wrapping import broken, width_of
 from localllm.printable import printable
 from localllm.sizes import size
 
@@ -71,10 +72,17 @@ def styled(text: str, style: str, stream: TextIO) -> str:
     return f"\x1b[{style}m{text}\x1b[0m" if wanted else text
 
 
+def room() -> int:
+    """Return the columns of the terminal on stdout; 0 if there is none, or if it does not know them."""
+    return width_of(sys.stdout, 0) if sys.stdout.isatty() else 0
+
+
 def say(text: str, style: str = DIM) -> None:
-    """Print one line on stderr, after flushing stdout."""
+    """Print one line on stderr, after flushing stdout. A terminal breaks it at words."""
     sys.stdout.flush()
-    print(styled(printable(typed(text), None), style, sys.stderr), file=raw(sys.stderr), flush=True)
+    line, width = printable(typed(text), None), width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
+    shown = "\n".join(broken(line, width)) if width else line
+    print(styled(shown, style, sys.stderr), file=raw(sys.stderr), flush=True)
 
 
 def fail(text: str) -> None:

@@ -4,8 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from localllm.cli.terminal.wrapping import broken
 from localllm.printable import printable
 from localllm.sizes import size as size
+
+_AGES = ((365 * 86400, "year"), (30 * 86400, "month"), (86400, "day"), (3600, "hour"), (60, "minute"))
+
+
+def age(seconds: float) -> str:
+    """Return how long ago something was: "3 days ago"."""
+    for unit, name in _AGES:
+        if seconds >= unit:
+            count = int(seconds // unit)
+            return f"{count} {name}{'s' * (count > 1)} ago"
+    return "now"
 
 
 def parameters(count: int) -> str:
@@ -21,6 +33,28 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequen
     return "\n".join(markdown_row(header, row, widths, right) for row in (header, rule, *rows))
 
 
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = (), room: int = 0) -> str:
+    """Return a Markdown table. In a terminal of `room` columns, empty columns are dropped if it does not fit.
+
+    If it still does not fit, it is turned on its side: a block for every row, a line for every cell that is not empty.
+    """
+    whole = markdown(header, rows, right)
+    if not room or len(whole.partition("\n")[0]) <= room:
+        return whole
+    used = [number for number in range(len(header)) if any(row[number].strip() for row in rows)]
+    left = [[row[number] for number in used] for row in (header, *rows)]
+    less = markdown(left[0], left[1:], right)
+    if len(less.partition("\n")[0]) <= room:
+        return less
+    return "\n\n".join(record(header, row, room) for row in rows)
+
+
+def record(header: Sequence[str], row: Sequence[str], room: int) -> str:
+    """Return a row of a table on its side: a line for every cell that is not empty."""
+    pairs = [(name, cell) for name, cell in zip(header, row, strict=True) if cell.strip()]
+    return columns(pairs, indent=0, room=room)
+
+
 def markdown_row(header: Sequence[str], row: Sequence[str], widths: Sequence[int], right: Sequence[str]) -> str:
     cells = [
         cell.rjust(width) if name in right else cell.ljust(width)
@@ -34,12 +68,24 @@ def _cells(row: Sequence[str]) -> list[str]:
     return [printable(cell, None) for cell in row]
 
 
-def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> str:
-    """Align rows in columns; the last column is ragged."""
+def columns(rows: Sequence[Sequence[str]], indent: int = 2, room: int = 0) -> str:
+    """Align rows in columns; the last column is ragged.
+
+    In a terminal of `room` columns the last one breaks at words. If the others leave it too little, it stands below.
+    """
     rows = [_cells(row) for row in rows]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)] if rows else []
+    before = indent + sum(widths) + 2 * len(widths)
     lines = []
     for row in rows:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        lines.append(" " * indent + "  ".join([*cells, row[-1]]))
+        line = " " * indent + "  ".join([*cells, row[-1]])
+        if not room or len(line) <= room:
+            lines.append(line)
+        elif before <= room * 0.6:
+            lines += broken(line, room, " " * before)
+        else:
+            head = " " * indent + "  ".join(cell for cell in row[:-1] if cell)
+            below = " " * (indent + 4)
+            lines += [*broken(head, room, below), *broken(below + row[-1], room, below)]
     return "\n".join(lines)

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from localllm.cache.prompt_cache import Kept, read, restore, save
+from localllm.cache.prompt_cache import Kept, check_replaceable, read, restore, save
 from localllm.cli.options import Keeping
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import size
 from localllm.model import Model
+from localllm.outputs import OutputError, check_target
 from localllm.session import Session
 
 if TYPE_CHECKING:
     from localllm.conversation import Conversation
+
+
+def check_place(keeping: Keeping) -> None:
+    """Raise, before any work, if the file of `--prompt-cache` could not be written at the end."""
+    if not keeping.prompt_cache or keeping.prompt_cache_ro:
+        return
+    path = Path(keeping.prompt_cache)
+    check_target(path, force=True)
+    check_replaceable(path)
+    if not os.access(path.parent, os.W_OK):
+        raise OutputError(f"{path}: cannot be written: no permission for the folder {path.parent}")
 
 
 class PromptCache:
@@ -37,7 +50,7 @@ class PromptCache:
         """Load only the cache, for a given prompt."""
         if self._path is not None and self._there(self._path):
             kept = read(self._path, self._model)
-            restore(kept, self._model, session)
+            restore(kept, self._model, session.sequence)
             self._tokens, self._messages = kept.tokens, kept.messages
             _tell_problem(kept)
 
@@ -48,7 +61,7 @@ class PromptCache:
         if self._messages and not self._force:
             say(f"note: {self._path} holds a conversation and was not replaced; give another name, or --force", YELLOW)
             return
-        save(self._path, self._model, session, messages, force=self._found)
+        save(self._path, self._model, session.sequence, messages, force=self._found)
 
     def go_on(self, conversation: Conversation) -> None:
         """Load the whole conversation and continue it."""

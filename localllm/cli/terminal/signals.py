@@ -1,4 +1,4 @@
-"""Make SIGTERM and SIGHUP end a command as Ctrl-C does, so that unfinished files are removed on the way out."""
+"""Make SIGTERM and SIGHUP (on Windows SIGBREAK) end a command as Ctrl-C does, so that unfinished files are removed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-ENDING = (signal.SIGTERM, signal.SIGHUP)
+# Windows has no SIGHUP; its consoles send SIGBREAK for Ctrl-Break and when they are closed.
+ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGBREAK") if hasattr(signal, name))
 
 
 @contextmanager

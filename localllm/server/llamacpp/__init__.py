@@ -35,11 +35,11 @@ def routes(service: Observed, settings: Settings) -> list[Route]:
         (("/metrics",), state.metrics),
         (("/lora-adapters",), state.adapters),
     )
-    unsupported = (
+    bodiless = (
+        (("/slots/{id}",), state.change_slot),  # reads a body where its action has one
         (("/props",), state.change_props),
         (("/lora-adapters",), state.change_adapters),
-        (("/slots/{id}",), state.save_slot),
     )
     made = [route for paths, handler in posts for route in post(paths, handler, settings.limits)]
     made += [route for paths, handler in gets for route in get(paths, handler)]
-    return made + [route for paths, handler in unsupported for route in get(paths, handler, "POST")]
+    return made + [route for paths, handler in bodiless for route in get(paths, handler, "POST")]

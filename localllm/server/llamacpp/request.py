@@ -100,6 +100,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
         structure=structure,
         n=fields.integer("n_cmpl", fields.integer("n", 1, 1, settings.parallel), 1, settings.parallel),
         reuse=fields.flag("cache_prompt", True),
+        slot=fields.integer("id_slot", -1, -1, MOST),
         client=client,
     )
     return Wanted(
@@ -111,7 +112,7 @@ async def wanted(fields: Fields, service: Service, model: str, settings: Setting
         return_progress=fields.flag("return_progress", False),
         response_fields=fields.texts("response_fields", 256),
         probs=probs,
-        slot=fields.integer("id_slot", -1, -1, MOST),
+        slot=generation.slot,
         keep=fields.integer("n_keep", 0, -1, MOST),
         discard=fields.integer("n_discard", 0, 0, MOST),
         indent=fields.integer("n_indent", 0, 0, MOST),

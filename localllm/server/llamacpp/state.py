@@ -1,18 +1,22 @@
 """GET /health, /props, /slots, /metrics: the state of the server in llama.cpp's words.
 
-There are no slots here: answers come and go. The first places of /slots are the answers that are being written.
+Answers come and go; the first places of /slots are those that are being written. POST /slots/{id} saves, restores and
+erases what a slot evaluated last.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from time import monotonic
+from typing import Any, cast, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from localllm import __version__
 from localllm.notice import Notice, Setting
-from localllm.server.errors import Loading, NotSupported, Unavailable
+from localllm.printable import printable
+from localllm.server.body import read_json
+from localllm.server.errors import BadRequest, Loading, NotSupported, Unavailable
 from localllm.server.fields import Fields
 from localllm.server.http import reply
 from localllm.server.llamacpp.request import Wanted, described
@@ -20,7 +24,7 @@ from localllm.server.observed import Observed, Open
 from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings
 from localllm.server.shapes import llamacpp
-from localllm.server.turn import Generation, Json, ModelInfo
+from localllm.server.turn import Generation, Json, ModelInfo, SlotAction
 
 RETRY_SECONDS = 2
 
@@ -123,10 +127,29 @@ class State:
             grammar="",
         )
 
-    async def save_slot(self, request: Request, fields: Fields) -> Json:
-        raise NotSupported(
-            Notice("This server does not support slots action: prompts are kept by ", Setting("cache_dir"))
-        )
+    async def change_slot(self, request: Request, fields: Fields) -> Json:
+        """Save what a slot evaluated last in a file of the server's folder, restore it, or erase it."""
+        if not self.settings.slot_files:
+            start = Setting("slot_save_path")
+            raise NotSupported(Notice("This server does not support slots action: start it with ", start))
+        action, id_ = fields.text("action", ""), request.path_params["id"]
+        if action not in get_args(SlotAction):
+            raise BadRequest(f"Invalid action {printable(action, 50)!r}: give save, restore or erase", "action")
+        if not (id_.isascii() and id_.isdigit() and len(id_) < 5 and int(id_) < self.settings.parallel):
+            raise BadRequest(f"Invalid slot ID: this server has 0 to {self.settings.parallel - 1}", "id_slot")
+        body = Fields({} if action == "erase" else await read_json(request, self.settings.limits))
+        name = "" if action == "erase" else body.text("filename")
+        began = monotonic()
+        number, model = int(id_), self.service.find(body.text("model", ""))
+        tokens, size = await self.service.slot(model.id, number, cast("SlotAction", action), name)
+        milliseconds = 1000 * (monotonic() - began)
+        if action == "erase":
+            return {"id_slot": number, "n_erased": tokens}
+        if action == "save":
+            told = {"n_saved": tokens, "n_written": size, "timings": {"save_ms": milliseconds}}
+        else:
+            told = {"n_restored": tokens, "n_read": size, "timings": {"restore_ms": milliseconds}}
+        return {"id_slot": number, "filename": name} | told
 
     async def adapters(self, request: Request, fields: Fields) -> list[Any]:
         return []

@@ -1,30 +1,55 @@
-"""Every model of the kit on a device against llama.cpp's logits or embeddings; takes half an hour on PoCL.
+"""Every model of the kit on backends against llama.cpp's logits or embeddings; takes some minutes on PoCL.
 
-python -m tests.backends.gpu.kit [opencl|cuda] [NAME ...]
+    python -m tests.backends.gpu.kit [opencl|cuda|cpu|reference ...] [--models NAME ...] [--out FILE]
+
+Prints the worst normalized mean squared error of each model, and writes a table (CSV) of all backends to FILE.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
 import sys
+from pathlib import Path
 
-from localllm.backends import open_backend
+from localllm.backends import BACKENDS, open_backend
+from localllm.backends.base import Backend
 from tests.backends.test_kit import logits
 from tests.models.kit import EMBEDDERS, KIT
 from tests.models.support import nmse
 from tests.models.test_embeddings import HALVES, off
 
 
+def error(backend: Backend, name: str) -> tuple[float, float]:
+    """Return the worst error of one model, and its limit."""
+    if name in EMBEDDERS:
+        return off(backend, name), HALVES
+    model = KIT[name]
+    return float(nmse(logits(backend, model), model.stored["logits"]).max()), model.limit()
+
+
 def main() -> int:
-    kind, *names = sys.argv[1:] or ["opencl"]
-    backend, wrong = open_backend(kind), 0
-    for name in names or [*KIT, *EMBEDDERS]:
-        if name in EMBEDDERS:
-            found, limit = off(backend, name), HALVES
-        else:
-            found, limit = float(nmse(logits(backend, KIT[name]), KIT[name].stored["logits"]).max()), KIT[name].limit()
-        wrong += found >= limit
-        print(f"{name}: {found:.1e}{'' if found < limit else ' WRONG'}", flush=True)
-    print(f"{wrong} wrong on {backend.describe()}")
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("backends", nargs="*", choices=[*BACKENDS, []], default=["opencl"], metavar="backend")
+    asked.add_argument("--models", nargs="+", choices=[*KIT, *EMBEDDERS], metavar="NAME", default=[*KIT, *EMBEDDERS])
+    asked.add_argument("--out", type=Path, metavar="FILE")
+    given = asked.parse_args()
+    found: dict[str, list[str]] = {name: [] for name in given.models}
+    devices, wrong = [], 0
+    for kind in given.backends:
+        backend = open_backend(kind)
+        devices.append(backend.describe())
+        print(devices[-1])
+        for name in given.models:
+            off_by, limit = error(backend, name)
+            wrong += off_by >= limit
+            found[name].append(f"{off_by:.1e}")
+            print(f"{name}: {off_by:.1e}{'' if off_by < limit else ' WRONG'}", flush=True)
+        backend.close()
+    print(f"{wrong} wrong of {len(found)} models on {len(devices)} backends")
+    if given.out:
+        with given.out.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([["model", *devices], *([n, *r] for n, r in found.items())])
     return int(wrong > 0)
 
 

@@ -158,6 +158,7 @@ PLANS: dict[str, tuple[Small, ...]] = {
         experts("F32 F32 F32", 2, "softmax", False, 1.5, "silu"),
         experts("Q8_0 F16 Q4_0", 1, "sigmoid", True, 1.0, "gelu", extras=True, steps=STEPS),
         experts("Q8_0 BF16 F32", 3, "softmax_of_chosen", False, 1.0, "swiglu_oai", extras=True),
+        experts("F32 F32 F32", 2, "sparse_mixer", False, 1.0, "silu"),
     ),
     "attention": (
         attended(Heads(3, 1, 8)),

@@ -283,14 +283,14 @@ def test_a_session_goes_back_and_a_file_keeps_it(tmp_path: Path) -> None:
         session.evaluate(ids[100:], logits=False)
         again = session.evaluate([ids[3]], logits=False)
         assert np.abs(again - truth).max() < 1e-2 * np.abs(truth).max()
-        save(kept, model, session, [])
+        save(kept, model, session.sequence, [])
         truth = session.evaluate([ids[5]], logits=False).copy()
     for layers, problem in ((3, ""), (2, "its cache is 2 of cpu ")):
         with localllm.load("demo", backend="opencl", gpu_layers=layers) as model:
             found = read(kept, model)
             assert found.problem[:22] == problem
             session = model.session()
-            restore(found, model, session)
+            restore(found, model, session.sequence)
             assert session.length == (0 if problem else 151)
             if problem:
                 session.evaluate([*ids, ids[3]], logits=False)

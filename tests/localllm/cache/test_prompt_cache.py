@@ -53,7 +53,7 @@ def session(model: api.Model) -> Iterator[api.Session]:
 def kept(model: api.Model, session: api.Session, tmp_path: Path) -> Path:
     """A file of IDS and MESSAGES."""
     session.evaluate(IDS, logits=False)
-    save(tmp_path / "kept", model, session, MESSAGES)
+    save(tmp_path / "kept", model, session.sequence, MESSAGES)
     return tmp_path / "kept"
 
 
@@ -65,7 +65,7 @@ def test_what_was_kept_goes_on_with_the_same_bits(file: Path, model: api.Model, 
         before.evaluate([1, 2], logits=False)
         found = read(kept, other)
         assert (found.tokens, found.messages, found.problem) == (IDS, MESSAGES, "")
-        restore(found, other, session)
+        restore(found, other, session.sequence)
         assert session.tokens == IDS
         assert (session.evaluate([300, 301], logits=True) == truth).all()
 
@@ -74,7 +74,7 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
     session, rows = model.session(), []
     step = model.executable.step
     monkeypatch.setattr(model.executable, "step", lambda batch: (rows.append(len(batch.tokens)), step(batch))[1])
-    restore(read(kept, model), model, session)
+    restore(read(kept, model), model, session.sequence)
     assert rows == [len(IDS) % BLOCK]
     session.close()
 
@@ -82,9 +82,9 @@ def test_it_is_not_evaluated_again(model: api.Model, kept: Path, monkeypatch: py
 def test_many_pieces_are_as_one(model: api.Model, kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompt_cache, "_CHUNK", 100)
     session = model.session()
-    restore(read(kept, model), model, session)
+    restore(read(kept, model), model, session.sequence)
     again = kept.with_name("again")
-    save(again, model, session, MESSAGES)
+    save(again, model, session.sequence, MESSAGES)
     assert again.read_bytes() == kept.read_bytes()
     session.close()
 
@@ -234,7 +234,7 @@ def test_numbers_that_would_spoil_the_cache_are_refused(model: api.Model, kept: 
     body[-2:] = b"\x00\x7e"
     forge(kept, lambda header: None, bytes(body))
     with pytest.raises(CacheFileError, match="not finite"):
-        restore(read(kept, model), model, session)
+        restore(read(kept, model), model, session.sequence)
     assert session.tokens == []
     truth = model.logits(IDS)[-1]
     assert (session.evaluate(IDS, logits=False)[-1] == truth).all()
@@ -254,7 +254,7 @@ def test_a_cache_of_another_kind_leaves_the_text(
     found = read(kept, model)
     assert found.messages == MESSAGES
     assert found.problem.startswith("its cache")
-    restore(found, model, session)
+    restore(found, model, session.sequence)
     assert session.tokens == []
 
 
@@ -265,15 +265,15 @@ def test_a_file_that_cannot_be_written_leaves_what_was_there(
 
     for room in (len(before) // 2, 100):
         with full_disk(room), pytest.raises(OutputError, match="cannot be written: File too large"):
-            save(kept, model, session, [], force=True)
+            save(kept, model, session.sequence, [], force=True)
     with monkeypatch.context() as patch:
         patch.setattr(model.executable, "read_blocks", lambda *_: (_ for _ in ()).throw(BackendError("gone")))
         with pytest.raises(BackendError):
-            save(kept, model, session, [], force=True)
+            save(kept, model, session.sequence, [], force=True)
     assert [path.name for path in kept.parent.iterdir()] == ["kept"]
     assert kept.read_bytes() == before
     with pytest.raises(OutputError, match="no such folder"):
-        save(kept.parent / "no" / "where", model, session, [])
+        save(kept.parent / "no" / "where", model, session.sequence, [])
 
 
 def test_a_file_of_something_else_is_not_written_over(model: api.Model, session: api.Session, tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_file_of_something_else_is_not_written_over(model: api.Model, session:
     letter.write_text("Dear all")
     for path in (letter, tmp_path):
         with pytest.raises(CacheFileError, match="exists and is not a localllm conversation file"):
-            save(path, model, session, [])
+            save(path, model, session.sequence, [])
     with pytest.raises(CacheFileError, match="not a localllm conversation file"):
         read(letter, model)
     with pytest.raises(CacheFileError, match="cannot be read"):

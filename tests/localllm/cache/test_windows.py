@@ -138,7 +138,7 @@ def test_a_file_holds_the_window_alone(
 ) -> None:
     session = model.session()
     feed(session, 0, 1000)
-    written = save(tmp_path / "c", model, session, [])
+    written = save(tmp_path / "c", model, session.sequence, [])
     sizes = [(layer.window, size) for layer, size in zip(model.layers, model.executable.block_bytes, strict=True)]
     assert model.plan is not None
     kept = 15 - (15 * BLOCK - SLACK // 2 + 1 - model.plan.window) // BLOCK
@@ -146,7 +146,7 @@ def test_a_file_holds_the_window_alone(
     assert content < written < content + 8000
     session.close()
     fresh = model.session()
-    restore(read(tmp_path / "c", model), model, fresh)
+    restore(read(tmp_path / "c", model), model, fresh.sequence)
     assert len(fresh.tokens) == 1000
     assert fresh.rewind(950) == 950
     assert (feed(fresh, 950, 1100) == truth[950:]).all()

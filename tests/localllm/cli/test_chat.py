@@ -1,23 +1,24 @@
-"""`localllm chat` in a terminal and through a pipe, and the conversation behind it."""
+"""`localllm chat` through a pipe, and the conversation behind it."""
 
 from __future__ import annotations
 
 import io
+import re
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import monotonic, sleep
 
 import pytest
 
 import localllm as api
+from localllm.cli.options import Display
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
 from localllm.options import AnswerOptions
 from localllm.template import ChatTemplate
-from tests.localllm.support import Terminal, localllm, write_model
+from tests.localllm.support import localllm, write_model
 
 GREEDY = api.SamplingOptions(
     temperature=0.0, frequency_penalty=0.5, repeat_last_n=1000
@@ -128,7 +129,7 @@ def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> N
     pieces = [api.Piece("a\x1b[2Jb\n\tc\x9b", 1), api.Piece("", None, statistics)]
     for stream, expected in ((Screen(), "a\\x1b[2Jb\n\tc\\x9b\n"), (io.StringIO(), "a\x1b[2Jb\n\tc\x9b\n")):
         monkeypatch.setattr(sys, "stdout", stream)
-        assert write(pieces) is statistics
+        assert write(iter(pieces), Display(plain=True)) is statistics
         assert stream.getvalue() == expected
 
 
@@ -142,15 +143,25 @@ def test_from_a_pipe_every_line_is_a_turn(tiny: Path) -> None:
     assert len(lines) == 3
     assert lines[0] == lines[2] != lines[1]
     assert ">>>" not in done.stdout
-    assert done.stderr.count("tok/s") == 6  # prompt and answer, three times
-    assert "reused" in done.stderr
+    assert done.stderr.count("tokens/s, ") == 3
+    assert re.search(r"^first token \d\.\d\d s, [\d.]+ tokens/s, \d+ of 512 tokens$", done.stderr, re.MULTILINE)
+
+
+def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
+    done = localllm("chat", tiny, "-n", 6, "-v", stdin="one\ntwo\n/stats on\nthree\n")
+    assert done.stderr.count("| answer 6, ") == 2
+    assert done.stderr.count(" reused), ") == 1
+    assert done.stderr.count(" GB/s") >= 2
+    assert done.stderr.count("tokens/s, ") == 1  # of the short line
+    wrong = localllm("chat", tiny, "-v", "--no-stats", stdin="one\n")
+    assert (wrong.returncode, wrong.stderr) == (1, "error: -v/--stats and --no-stats exclude each other; give one\n")
 
 
 def test_statistics_can_be_left_out(tiny: Path) -> None:
     quiet = localllm("chat", tiny, "-n", 4, "--no-stats", stdin="one\n")
     assert (quiet.returncode, quiet.stderr) == (0, "")
     toggled = localllm("chat", tiny, "-n", 4, stdin="/stats\none\n/stats\ntwo\n")
-    assert toggled.stderr.count("answer 4, ") == 1
+    assert toggled.stderr.count("first token") == 1
 
 
 def test_a_full_context_is_said_with_what_to_do(tiny: Path) -> None:
@@ -167,53 +178,3 @@ def test_a_missing_template_is_said(tmp_path: Path) -> None:
     bare = write_model(tmp_path / "bare.gguf", template=None)
     done = localllm("chat", bare, "-n", 2, stdin="one\n")
     assert "note: the file has no chat template; using the 'chatml' format" in done.stderr
-
-
-# -- a terminal ----------------------------------------------------------------------------------------------------
-
-
-def test_ctrl_c_stops_the_answer_only_and_ctrl_d_leaves(tiny: Path) -> None:
-    terminal = Terminal("chat", tiny, "-c", 20000, "--ignore-eos")
-    assert "tiny.gguf on cpu" in terminal.wait_for(">>> ")
-    terminal.type("hello\n")
-    terminal.wait_for(r"hello\r\n.{20}")
-    terminal.type("\x03")
-    shown = terminal.wait_for(">>> ")
-    assert "tok/s" in shown
-    assert "GB/s" in shown
-    terminal.type("/stats\n")
-    terminal.wait_for(">>> ")
-    terminal.type("again\n")
-    terminal.wait_for(r"again\r\n.{20}")
-    terminal.type("\x03")
-    assert "tok/s" not in terminal.wait_for(">>> ")
-    terminal.type("\x04")
-    assert terminal.end() == 0
-    assert "Traceback" not in terminal.seen
-
-
-def test_commands_in_a_terminal(tiny: Path) -> None:
-    terminal = Terminal("chat", tiny, "-n", 3)
-    terminal.wait_for(">>> ")
-    terminal.type("/help\n")
-    assert "Ctrl-C" in terminal.wait_for(">>> ")
-    terminal.type("/frobnicate\n")
-    assert "unknown command /frobnicate" in terminal.wait_for(">>> ")
-    terminal.type("\n")
-    assert "tok/s" not in terminal.wait_for(">>> ")
-    terminal.type("/etc/hosts is a file\n")
-    assert "tok/s" in terminal.wait_for(">>> ")
-    terminal.type("/bye\n")
-    assert terminal.end() == 0
-
-
-def test_ctrl_c_outside_an_answer_ends_with_130(tiny: Path) -> None:
-    terminal = Terminal("chat", tiny)
-    terminal.wait_for(">>> ")
-    end = monotonic() + 30
-    while terminal.process.poll() is None:  # Python's input() overlooks a signal that comes just as it begins to wait
-        assert monotonic() < end, "Ctrl-C does not end it"
-        terminal.type("\x03")
-        sleep(0.5)
-    assert terminal.end() == 130
-    assert "Traceback" not in terminal.seen

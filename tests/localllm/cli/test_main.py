@@ -244,7 +244,7 @@ def test_statistics_go_to_stderr(tiny: Path) -> None:
     assert done.returncode == 0
     assert "answer 5, " in done.stderr
     assert "GB/s" in done.stderr
-    assert "tok/s" not in done.stdout
+    assert "tokens/s" not in done.stdout
 
 
 def test_without_a_template_the_prompt_is_continued_and_that_is_said(tmp_path: Path) -> None:

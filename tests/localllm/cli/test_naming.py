@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from localllm.cli.commands.list import _age
 from localllm.cli.main import main
+from localllm.cli.terminal.formatting import age
 from tests.localllm.store.hub_server import HubServer, Repo, serving
 from tests.localllm.store.stores import ollama_model
 from tests.localllm.support import REPOSITORY, Terminal, localllm, write_model
@@ -195,7 +195,7 @@ def test_run_without_a_prompt_opens_a_chat_on_a_terminal(tiny: Path) -> None:
     terminal = Terminal("run", tiny, *QUICK)
     terminal.wait_for(">>> ")
     terminal.type("hi\r")
-    terminal.wait_for("answer 4")
+    terminal.wait_for("first token")
     terminal.wait_for(">>> ")
     terminal.type("/bye\r")
     assert terminal.end() == 0
@@ -259,7 +259,7 @@ def test_list_fits_a_narrow_terminal_and_names_what_is_damaged(environ: dict[str
     ollama_model(tmp_path, "registry.ollama.ai/library/broken/1").write_text("{")
     wide = Terminal("list", environ=environ, columns=100)
     wide.wait_for(r"a-rather-long-name-of-a-model:latest +\d+ B +Q5_K_M +Ollama +now\r\n")
-    wide.wait_for(r"broken:1 \(Ollama\): .* is not JSON")
+    wide.wait_for(r"(?s)broken:1 \(Ollama\):.*\sis not JSON")
     assert wide.end() == 0
     narrow = Terminal("list", environ=environ, columns=40)
     narrow.wait_for(r"a-rather-long-name-of-a-model:latest\r\n  \d+ B, Q5_K_M, Ollama, now\r\n")
@@ -278,4 +278,4 @@ def test_list_reads_the_quantization_where_no_name_tells_it(shell: Shell, tiny: 
     [(0, "now"), (59, "now"), (60, "1 minute ago"), (7200, "2 hours ago"), (90000, "1 day ago"), (9e7, "2 years ago")],
 )
 def test_ages_are_in_one_unit(seconds: float, shown: str) -> None:
-    assert _age(seconds) == shown
+    assert age(seconds) == shown

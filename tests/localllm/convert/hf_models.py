@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from localllm import quant
+from tests.localllm.convert.hf_mxfp4 import mxfp4, replace_experts
 from tests.localllm.convert.hf_tokenizers import VOCABULARY, save_tokenizer
 
 TOKENS = 24  # tokens to evaluate: more than the windows below
@@ -66,6 +66,10 @@ _NEMOTRON3 = {
     "num_experts_per_tok": 2, "routed_scaling_factor": 2.5,
 }  # fmt: skip
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
+_VISION = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
+    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+}  # fmt: skip
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,
@@ -220,6 +224,15 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "original_max_position_embeddings": CONTEXT},
         "gpt-2",
     ),
+    "phimoe": (
+        "PhimoeConfig",
+        {"num_local_experts": 16, "attention_bias": True, "lm_head_bias": True, "head_dim": 12,
+         "rope_parameters": {
+             **_LONG, "short_factor": [1.0, 1.1, 1.3, 1.6, 1.7, 2.0], "long_factor": [1.0, 1.5, 4.0, 9.0, 9.5, 10.0],
+             "original_max_position_embeddings": CONTEXT, "short_mscale": 1.2, "long_mscale": 1.2},
+         "max_position_embeddings": 512, "original_max_position_embeddings": CONTEXT},
+        "spm",
+    ),
     "qwen2": ("Qwen2Config", {"rope_parameters": {**_YARN, "attention_factor": 1.2}}, "qwen2"),
     "qwen2moe": ("Qwen2MoeConfig", {**_EXPERTS, "num_experts": 4, "shared_expert_intermediate_size": 48}, "qwen2"),
     "qwen3": ("Qwen3Config", {"head_dim": 24, "tie_word_embeddings": True}, "qwen2"),
@@ -286,6 +299,25 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "nemotron_h_moe": ("NemotronHConfig", {**_NEMOTRON3, "norm_topk_prob": True}, "tekken"),
     "nemotron_h_moe-latent": ("NemotronHConfig", {**_NEMOTRON3, "moe_latent_size": 24, "mlp_bias": False}, "tekken"),
+    "bloom": ("BloomConfig", {}, "bloom"),
+    "falcon": ("FalconConfig", {"activation": "gelu_new"}, "falcon"),
+    "falcon-groups": (
+        "FalconConfig", {"activation": "gelu_new", "new_decoder_architecture": True, "num_kv_heads": 2}, "gpt-2",
+    ),
+    "gptneox": ("GPTNeoXConfig", {"hidden_act": "gelu_new"}, "gpt-2"),
+    "gptneox-serial": ("GPTNeoXConfig", {"hidden_act": "gelu_new", "use_parallel_residual": False}, "gpt-2"),
+    "minicpm3": ("MiniCPM3Config", {**_LATENT, "qk_head_dim": 18}, "spm"),
+    "starcoder": ("GPTBigCodeConfig", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "starcoder"),
+    "qwen2vl": ("Qwen2_5_VLConfig", {"rope_parameters": {**_DEFAULT, "mrope_section": [1, 1, 2]}}, "qwen2"),
+    "qwen3vl": (
+        "Qwen3VLConfig", {"head_dim": 16, "rope_parameters": {**_DEFAULT, "mrope_section": [2, 3, 3]}}, "qwen2",
+    ),
+    "qwen3vlmoe": (
+        "Qwen3VLMoeConfig",
+        {**_EXPERTS, "head_dim": 16, "num_experts": 4, "moe_intermediate_size": 24, "norm_topk_prob": True,
+         "rope_parameters": {**_DEFAULT, "mrope_section": [2, 3, 3]}},
+        "qwen2",
+    ),
     "smollm3": ("SmolLM3Config", {"num_hidden_layers": 4}, "llama3"),
     "stablelm": ("StableLmConfig", {"use_qkv_bias": True}, "qwen2"),
     "stablelm-norms": ("StableLmConfig", {"qk_layernorm": True}, "qwen2"),
@@ -301,15 +333,17 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
 
     kind, more, tokenizer = MODELS[name]
     torch.manual_seed(sum(name.encode()))
-    config = getattr(transformers, kind)(**{**_COMMON, **more})
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32)
+    of_kind, settings = getattr(transformers, kind), {**_COMMON, **more}
+    config = of_kind(text_config=settings, vision_config=_VISION) if "VL" in kind else of_kind(**settings)
+    maker = transformers.AutoModelForImageTextToText if "VL" in kind else transformers.AutoModelForCausalLM
+    model = maker.from_config(config, attn_implementation="eager", dtype=torch.float32)
     kept = getattr(torch, dtype)
     experts = {}
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             parameter.copy_(_values(torch, key, parameter).to(kept))
             if name.endswith("mxfp4") and key.endswith(("gate_up_proj", "down_proj")):
-                experts[key], values = _mxfp4(parameter.numpy())
+                experts[key], values = mxfp4(parameter.numpy())
                 parameter.copy_(torch.from_numpy(values))
         for key, buffer in model.named_buffers():
             if key.endswith("e_score_correction_bias"):
@@ -319,33 +353,9 @@ def make(name: str, folder: Path, dtype: str = "float32", **save: Any) -> np.nda
         logits: np.ndarray = model(torch.tensor([ids()]), use_cache=False).logits[0].float().numpy()
     model.to(kept).save_pretrained(folder, **save)
     if experts:
-        _replace_experts(folder / "model.safetensors", experts)
+        replace_experts(folder / "model.safetensors", experts)
     save_tokenizer(tokenizer, folder)
     return logits
-
-
-def _mxfp4(x: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Experts (E, a, b) in the layout of gpt-oss's checkpoints: blocks (E, b, a / 32, 16) and scales (E, b, a / 32);
-    and the values they stand for, again (E, a, b)."""
-    experts, a, b = x.shape
-    rows = quant.quantize(np.ascontiguousarray(x.transpose(0, 2, 1)).reshape(-1, a), "MXFP4")
-    values = quant.dequantize(rows, "MXFP4").reshape(experts, b, a).transpose(0, 2, 1)
-    stored = rows.reshape(-1, 17)
-    codes = np.concatenate([stored[:, 1:] & 15, stored[:, 1:] >> 4], axis=1)
-    blocks = codes[:, 0::2] | codes[:, 1::2] << 4
-    parts = {"blocks": blocks.reshape(experts, b, a // 32, 16), "scales": stored[:, 0].reshape(experts, b, a // 32)}
-    return parts, np.ascontiguousarray(values)
-
-
-def _replace_experts(path: Path, experts: dict[str, dict[str, np.ndarray]]) -> None:
-    import torch
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(path)
-    for name, parts in experts.items():
-        del tensors[name]
-        tensors |= {f"{name}_{part}": torch.from_numpy(np.ascontiguousarray(x)) for part, x in parts.items()}
-    save_file(tensors, path, {"format": "pt"})
 
 
 def _values(torch: Any, name: str, parameter: Any) -> Any:

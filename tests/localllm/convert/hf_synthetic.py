@@ -29,7 +29,7 @@ LEFT_OUT = ("gpt-oss-mxfp4",)  # its values cannot follow from names; it is in d
 def numbers(name: str, shape: list[int], base: float) -> np.ndarray:
     """Values that make every part matter: sharp attention, norms away from one, biases away from zero."""
     noise = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
-    if "norm" in name and name.endswith("weight"):
+    if "norm" in name.lower() and name.endswith("weight"):
         return np.float32(base) + np.float32(0.3) * noise
     if "bias" in name.rsplit(".", 1)[-1] or name.endswith("sinks"):
         return np.float32(0.3) * noise
@@ -95,7 +95,9 @@ def _logits(folder: Path) -> np.ndarray:
 
     from tests.localllm.convert.hf_models import ids
 
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    of_pictures = "vision_config" in json.loads((folder / "config.json").read_text())
+    maker = transformers.AutoModelForImageTextToText if of_pictures else transformers.AutoModelForCausalLM
+    model, found = maker.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     assert not any(found.values()), found

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from localllm.tokenizer.pretokenize import CASED_LETTERS
+from tests.localllm.tokenizer.vocabularies import charsmap
 
 VOCABULARY = 320
 _SPECIAL = ["<pad>", "<s>", "</s>"]
+SPACES = charsmap(dict.fromkeys("\n\t\r\u00a0", " "))  # as the tables of real unigram models do
 _SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CAMEL = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{{0}}|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{{0}}"
@@ -75,6 +77,9 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
         steps = [pre_tokenizers.Digits(individual_digits=True)]
     by_regex = style not in STEPS
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex))
+    if style == "falcon":
+        threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+        steps = [pre_tokenizers.Punctuation("contiguous"), *steps, pre_tokenizers.Digits(), threes]
     tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
@@ -235,9 +240,24 @@ def save_tokenizer(style: str, folder: Path) -> None:
     if style == "spm":
         settings["unk_token"] = "<unk>"
         (folder / "tokenizer.model").write_bytes(spm_file(spm_pieces(VOCABULARY, [TEXT])))
+    if style == "wordpiece":
+        settings = {f"{role}_token": text for role, text in _BERT.items()}
     if style == "gemma4":
         settings = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
-_MADE = {"spm": spm_tokenizer, "gemma4": lambda: gemma4_tokenizer(VOCABULARY)}
+def roberta_tokenizer() -> Any:
+    """RoBERTa's: GPT-2's words of bytes between <s> and </s>."""
+    from tokenizers import processors
+
+    tokenizer = bpe_tokenizer("gpt-2")
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 1), add_prefix_space=False)
+    return tokenizer
+
+
+_MADE = {
+    "spm": spm_tokenizer, "gemma4": lambda: gemma4_tokenizer(VOCABULARY), "wordpiece": wordpiece_tokenizer,
+    "unigram": lambda: unigram_tokenizer(charsmap=SPACES), "roberta": roberta_tokenizer,
+}  # fmt: skip
+_BERT = {"cls": "[CLS]", "sep": "[SEP]", "pad": "[PAD]", "unk": "[UNK]", "mask": "[MASK]"}

@@ -42,12 +42,17 @@ def blob(header: object, data: bytes = b"", length: int | None = None) -> bytes:
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
+_DTYPES = {
+    "float32": "F32", "float16": "F16", "uint8": "U8", "int8": "F8_E4M3", "int32": "I32", "int64": "I64",
+}  # fmt: skip
+
+
 def save(path: Path, tensors: dict[str, np.ndarray]) -> None:
-    """Write a safetensors file by the definition of the format; dtypes F32, F16, U8, and FP8 as a view of int8."""
+    """Write a safetensors file by the definition of the format; FP8 is a view of int8."""
     header, data = {}, b""
     for name, array in tensors.items():
         raw = array.tobytes()
-        dtype = {"float32": "F32", "float16": "F16", "uint8": "U8", "int8": "F8_E4M3"}[str(array.dtype)]
+        dtype = _DTYPES[str(array.dtype)]
         header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [len(data), len(data) + len(raw)]}
         data += raw
     path.write_bytes(blob(header, data))

@@ -18,11 +18,8 @@ from localllm.convert.tokenizer_keys import TokenizerKeys, tokenizer_keys
 from localllm.gguf import open_gguf
 from localllm.tokenizer import Tokenizer
 from tests.conftest import SHARED_DATA
-from tests.localllm.convert.hf_tokenizers import gemma4_tokenizer, unigram_tokenizer, wordpiece_tokenizer
+from tests.localllm.convert.hf_tokenizers import SPACES, gemma4_tokenizer, unigram_tokenizer, wordpiece_tokenizer
 from tests.localllm.convert.test_tokenizer_keys import check_ids, sample
-from tests.localllm.tokenizer.vocabularies import charsmap
-
-SPACES = charsmap(dict.fromkeys("\n\t\r\u00a0", " "))  # as the tables of real models do
 
 
 def keys_of(folder: Path, tokenizer: Any, kind: TokenizerModel = "", **settings: Any) -> TokenizerKeys:

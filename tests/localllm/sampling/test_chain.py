@@ -14,9 +14,19 @@ from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
 from localllm.options.sampling import ORDER
-from localllm.sampling.chain import SAMPLERS, Candidates, Context, enabled
+from localllm.sampling.chain import (
+    SAMPLERS,
+    Candidates,
+    Context,
+    enabled,
+    min_p,
+    softmax,
+    top_p,
+    top_p_min_p,
+)
 from localllm.sampling.repetition import Breakers, continuations
 from localllm.sampling.sampler import Sampler
+from localllm.sampling.select import leading
 from tests.localllm.sampling import oracle as oracle
 
 Logits = NDArray[np.float32]
@@ -363,3 +373,18 @@ def test_the_table_and_the_default_order_name_the_same_samplers() -> None:
 
 def test_plain_greedy_is_one_step() -> None:
     assert enabled(SamplingOptions(temperature=0)) == (SAMPLERS["temperature"],)
+
+
+@many
+@given(cases, st.sampled_from([0.0, 1e-5, 0.25, 0.5, 0.9491, 0.99999]), st.sampled_from([0, 5, 400]))
+def test_top_p_is_exact_where_float32_cannot_tell(case: tuple[int, str, int], p: float, min_keep: int) -> None:
+    """Equal candidates in equal order as from float64 probabilities, with and without min_p after it."""
+    logits, _, _ = make(case)
+    candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
+    options = SamplingOptions(top_p=p, min_p=0.03, min_keep=min_keep)
+    rows = leading(logits, softmax(candidates), p, "left", min_keep)
+    assert top_p(candidates, options, Context()).ids.tolist() == rows.tolist()
+    expected = min_p(candidates.take(rows, descending=True), options, Context())
+    found = top_p_min_p(candidates, options, Context())
+    assert found.ids.tolist() == expected.ids.tolist()
+    assert found.logits.tolist() == expected.logits.tolist()

@@ -11,6 +11,7 @@ import pytest
 
 from localllm.errors import LocalLLMError
 from localllm.options import OptionError, SamplingOptions
+from localllm.sampling.chain import Candidates, quick_draw, softmax
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
@@ -261,3 +262,19 @@ def test_sequence_breakers_are_found_in_every_spelling() -> None:
     }
     both = find_breakers(("aab",), [b"aa"], lambda text: list(text.encode()))
     assert both == {0: ((97, 98), (98,))}  # as "a|ab" after the last a, or "aa|b"
+
+
+def test_a_quick_draw_is_the_exact_one() -> None:
+    """Draws from many candidates by float32 sums, where these are certain, are those by float64 probabilities."""
+    random = np.random.default_rng(5)
+    quick = 0
+    for spread in (0.01, 1.0, 3.0, 9.0):
+        logits = random.normal(0, spread, 20_000).astype(np.float32)
+        logits[random.integers(0, len(logits), 50)] = -np.inf
+        candidates = Candidates(np.arange(len(logits), dtype=np.int32)[::-1].copy(), logits)
+        sums = softmax(candidates).cumsum()
+        for uniform in (0.0, 1 - 2**-53, *random.random(200)):
+            found = quick_draw(candidates, float(uniform))
+            quick += found is not None
+            assert found in (None, int(candidates.ids[sums.searchsorted(uniform * sums[-1], side="right")]))
+    assert quick > 250

@@ -74,6 +74,16 @@ def test_priority_then_the_client_with_fewer_then_age(model: localllm.Model) -> 
         assert [names[one] for one in it.running.waiting] == ["second", "third"]
 
 
+def test_a_client_runs_as_many_as_it_may_whatever_users_it_names(model: localllm.Model) -> None:
+    with Stepped(model, parallel=4, client_parallel=2) as stepped:
+        clients = ["a/1", "a/2", "a/3", "a", "b"]
+        asked = [stepped.ask(wanted(text(n, 3), most=4, client=client))[0] for n, client in enumerate(clients)]
+        stepped.turn()
+        assert [one.request.client for one in stepped.running.active] == ["a/1", "a/2", "b"]
+        stepped.finish()
+    assert all(one.ended == "length" for one in asked)
+
+
 def test_cancelled_requests_end_at_the_next_step_running_or_waiting(model: localllm.Model) -> None:
     with Stepped(model, parallel=1) as it:
         first, waiting, last = (it.ask(wanted(text(number, 9), 30)) for number in range(3))

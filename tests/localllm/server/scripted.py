@@ -16,7 +16,18 @@ from localllm.answer.parts import CallArguments, CallStart, Content, Part, Reaso
 from localllm.options import SamplingOptions
 from localllm.scheduler.request import Logprob, Usage
 from localllm.server.errors import BadRequest, UnknownModel
-from localllm.server.turn import Begun, Completion, Done, EmbedResult, Evaluated, More, StopReason, Turn, TurnEvent
+from localllm.server.turn import (  # fmt: skip
+    Begun,
+    Completion,
+    Done,
+    EmbedResult,
+    Evaluated,
+    More,
+    SlotAction,
+    StopReason,
+    Turn,
+    TurnEvent,
+)
 
 Step = TurnEvent | Exception | float  # an exception is raised, a number is a pause in seconds
 ALL = ("completion", "chat", "tools", "thinking", "insert", "embedding", "rerank")
@@ -186,6 +197,11 @@ class ScriptedService:
         words = set(query.lower().split())
         scores = [[float(len(words & set(document.lower().split())))] for document in documents]
         return EmbedResult(scores, len(query) + sum(len(document) for document in documents))
+
+    async def slot(self, model: str, number: int, action: SlotAction, name: str) -> tuple[int, int]:
+        self._fail()
+        self.find(model)
+        return 10 + number, len(name)
 
     def sampling_defaults(self, model: str) -> SamplingOptions:
         self.find(model)

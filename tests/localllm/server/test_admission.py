@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from localllm.server import admission as admission_module
 from localllm.server.admission import Admission
 from localllm.server.app import make_app
 from localllm.server.errors import Draining, TooManyRequests
@@ -27,12 +28,94 @@ def test_requests_are_counted() -> None:
     with pytest.raises(TooManyRequests, match="3 requests are open"):
         admission.enter("c")
     for client in ("a", "a", "b"):
-        admission.leave(client)
+        admission.leave(client, 0.01)
     assert admission.open == 0
     assert not admission.clients  # no trace of clients that are gone
     admission.draining = True
     with pytest.raises(Draining):
         admission.enter("a")
+
+
+def test_the_time_to_retry_follows_from_what_requests_take() -> None:
+    admission = Admission(Limits(requests=8, client_requests=2))
+    admission.enter("a")
+    admission.leave("a", 30.0)
+    for expected in (15, 13):  # half of a request's mean time
+        admission.enter("a")
+        admission.enter("a")
+        with pytest.raises(TooManyRequests) as raised:
+            admission.enter("a")
+        assert raised.value.retry_after == expected
+        admission.leave("a", 1.0)
+        admission.leave("a", 1.0)
+    admission.seconds = 1e6
+    admission.limits = Limits(client_requests=1)
+    admission.enter("a")
+    with pytest.raises(TooManyRequests) as raised:
+        admission.enter("a")
+    assert raised.value.retry_after == 60
+
+
+def test_tokens_of_a_minute_are_regained_evenly() -> None:
+    now = [100.0]
+    admission = Admission(Limits(client_tokens=600), clock=lambda: now[0])
+    admission.enter("a")
+    admission.spend("a", 599)
+    admission.enter("a")
+    admission.spend("a", 51)
+    with pytest.raises(TooManyRequests, match="600 tokens of a minute; try again in 5 seconds") as raised:
+        admission.enter("a")
+    assert raised.value.retry_after == 5
+    admission.enter("b")
+    now[0] += 5.1
+    admission.enter("a")
+    now[0] += 60
+    for number in range(admission_module.MOST_CLIENTS + 1):
+        admission.spend(f"client {number}", 1)
+    assert "a" not in admission.spent
+
+
+def test_answers_are_counted_for_the_account_of_their_client() -> None:
+    settings = Settings(limits=Limits(client_tokens=60), keys=frozenset({digest("one"), digest("two")}))
+    service = ScriptedService(script("a", "b", prompt=70, reused=5))
+
+    async def main() -> None:
+        app = make_app(service, settings, admission=Admission(settings.limits, clock=lambda: 0.0))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            for key, user, expected in (("one", "x", 200), ("one", "y", 429), ("two", "x", 200)):
+                body = {"messages": [{"role": "user", "content": "x"}], "user": user}
+                response = await client.post("/v1/chat/completions", json=body, headers={"X-Api-Key": key})
+                assert response.status_code == expected
+                assert response.headers.get("retry-after") == ("7" if expected == 429 else None)  # 67 - 60 tokens
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, ("error", "type")),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}, ("error", "type")),
+        ("/api/generate", {"prompt": "x"}, ("error",)),
+        ("/completion", {"prompt": "x"}, ("error", "type")),
+    ],
+)
+def test_each_api_is_refused_in_its_own_shape(path: str, body: dict[str, Any], kind: tuple[str, ...]) -> None:
+    admission = Admission(Limits(client_requests=1))
+    admission.enter("127.0.0.1")
+
+    async def main() -> None:
+        app = make_app(ScriptedService(script("a")), Settings(limits=admission.limits), admission=admission)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            response = await client.post(path, json=body)
+        assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+        found = response.json()
+        for name in kind:
+            found = found[name]
+        assert found == ("rate_limit_error" if len(kind) > 1 else response.json()["error"])
+        assert "1 requests of yours are open" in response.text
+
+    asyncio.run(main())
 
 
 async def together(settings: Settings, admission: Admission, headers: list[dict[str, str]]) -> list[httpx.Response]:

@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import localllm
-from localllm.cli.terminal.answer import statistics_line
+from localllm.cli.terminal.answer import Roof, full_statistics
 from localllm.generation.statistics import Speculated
 from localllm.gguf import open_gguf, write_gguf
 from localllm.options import OptionError, SamplingOptions
@@ -348,18 +349,19 @@ def test_run_says_what_guessing_has_gained(tmp_path: Path) -> None:
     words = ("run", path, "hi", "-n", "40", "--temp", "0", "--ignore-eos", "-v", "--raw")
     plain, guessed = cli(*words), cli(*words, "--spec", "draft", "-md", path)
     assert (guessed.returncode, guessed.stdout) == (0, plain.stdout)
-    assert "guess" not in plain.stderr
-    assert "guessed ahead" in guessed.stderr or "of plain by estimate" in guessed.stderr
+    assert "draft" not in plain.stderr
+    assert "tokens drafted" in guessed.stderr or "drafted tokens" in guessed.stderr
 
 
 def test_statistics_in_a_line() -> None:
+    unknown = Roof(SimpleNamespace(executable=SimpleNamespace(read_bandwidth=lambda: 0.0)))  # type: ignore[arg-type]
     done = Speculated(drafted=20, accepted=15, rounds=6, plain_seconds=3.0)
     statistics = localllm.Statistics(1, 0, 0.1, 21, 1.5, 20, 0.1, 10**9, "length", decode_passes=6, speculation=done)
-    line = statistics_line(statistics, 0.0)
-    assert "answer 21, 13.3 tok/s | first after 0.10 s | 4.00 GB/s | " in line
-    assert line.endswith("guessed 15 of 20 (2.5 a pass), x2.00 of plain by estimate")
+    line = full_statistics(statistics, unknown)
+    assert "answer 21, 13 tokens/s | first token 0.10 s | 4.00 GB/s | " in line
+    assert line.endswith("accepted 15 of 20 drafted tokens (2.5 a pass), estimated x2.00 of plain decoding")
     nothing = localllm.Statistics(1, 0, 0.1, 1, 0.0, 0, 0.1, 1, "end", speculation=Speculated(0, 0, 0, 0.0))
-    assert statistics_line(nothing, 0.0).endswith("nothing guessed ahead")
+    assert full_statistics(nothing, unknown).endswith("no tokens drafted")
 
 
 @pytest.mark.parametrize(

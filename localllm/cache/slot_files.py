@@ -1,0 +1,79 @@
+"""Named files of sequences in one folder, for llama.cpp's save and restore of slots.
+
+The files are those of `prompt_cache.py`. Names come from strangers, so they are plain names of files in that folder.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from localllm.cache.paging import Sequence as Cached
+from localllm.cache.prompt_cache import CacheFileError, read, restore, save
+from localllm.errors import LocalLLMError
+from localllm.model import Model
+from localllm.notice import said
+from localllm.printable import printable
+
+NAME_BYTES = 200
+# No separators of any system, no wildcards and no control characters; no dot or space at an end.
+_NAME = re.compile(
+    r'[^\x00-\x20\x7f-\x9f/\\:*?"<>|.](?:[^\x00-\x1f\x7f-\x9f/\\:*?"<>|]*[^\x00-\x20\x7f-\x9f/\\:*?"<>|.])?'
+)
+
+
+class SlotFiles:
+    """A folder of saved sequences of one model. Only the thread that runs the engine uses it."""
+
+    def __init__(self, folder: Path, model: Model) -> None:
+        self._folder, self._model = folder, model
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalLLMError(f"{folder}: cannot hold slots: {error.strerror}; give another folder") from None
+
+    def save(self, name: str, sequence: Cached) -> int:
+        """Write a sequence; return the size of the file in bytes. It replaces only files of this kind."""
+        path = self._path(name)
+        try:
+            return save(path, self._model, sequence, [], force=True)
+        except LocalLLMError as error:
+            raise self._without_folder(error) from None
+
+    def load(self, name: str) -> tuple[Cached, int]:
+        """Return a new sequence with what a file holds, and the file's size in bytes.
+
+        CacheFileError for a file that does not fit the model, CacheFull if too few blocks are free.
+        """
+        path = self._path(name)
+        sequence = self._model.engine.add()
+        try:
+            kept = read(path, self._model)
+            if kept.problem:
+                raise CacheFileError(f"{path}: cannot be restored: {kept.problem}; save it again")
+            restore(kept, self._model, sequence)
+            return sequence, path.stat().st_size
+        except BaseException as error:
+            sequence.free()
+            if isinstance(error, CacheFileError):
+                raise self._without_folder(error) from None
+            raise
+
+    def _path(self, name: str) -> Path:
+        """Return the path of a file; CacheFileError for a name that is not a plain one."""
+        if not _NAME.fullmatch(name) or len(name.encode("utf-8", "replace")) > NAME_BYTES or _surrogate(name):
+            raise CacheFileError(
+                f"{printable(name, 100)!r} is not a name for a slot's file; give one such as slot1.bin"
+            )
+        path = self._folder / name
+        if path.is_symlink():
+            raise CacheFileError(f"{name}: is a link, which is not followed; give another name")
+        return path
+
+    def _without_folder(self, error: LocalLLMError) -> CacheFileError:
+        """Return an error that tells clients nothing about the server's folders."""
+        return CacheFileError(said(error).replace(f"{self._folder}/", ""))
+
+
+def _surrogate(name: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in name)

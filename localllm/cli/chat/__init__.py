@@ -1,0 +1,1 @@
+"""The chat in a terminal: the line editor, slash commands, settings, and what is kept between sessions."""

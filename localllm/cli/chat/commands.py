@@ -1,0 +1,107 @@
+"""The slash commands of a chat: their table, the loop that reads them, and their completion."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from localllm.cli import complete
+from localllm.cli.app import nearest
+from localllm.cli.chat.entry import Reader
+from localllm.cli.chat.talk import STATS, Talk, tell
+from localllm.cli.terminal.console import RED, say
+
+_WORD = re.compile(r"/[a-zA-Z?][\w-]*")  # a path such as /etc/hosts is none
+LEAVE = ("/bye", "/exit", "/quit")
+
+
+class SlashCommand(NamedTuple):
+    """A command: the words for it, its argument, a line of help, and what it does."""
+
+    words: tuple[str, ...]
+    argument: str  # "": none; in brackets: optional
+    help: str
+    call: Callable[[Talk, str], None]
+    offers: Callable[[Talk, str], Iterable[str]] = lambda talk, begun: ()  # completion of the argument
+
+
+def _help(talk: Talk, _: str) -> None:
+    rows = [(f"{', '.join(each.words)} {each.argument}", each.help) for each in COMMANDS]
+    rows.append((", ".join(LEAVE), "leave; so does Ctrl-D"))
+    rows.append(("Ctrl-C", "stop the answer and keep what was written; at the prompt, clear the line"))
+    rows.append(('"""', "begin and end a message of several lines; so does \\ at the end of a line"))
+    tell(rows)
+
+
+def _files(talk: Talk, begun: str) -> Iterable[str]:
+    return complete.files(begun)
+
+
+def _settings(talk: Talk, begun: str) -> Iterable[str]:
+    return sorted(name for name in talk.settings.names if name.startswith(begun))
+
+
+def _statistics(talk: Talk, begun: str) -> Iterable[str]:
+    return (name for name in STATS if name.startswith(begun))
+
+
+COMMANDS = (
+    SlashCommand(("/clear", "/new"), "", "forget the conversation and start over", Talk.clear),
+    SlashCommand(("/undo",), "", "remove the last turn", Talk.undo),
+    SlashCommand(("/regen",), "", "answer the last turn again", Talk.regenerate),
+    SlashCommand(("/shift",), "", "drop the oldest turns and continue", Talk.shift),
+    SlashCommand(("/summary",), "TEXT", "start over from your summary", Talk.summary),
+    SlashCommand(("/set",), "NAME [VALUE]", "change a setting, such as /set temperature 0", Talk.set, _settings),
+    SlashCommand(("/show",), "[NAME|all]", "show the model and the settings", Talk.show, _settings),
+    SlashCommand(("/edit",), "", "write a message in $EDITOR", Talk.edit),
+    SlashCommand(("/read",), "FILE", "put a file's text before the next message", Talk.read, _files),
+    SlashCommand(("/copy",), "", "copy the last answer to the clipboard, if the terminal can (OSC 52)", Talk.copy),
+    SlashCommand(("/tokens",), "[TEXT]", "count the tokens of the conversation, or of a text", Talk.tokens),
+    SlashCommand(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", Talk.save, _files),
+    SlashCommand(("/load",), "FILE", "load a saved conversation", Talk.load, _files),
+    SlashCommand(("/stats",), "[full]", "statistics on or off, or all of them", Talk.statistics, _statistics),
+    SlashCommand(("/help", "/?"), "", "show this list", _help),
+)
+_BY_WORD = {word: command for command in COMMANDS for word in command.words}
+
+
+def converse(talk: Talk, reader: Reader) -> None:
+    """Act on what the user types, until the user leaves."""
+    while (line := reader.read()) is not None:
+        text = line.strip()
+        word, _, rest = text.partition(" ")
+        rest = rest.strip()
+        if not text:
+            continue
+        if line.startswith("/") and _WORD.fullmatch(text.split()[0]):
+            if word in LEAVE and not rest:
+                return
+            _command(talk, word, rest)
+        else:
+            talk.ask(text)
+
+
+def _command(talk: Talk, word: str, rest: str) -> None:
+    command = _BY_WORD.get(word)
+    if command is None:
+        hint = nearest(word, (*_BY_WORD, *LEAVE)) or "; /help lists the commands"
+        say(f"unknown command {word}{hint} (a space before / sends the line to the model)", RED)
+    elif command.argument.startswith("[") or bool(command.argument) == bool(rest):
+        talk.attempt(lambda: command.call(talk, rest))
+    else:
+        say(f"error: wrong usage; write {f'{word} {command.argument}' if command.argument else f'{word} alone'}", RED)
+
+
+def offers(talk: Talk) -> Callable[[str], Iterable[str]]:
+    """Return what completes a line: words of commands, and their arguments."""
+
+    def offered(before: str) -> Iterable[str]:
+        word, space, rest = before.partition(" ")
+        if not space:
+            return [known for known in (*_BY_WORD, *LEAVE) if word and known.startswith(word)]
+        command = _BY_WORD.get(word)
+        begun = rest.rpartition(" ")[2]
+        return command.offers(talk, begun) if command is not None else ()
+
+    return offered

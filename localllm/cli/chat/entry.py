@@ -1,0 +1,76 @@
+"""How lines become messages, and how they are read where there is no line editor: a dumb terminal, or a pipe.
+
+A message that begins with triple quotes goes on until they are closed. A backslash at the end of a line continues it.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from localllm.cli.terminal.console import say
+from localllm.cli.terminal.quiet import Quiet
+
+PROMPT, CONTINUED = ">>> ", "... "
+LEAVING = "Ctrl-D or /bye leaves"
+_QUOTES = '"""'
+
+
+class Reader(Protocol):
+    """Where messages come from."""
+
+    def read(self) -> str | None:
+        """Return the next message; None at the end of input."""
+
+
+def is_open(text: str) -> bool:
+    """Return whether a message has begun with triple quotes and has not closed them."""
+    return text.lstrip().startswith(_QUOTES) and text.count(_QUOTES) % 2 == 1
+
+
+def unquoted(text: str) -> str:
+    """Return what stands between triple quotes around a whole message; other messages as they are."""
+    body = text.strip()
+    if text.count(_QUOTES) == 2 and body.startswith(_QUOTES) and body.endswith(_QUOTES):
+        return body[len(_QUOTES) : -len(_QUOTES)].strip("\n")
+    return text
+
+
+class Lines:
+    """Lines of a dumb terminal, without an editor. Ctrl-C drops the message that was begun."""
+
+    def __init__(self, quiet: Quiet) -> None:
+        self._quiet = quiet
+
+    def read(self) -> str | None:
+        with self._quiet.paused(interrupts=True):
+            return self._read()
+
+    def _read(self) -> str | None:
+        text, prompt = "", PROMPT
+        while True:
+            try:
+                line = input(prompt if sys.stdout.isatty() else "")
+            except EOFError:
+                print(file=sys.stderr)
+                return None
+            except KeyboardInterrupt:
+                print(file=sys.stderr)
+                say(LEAVING)
+                text, prompt = "", PROMPT
+                continue
+            text += line
+            if text.endswith("\\") and not is_open(text):
+                text = text[:-1] + "\n"
+            elif is_open(text):
+                text += "\n"
+            else:
+                return unquoted(text)
+            prompt = CONTINUED
+
+
+class Piped:
+    """Lines of a pipe: each is a message."""
+
+    def read(self) -> str | None:
+        return sys.stdin.readline() or None

@@ -1,0 +1,69 @@
+"""What a chat exchanges with files and other programs: texts that are read, an editor, the clipboard."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import tempfile
+from base64 import b64encode
+from pathlib import Path
+
+from localllm.cli.terminal.console import raw
+from localllm.errors import LocalLLMError
+
+_MOST_COPIED = 74_994  # bytes; more than this several terminals ignore
+
+
+def text_of(path: Path, most: int) -> str:
+    """Return the text of a file of at most `most` characters. LocalLLMError if there is none."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise LocalLLMError(f"{path}: is not a regular file; give the name of a text")
+        with path.open("rb") as file:
+            data = file.read(4 * most + 1)
+    except OSError as error:
+        raise LocalLLMError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if b"\0" in data:
+        raise LocalLLMError(f"{path}: is not a text; give the name of one")
+    text = data.decode("utf-8", "replace")
+    if len(text) > most:
+        raise LocalLLMError(f"{path}: is longer than the context; give a shorter text")
+    if not text.strip():
+        raise LocalLLMError(f"{path}: is empty")
+    return text.removesuffix("\n")
+
+
+def edited(text: str) -> str:
+    """Return what the user makes of a text in an editor. LocalLLMError if it cannot be started or fails."""
+    if not sys.stdin.isatty():
+        raise LocalLLMError("/edit needs a terminal")
+    program = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    descriptor, name = tempfile.mkstemp(suffix=".md", prefix="localllm-", text=True)
+    try:
+        with open(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        try:
+            code = subprocess.run([*shlex.split(program), name], check=False).returncode
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise LocalLLMError(f"the editor {program!r} cannot be started: {reason}; set EDITOR") from None
+        if code:
+            raise LocalLLMError(f"the editor {program!r} failed with code {code}; nothing is asked")
+        return Path(name).read_text(encoding="utf-8", errors="replace").removesuffix("\n")
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def copy(text: str) -> None:
+    """Send a text to the clipboard of the terminal (OSC 52). LocalLLMError if that is none, or the text too long."""
+    stream = next((raw(each) for each in (sys.stdout, sys.stderr) if each.isatty()), None)
+    if stream is None or os.environ.get("TERM") == "dumb":
+        raise LocalLLMError("/copy needs a terminal with a clipboard; /save or a pipe keeps answers elsewhere")
+    data = text.encode("utf-8", "replace")
+    if len(data) > _MOST_COPIED:
+        raise LocalLLMError(f"the answer has {len(data)} bytes; terminals take at most {_MOST_COPIED}")
+    stream.write(f"\x1b]52;c;{b64encode(data).decode()}\a")  # base64: nothing of the answer can steer the terminal
+    stream.flush()

@@ -1,0 +1,63 @@
+"""The messages of earlier chats, for the line editor: a private file with a JSON string on every line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.outputs import OutputError, append, new_file
+
+MOST = 1000  # messages that are kept
+_MOST_TEXT = 20_000  # characters of one message; longer ones are not kept
+_MOST_FILE = 4 << 20  # bytes that are read
+
+
+class HistoryFile:
+    """Messages in a file, oldest first. A file that cannot be written is said once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._failed = path, False
+
+    def messages(self) -> list[str]:
+        """Return the newest messages; lines that are none are skipped."""
+        try:
+            with self._path.open("rb") as file:
+                size = file.seek(0, 2)
+                file.seek(max(size - _MOST_FILE, 0))
+                lines = file.read(_MOST_FILE).split(b"\n")
+        except OSError:
+            return []
+        found = [text for line in lines if (text := _message(line))]
+        if len(found) > 2 * MOST:
+            self._shorten(found[-MOST:])
+        return found[-MOST:]
+
+    def add(self, text: str) -> None:
+        """Append a message."""
+        if not text.strip() or len(text) > _MOST_TEXT or self._failed:
+            return
+        try:
+            append(self._path, _line(text))
+        except OutputError as error:
+            self._failed = True
+            say(f"note: messages are not remembered: {error}", YELLOW)
+
+    def _shorten(self, messages: list[str]) -> None:
+        try:
+            with new_file(self._path, force=True) as file:
+                file.write(b"".join(map(_line, messages)))
+        except OutputError:
+            return  # it is tried again next time
+
+
+def _line(text: str) -> bytes:
+    return json.dumps(text).encode() + b"\n"
+
+
+def _message(line: bytes) -> str:
+    try:
+        text = json.loads(line)
+    except (ValueError, RecursionError):
+        return ""
+    return text if isinstance(text, str) else ""

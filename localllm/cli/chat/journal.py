@@ -1,0 +1,123 @@
+"""Conversations that outlive a crash: their text, in private files of the state folder, written after every turn."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import strftime
+
+from localllm import __version__
+from localllm.cli.terminal.console import YELLOW, say
+from localllm.outputs import OutputError, new_file
+
+MOST = 20  # conversations that are kept
+_MOST_FILE = 64 << 20  # bytes that are read
+_ROLES = ("system", "user", "assistant")
+
+Messages = Sequence[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Talked:
+    """A conversation of the journal."""
+
+    path: Path
+    model: str
+    messages: list[dict[str, str]]
+
+
+class Journal:
+    """The file of a running chat. It appears with the first turn; `close` ends it, so that the next turn begins one."""
+
+    def __init__(self, folder: Path, model: str, going_on: Talked | None = None) -> None:
+        self._folder, self._model = folder, model
+        self._path = going_on.path if going_on is not None else None
+        self._kept: Messages = going_on.messages if going_on is not None else []
+        self._seen = _written(self._path)
+        self._failed = False
+
+    def keep(self, messages: Messages) -> None:
+        """Write the conversation if it has changed, or delete it if no turn is left. A failure is said once."""
+        if self._failed or messages == self._kept:
+            return
+        changed = _written(self._path) != self._seen  # another chat continues the file
+        if not any(message["role"] == "user" for message in messages):
+            if self._path is not None and not changed:
+                self._path.unlink(missing_ok=True)
+            self.close()
+            return
+        if self._path is None or changed:
+            self._path = self._folder / f"{strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(2).hex()}.json"
+        record = {"program": __version__, "model": self._model, "messages": list(messages)}
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            with new_file(self._path, force=True, mode=0o600) as file:
+                file.write(json.dumps(record).encode())
+            self._seen = _written(self._path)
+            self._sweep()
+        except (OSError, OutputError) as error:
+            self._failed = True
+            say(f"note: the conversation is not kept: {error}", YELLOW)
+        self._kept = list(messages)
+
+    def close(self) -> None:
+        """Begin another conversation with the next turn."""
+        self._path, self._kept = None, []
+
+    def _sweep(self) -> None:
+        for path in _newest(self._folder)[MOST:]:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _written(path: Path | None) -> int:
+    """Return when a file was written, in nanoseconds; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns if path is not None else 0
+    except OSError:
+        return 0
+
+
+def last(folder: Path) -> Talked | None:
+    """Return the conversation that was continued last; None if there is none. Damaged files are skipped."""
+    return next(_talked(folder), None)
+
+
+def _talked(folder: Path) -> Iterator[Talked]:
+    for path in _newest(folder):
+        try:
+            with path.open("rb") as file:
+                record = json.loads(file.read(_MOST_FILE))
+        except (OSError, ValueError, RecursionError):
+            continue
+        found = _checked(path, record)
+        if found is not None:
+            yield found
+
+
+def _checked(path: Path, record: object) -> Talked | None:
+    if not isinstance(record, dict) or not isinstance(record.get("model"), str):
+        return None
+    messages = record.get("messages")
+    if not isinstance(messages, list) or not messages:
+        return None
+    for message in messages:
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or message["role"] not in _ROLES:
+            return None
+        if not isinstance(message["content"], str):
+            return None
+    return Talked(path, record["model"], messages)
+
+
+def _newest(folder: Path) -> list[Path]:
+    """Return the files of conversations, the one that was written last first."""
+    found = []
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+                found.append((entry.stat().st_mtime_ns, entry.path))
+    return [Path(path) for _, path in sorted(found, reverse=True)]

@@ -1,0 +1,239 @@
+"""A running chat: asks the model, prints answers and statistics, and carries out what the slash commands say."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+from localllm.backends.base import Memory
+from localllm.cache.prompt_cache import check_replaceable
+from localllm.cli.chat import files
+from localllm.cli.chat.journal import Journal
+from localllm.cli.chat.settings import Settings
+from localllm.cli.flags import typed
+from localllm.cli.terminal.answer import Roof, explain_end, full_statistics, interruptible, statistics_line, write
+from localllm.cli.terminal.console import RED, YELLOW, say
+from localllm.cli.terminal.formatting import columns, size
+from localllm.cli.terminal.keeping import put_down, take_up
+from localllm.cli.terminal.quiet import Quiet
+from localllm.cli.terminal.wrapping import width_of
+from localllm.conversation import Conversation
+from localllm.engine import ContextFull
+from localllm.errors import LocalLLMError
+from localllm.generation.statistics import Piece, Statistics
+from localllm.model import Model
+
+FORCE = "--force "  # precedes a file name: the file may be replaced
+CHOICES = (
+    "/shift drops the oldest turns and continues, /summary TEXT continues from your summary alone, /undo removes the "
+    "last turn, /clear starts over"
+)
+STATS = ("off", "on", "full")
+
+
+class Talk:
+    """Asks the model, and acts on commands. `quiet` holds the terminal's echo; `journal` keeps what was said."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Model,
+        conversation: Conversation,
+        settings: Settings,
+        stats: str,
+        quiet: Quiet,
+        journal: Journal | None = None,
+    ) -> None:
+        self.name, self.model, self.conversation, self.settings = name, model, conversation, settings
+        self.stats, self.quiet, self.journal = stats, quiet, journal
+        self._roof = Roof(model)
+        self._refused = ""  # a turn that did not fit
+        self._cut = False  # whether the last answer stopped at a full context
+        self._attached: list[str] = []  # texts of files that go before the next message
+
+    def greet(self) -> None:
+        memory = self.model.executable.memory
+        say(
+            f"{self.name} on {self.model.device}, context {self.model.context}, cache "
+            f"{size(memory.cache)} ({_per_token(memory)}); /help lists the commands"
+        )
+
+    def ask(self, text: str) -> None:
+        text = "\n\n".join((*self._attached, text))
+        self._attached = []
+        self._put(text)
+
+    def _put(self, text: str) -> None:
+        self._refused = text
+        if self._answer(lambda cancel: self.conversation.say(text, cancel)):
+            self._refused = ""
+
+    def _answer(self, answer: Callable[[Event], Generator[Piece]]) -> bool:
+        """Print an answer and its statistics; False if the context has no room for it."""
+        self._cut = False
+        self.quiet.apply()
+        with interruptible() as cancel:
+            try:
+                with closing(answer(cancel)) as pieces:  # a signal that ends the program keeps what was written, too
+                    statistics = write(pieces, self.settings.display, self.conversation)
+            except ContextFull as error:
+                say(f"error: {typed(error)}", RED)
+                say(CHOICES, YELLOW)
+                return False
+            except LocalLLMError as error:  # an error of this turn, such as a template that rejects it
+                say(f"error: {typed(error)}", RED)
+                return True
+            finally:
+                self.keep()
+            if statistics.reason == "context":
+                self._cut = True
+                say(explain_end(self.model), YELLOW)
+                say(CHOICES, YELLOW)
+            self._tell(statistics)
+        return True
+
+    def _tell(self, statistics: Statistics) -> None:
+        used, context = len(self.conversation.session.tokens), self.model.context
+        if self.stats == "on":
+            say(statistics_line(statistics, used, context))
+        elif self.stats == "full":
+            say(f"{full_statistics(statistics, self._roof)} | context {used} of {context}")
+
+    def keep(self) -> None:
+        """Write the conversation to the journal."""
+        if self.journal is not None:
+            self.journal.keep(self.conversation.messages)
+
+    def attempt(self, command: Callable[[], None]) -> None:
+        try:
+            command()
+        except LocalLLMError as error:
+            say(f"error: {typed(error)}", RED)
+        self.keep()
+
+    # -- the conversation ------------------------------------------------------------------------------------------
+
+    def clear(self, _: str) -> None:
+        self._begin_anew("")
+        self._refused = ""
+        say("started a new conversation")
+
+    def _begin_anew(self, summary: str) -> None:
+        if self.journal is not None:
+            self.journal.close()  # the old conversation stays there
+        self.conversation.clear(summary)
+        self._cut, self._attached = False, []
+
+    def undo(self, _: str) -> None:
+        say(f"removed: {self.conversation.undo()}")
+        self._refused, self._cut = "", False
+
+    def regenerate(self, _: str) -> None:
+        self._answer(self.conversation.again)
+
+    def shift(self, _: str) -> None:
+        """Drop the oldest turns, then continue the answer that the full context stopped."""
+        refused, cut = self._refused, self._cut
+        dropped = self.conversation.shift()
+        if not dropped:
+            raise LocalLLMError("no older turn to drop; /summary TEXT or /clear starts over")
+        say(f"dropped the oldest {'turn' if dropped == 1 else f'{dropped} turns'}")
+        if refused:
+            self._put(refused)
+        elif cut:
+            self._answer(self.conversation.go_on)
+
+    def summary(self, text: str) -> None:
+        refused, self._refused = self._refused, ""
+        self._begin_anew(f"What was said so far: {text}")
+        say("started a new conversation with your summary")
+        if refused:
+            self._put(refused)
+
+    # -- files and other programs ----------------------------------------------------------------------------------
+
+    def save(self, name: str) -> None:
+        name, forced = name.removeprefix(FORCE), name.startswith(FORCE)
+        path = Path(name.strip()).expanduser()
+        if not forced and path.exists():
+            check_replaceable(path)
+            raise LocalLLMError(f"{path} exists; /save --force {name} replaces it")
+        put_down(self.conversation, path, force=forced)
+
+    def load(self, name: str) -> None:
+        take_up(self.conversation, Path(name).expanduser())
+        if self.journal is not None:
+            self.journal.close()  # the conversation before it stays there
+        self._refused, self._cut = "", False
+
+    def read(self, name: str) -> None:
+        """Put the text of a file before the next message."""
+        text = files.text_of(Path(name).expanduser(), self.model.context * self.model.words.longest)
+        self._attached.append(text)
+        count = len(self.model.words.encode(text, add_special=False))
+        say(f"{name}: {count} tokens, which go before your next message")
+
+    def edit(self, _: str) -> None:
+        """Ask what the user writes in an editor."""
+        with self.quiet.paused():
+            text = files.edited(self._refused)
+        if text.strip():
+            self.ask(text)
+        else:
+            say("nothing was written, so nothing is asked")
+
+    def copy(self, _: str) -> None:
+        answers = [message["content"] for message in self.conversation.messages if message["role"] == "assistant"]
+        if not answers:
+            raise LocalLLMError("nothing to copy: nothing has been answered yet")
+        files.copy(answers[-1])
+        say(f"sent the answer to the terminal's clipboard: {len(answers[-1])} characters")
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    def set(self, text: str) -> None:
+        name, _, value = text.partition(" ")
+        say(self.settings.set(name, value.strip()) if value.strip() else self.settings.line(name))
+
+    def show(self, name: str) -> None:
+        if name and name != "all":
+            say(self.settings.line(name))
+            return
+        used, context = len(self.conversation.session.tokens), self.model.context
+        rows = [("model", f"{self.name} on {self.model.device}"), ("context", f"{used} of {context} tokens")]
+        tell([*rows, *self.settings.rows(name == "all")])
+
+    def tokens(self, text: str) -> None:
+        words = self.model.words
+        if text:
+            say(f"{len(words.encode(text, add_special=False))} tokens")
+            return
+        counts: dict[str, int] = {}
+        for message in self.conversation.messages:
+            size_of = len(words.encode(message["content"], add_special=False))
+            counts[message["role"]] = counts.get(message["role"], 0) + size_of
+        parts = "".join(f", {role} {count}" for role, count in counts.items())
+        say(f"{len(self.conversation.session.tokens)} of {self.model.context} tokens of the context are used{parts}")
+
+    def statistics(self, how: str) -> None:
+        """Choose which statistics are printed; without a choice, switch them on or off."""
+        if how and how not in STATS:
+            raise LocalLLMError(f"statistics are on, off or full, not {how}")
+        self.stats = how or ("on" if self.stats == "off" else "off")
+        say(f"statistics are {self.stats}")
+
+
+def tell(rows: Sequence[Sequence[str]]) -> None:
+    """Print rows in columns on stderr."""
+    room = width_of(sys.stderr, 0) if sys.stderr.isatty() else 0
+    for line in columns(rows, indent=0, room=room).split("\n"):
+        say(line)
+
+
+def _per_token(memory: Memory) -> str:
+    text = f"{size(memory.cache_per_token)} a token"
+    text += f", {size(memory.window_per_token)} in a window of {memory.window}" if memory.window else ""
+    return text + (f", {size(memory.states)} of states" if memory.states else "")

@@ -1,0 +1,235 @@
+"""Markdown on a terminal while it streams: headings, lists, quotes, code, tables and emphasis.
+
+What is written stays: there is no cursor movement, so answers may be longer than the screen. The start of a line, a
+line of code and a table are held back until they are whole. The text must be printable (`localllm.printable`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from io import StringIO
+from typing import Literal
+
+from localllm.cli.terminal.inline import BOLD, Inline, parsed
+from localllm.cli.terminal.wrapping import Wrapped, cells, painted
+
+DIM, HEADING, QUOTE = "2", "1;4", "2"
+_LANGUAGES = (  # whose highlighting is known to be quick on any text
+    "bash", "c", "cpp", "css", "diff", "go", "html", "ini", "java", "javascript", "js", "json", "php", "py", "python",
+    "ruby", "rust", "sh", "shell", "sql", "toml", "ts", "typescript", "xml", "yaml",
+)  # fmt: skip
+_MOST_LINE = 400  # characters of a line of code that is highlighted
+_MOST_ROWS = 200  # rows of a table that are held back
+_FENCE = re.compile(r"( *)(`{3,}|~{3,})([^`]*)$")
+_RULE = re.compile(r"(?:-{3,}|\*{3,}|_{3,}) *$")
+_DELIMITER = re.compile(r"\|? *:?-+:? *(\| *:?-+:? *)*\|? *$")
+
+Start = Literal["heading", "item", "quote", "row", "fence", "text"]
+_STARTS: tuple[tuple[Start, re.Pattern[str], re.Pattern[str]], ...] = (  # what begins it, and what may still begin it
+    ("heading", re.compile(r"#{1,6} +"), re.compile(r"#{1,6}")),
+    ("item", re.compile(r"(?:[-*+]|\d{1,3}[.)]) +(?=\S)"), re.compile(r"[-*+] *|\d{1,3}(?:[.)] *)?")),
+    ("quote", re.compile(r"> ?"), re.compile(r">")),
+    ("row", re.compile(r"\|"), re.compile(r"(?!)")),
+    ("fence", re.compile(r"`{3}|~{3}"), re.compile(r"`{1,2}|~{1,2}")),
+    ("text", re.compile(r"(?![-*_])"), re.compile(r"-{1,80} *|\*{1,80} *|_{1,80} *")),  # it may become a rule
+)
+
+
+class Markdown:
+    """Writes Markdown through `out`."""
+
+    def __init__(self, out: Wrapped) -> None:
+        self._out, self._inline = out, Inline()
+        self._start: str | None = ""  # the start of a line, until it is known what it begins; None: it is known
+        self._whole: Start | None = None  # what the whole line is held back for
+        self._style = ""
+        self._fence = ""  # the marker that ends the code
+        self._language = ""
+        self._rows: list[str] = []
+
+    def text(self, text: str) -> None:
+        """Write more of the text."""
+        for letter in text:
+            if letter == "\n":
+                self._end_line()
+            elif self._start is None:
+                self._write(letter)
+            else:
+                self._start += letter
+                if not self._fence and self._whole is None:
+                    self._begin(False)
+        self._out.flush()
+
+    def end(self) -> None:
+        """The text has ended; so has its last line."""
+        if self._start or self._start is None:
+            self._end_line()
+        self._end_table()
+        self._out.end()
+
+    # -- lines -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, ended: bool) -> None:
+        """Decide what the start of a line begins, and write the start."""
+        assert self._start is not None
+        body = self._start.lstrip(" ")
+        indent = self._start[: len(self._start) - len(body)]
+        if not body:
+            return
+        for kind, begins, may in _STARTS:
+            if not ended and may.fullmatch(body):
+                return
+            found = begins.match(body)
+            if found is not None or kind == "text":
+                break
+        if kind in ("row", "fence"):
+            self._whole = kind
+            return
+        self._end_table()
+        rest, self._start = body, None
+        if kind == "heading" and found is not None:
+            rest, self._style = body[found.end() :], HEADING
+        elif kind == "item" and found is not None:
+            mark = found[0] if found[0][0].isdigit() else "• "
+            self._mark(indent + mark, "")
+            rest = body[found.end() :]
+        elif kind == "quote" and found is not None:
+            self._mark(indent + "│ ", QUOTE)
+            rest = body[found.end() :]
+        else:
+            self._mark(indent, "")
+        for letter in rest:
+            self._write(letter)
+
+    def _mark(self, mark: str, style: str) -> None:
+        """Write what stands before the text of a line; it moves in further lines of the same text."""
+        mark = mark if cells(mark) < self._out.width // 2 else mark.lstrip(" ")
+        self._out.whole(painted(mark, style), cells(mark))
+        self._out.hanging = painted(mark, style) if style else " " * cells(mark)
+
+    def _end_line(self) -> None:
+        if self._fence:
+            self._code(self._start or "")
+        elif self._start is None:
+            self._finish()
+        elif self._whole == "row":
+            self._rows.append(self._start)
+            if len(self._rows) >= _MOST_ROWS:
+                self._end_table()
+        elif self._whole == "fence":
+            self._open(self._start)
+        elif _RULE.fullmatch(self._start.strip()):
+            self._end_table()
+            self._out.whole(painted("─" * min(self._out.width, 40), DIM), 0)
+            self._finish()
+        else:
+            self._begin(True)
+            self._end_table()
+            self._finish()
+        self._start, self._whole = "", None
+
+    def _finish(self) -> None:
+        for text, style in self._inline.end():
+            self._out.text(text, self._both(style))
+        self._out.line()
+        self._out.hanging, self._style = "", ""
+
+    def _write(self, letter: str) -> None:
+        for text, style in self._inline.push(letter):
+            self._out.text(text, self._both(style))
+
+    def _both(self, style: str) -> str:
+        return f"{self._style};{style}" if self._style and style else self._style or style
+
+    # -- code ------------------------------------------------------------------------------------------------------
+
+    def _open(self, line: str) -> None:
+        """Begin a block of code, if the whole line is a fence."""
+        self._end_table()
+        found = _FENCE.fullmatch(line)
+        if found is None:
+            self._start = None
+            self._mark(" " * (len(line) - len(line.lstrip(" "))), "")
+            for letter in line.lstrip(" "):
+                self._write(letter)
+            self._finish()
+            return
+        self._fence, self._language = found[2], found[3].strip().split(" ")[0].lower()
+        self._out.whole(painted(line, DIM), cells(line))
+        self._out.line()
+
+    def _code(self, line: str) -> None:
+        """Write a line of code, or the fence that ends it."""
+        line = line.expandtabs(4)
+        bare = line.strip()
+        if bare.startswith(self._fence) and not bare.strip(self._fence[0]):
+            self._fence = ""
+            self._out.whole(painted(line, DIM), cells(line))
+        else:
+            self._out.whole(highlighted(line, self._language), cells(line))
+        self._out.line()
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def _end_table(self) -> None:
+        """Write the rows that were held back."""
+        rows, self._rows = self._rows, []
+        if len(rows) > 1 and _DELIMITER.fullmatch(rows[1].strip()):
+            for line in table([_cells(row) for row in (rows[0], *rows[2:])], self._out.width):
+                self._out.whole(line, 0)
+                self._out.line()
+            return
+        for row in rows:
+            for text, style in parsed(row):
+                self._out.text(text, style)
+            self._out.line()
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", row.strip().strip("|"))]
+
+
+def _ansi(renderable: object, width: int) -> list[str]:
+    """Return what rich makes of something, line by line, in the colours that every terminal has."""
+    from rich.console import Console
+
+    stream = StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system="standard", legacy_windows=False)
+    console.print(renderable, end="", highlight=False, markup=False, emoji=False)
+    return [line.rstrip() for line in stream.getvalue().rstrip("\n").split("\n")]
+
+
+def highlighted(line: str, language: str) -> str:
+    """Return a line of code in colours, if its language has some."""
+    if language not in _LANGUAGES or len(line) > _MOST_LINE:
+        return line
+    from rich.syntax import Syntax
+
+    text = Syntax("", language, theme="ansi_dark").highlight(line)
+    text.rstrip()
+    if text.plain != line.rstrip():
+        return line
+    return "".join(_ansi(text, 10 * _MOST_LINE))
+
+
+def table(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the lines of a table; the first row is its header."""
+    from rich.box import SIMPLE_HEAD
+    from rich.style import Style
+    from rich.table import Table
+    from rich.text import Text
+
+    def cell(content: str) -> Text:
+        made = Text()
+        for text, style in parsed(content):
+            made.append(text, Style(bold=BOLD in style.split(";"), italic="3" in style.split(";")))
+        return made
+
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    columns = len(rows[0])
+    for content in rows[0]:
+        made.add_column(cell(content), overflow="fold")
+    for row in rows[1:]:
+        made.add_row(*(cell(content) for content in [*row, *[""] * columns][:columns]))
+    return _ansi(made, width)

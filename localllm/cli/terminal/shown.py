@@ -1,0 +1,118 @@
+"""How an answer is shown: as it is in a pipe, or with --plain; as Markdown on a terminal, with the thought before it.
+
+The text of a model is hostile. On a terminal all of it passes `printable` before anything else sees it.
+"""
+
+from __future__ import annotations
+
+import os
+from time import perf_counter
+from typing import Protocol, TextIO, cast
+
+from localllm.cli.options import Display
+from localllm.cli.terminal.console import Guard, raw
+from localllm.cli.terminal.markdown import DIM, Markdown
+from localllm.cli.terminal.wrapping import Wrapped, painted
+from localllm.printable import printable
+
+
+class Shown(Protocol):
+    """Takes the parts of one answer."""
+
+    parted: bool  # whether it wants thoughts apart from content
+
+    def thought(self, text: str) -> None: ...
+    def content(self, text: str) -> None: ...
+    def end(self) -> None:
+        """The answer has ended: end its last line."""
+
+
+def shown_on(stream: TextIO, display: Display) -> Shown:
+    """Return what shows an answer on a stream."""
+    out = raw(stream)
+    if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or display.plain:
+        return Plain(cast(TextIO, Guard(out)) if out.isatty() else out, display.hide_think)
+    return Rendered(out, display.hide_think, colours=not os.environ.get("NO_COLOR"))
+
+
+class Plain:
+    """Writes the text as it comes; thoughts only if they are not hidden."""
+
+    def __init__(self, out: TextIO, hide: bool) -> None:
+        self._out, self.parted = out, hide
+        self._last = "\n"
+
+    def thought(self, text: str) -> None:
+        """Drop the thought: thoughts come apart from content only to be hidden."""
+
+    def content(self, text: str) -> None:
+        if text:
+            self._out.write(text)
+            self._out.flush()
+            self._last = text[-1]
+
+    def end(self) -> None:
+        if self._last != "\n":
+            self._out.write("\n")
+            self._out.flush()
+
+
+class Rendered:
+    """Renders Markdown, wraps words, and dims thoughts, or says only how long they are."""
+
+    parted = True
+
+    def __init__(self, out: TextIO, hide: bool, colours: bool) -> None:
+        self._out, self._hide = Wrapped(out), hide
+        self._dim = DIM if colours else ""
+        self._markdown = Markdown(self._out) if colours else None  # without styles the markers say what they mean
+        self._thinking = False
+        self._began, self._pieces = 0.0, 0
+
+    def thought(self, text: str) -> None:
+        if not self._thinking:
+            self._end_content()
+            self._thinking, self._began, self._pieces = True, perf_counter(), 0
+            if self._hide:
+                self._out.whole(painted("thinking ...", self._dim), 12)
+        self._pieces += 1
+        if not self._hide:
+            self._lines(printable(text, None, keep="\n\t"), self._dim)
+        self._out.flush()
+
+    def content(self, text: str) -> None:
+        if self._thinking:
+            self._end_thought()
+        text = printable(text, None, keep="\n\t")
+        if self._markdown is not None:
+            self._markdown.text(text)
+        else:
+            self._lines(text, "")
+            self._out.flush()
+
+    def end(self) -> None:
+        if self._thinking:
+            self._end_thought()
+        self._end_content()
+
+    def _lines(self, text: str, style: str) -> None:
+        for number, line in enumerate(text.split("\n")):
+            if number:
+                self._out.line()
+            self._out.text(line, style)
+
+    def _end_thought(self) -> None:
+        self._thinking = False
+        if self._hide:
+            spent = f" {self._pieces} tokens, {perf_counter() - self._began:.1f} s"
+            self._out.whole(painted(spent, self._dim), len(spent))
+            self._out.end()
+        else:
+            self._out.end()
+            self._out.line()
+
+    def _end_content(self) -> None:
+        if self._markdown is not None:
+            self._markdown.end()
+        else:
+            self._out.end()

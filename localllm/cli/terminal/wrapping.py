@@ -1,0 +1,128 @@
+"""Text that wraps at words while it streams. Nothing that is written is ever taken back, so resizing breaks nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TextIO
+
+FALLBACK = 80  # columns of a terminal that does not know its width
+NARROWEST = 20
+
+
+def width_of(stream: TextIO, fallback: int = FALLBACK) -> int:
+    """Return the columns of the terminal behind a stream now; `fallback` if there is none or it does not know them."""
+    try:
+        columns = os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError, AttributeError):
+        columns = 0
+    return max(columns, NARROWEST) if columns else fallback
+
+
+def broken(text: str, width: int, hanging: str = "") -> list[str]:
+    """Return the lines of a text that breaks at words, all but the first with `hanging` before them."""
+    lines, line = [], ""
+    for word in re.findall(r" *[^ ]+", text):
+        if line.strip() and cells(line) + cells(word) > width:
+            lines.append(line)
+            word = hanging + word.lstrip(" ")
+            line = ""
+        line += word
+    return [*lines, line]
+
+
+def cells(text: str) -> int:
+    """Return the columns that a text takes."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+class Wrapped:
+    """Writes styled text to a terminal, whole words at a time.
+
+    Styles are numbers of ANSI's "select graphic rendition" ("1;36"); "" is none. The text must be printable: nothing
+    here escapes it. Lines after a break within a paragraph begin with `hanging`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._word: list[tuple[str, str]] = []  # characters and their styles
+        self._length = 0  # columns of the word
+        self._gap = ""  # spaces before the word
+        self.column = 0
+        self.hanging = ""
+
+    @property
+    def width(self) -> int:
+        return width_of(self._stream)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing stands in the line yet."""
+        return not self.column and not self._word and not self._gap
+
+    def text(self, text: str, style: str = "") -> None:
+        """Write text of one line."""
+        for letter in text:
+            if letter in " \t":
+                self._end_word()
+                self._gap += " " if letter == " " else "    "
+                continue
+            size = cells(letter)
+            if size == 2:  # lines may break around wide characters
+                self._end_word()
+            self._word.append((letter, style))
+            self._length += size
+            if size == 2 or self._length >= self.width - cells(self.hanging) or len(self._word) > 4 * self.width:
+                self._end_word()
+
+    def whole(self, text: str, size: int) -> None:
+        """Write finished text of `size` columns, with its own styles, which the terminal breaks if it must."""
+        self._end_word()
+        self._stream.write(self._gap + text)
+        self.column += len(self._gap) + size
+        self._gap = ""
+
+    def line(self) -> None:
+        """End the line; spaces at its end are dropped."""
+        self._end_word()
+        self._gap = ""
+        self._stream.write("\n")
+        self.column = 0
+
+    def flush(self) -> None:
+        """Show what is finished."""
+        self._stream.flush()
+
+    def end(self) -> None:
+        """End the last word, and its line if there is one."""
+        if not self.empty:
+            self.line()
+        self.flush()
+
+    def _end_word(self) -> None:
+        if not self._word:
+            return
+        if self.column and self.column + len(self._gap) + self._length > self.width:
+            self._stream.write("\n" + self.hanging)
+            self.column, self._gap = cells(self.hanging), ""
+        self._stream.write(self._gap + _painted(self._word))
+        self.column += len(self._gap) + self._length
+        self._word, self._length, self._gap = [], 0, ""
+
+
+def painted(text: str, style: str) -> str:
+    """Return text in a style."""
+    return f"\x1b[{style}m{text}\x1b[0m" if style and text else text
+
+
+def _painted(letters: list[tuple[str, str]]) -> str:
+    text, run, last = "", "", ""
+    for letter, style in letters:
+        if style != last:
+            text, run, last = text + painted(run, last), "", style
+        run += letter
+    return text + painted(run, last)

@@ -1,0 +1,179 @@
+"""The recipes of encoders, whose tensors the gguf package names. Classes with a classifier become rerankers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from localllm.convert import tensor as t
+from localllm.convert.gemma_recipes import GEMMA3_DEFAULTS
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Key, Mapped, Recipe, Sizes, must_be, score_scale
+from localllm.convert.tensor import LazyTensor
+
+_RANK = 4  # GGUF's number of the pooling that a classifier follows
+_CAUSAL: dict[str, Key] = {"attention.causal": False}
+_PLAIN: dict[str, Key] = {**_CAUSAL, "rope.dimension_count": None, "rope.freq_base": None}  # nothing is rotated
+_BERT_CHECKS = (must_be("position_embedding_type", "absolute"), must_be("is_decoder", False))
+_MASKED = ("cls.", "lm_head.", "pooler.")  # what predicts masked tokens, and a layer that embeddings do not pass
+
+
+def _labels(config: HfConfig) -> list[str] | None:
+    """Return the names of several scores, in their order."""
+    table = config.table("id2label")
+    if len(table) < 2 or not all(key.isdecimal() and len(key) < 10 for key in table):
+        return None
+    return [str(table[key]) for key in sorted(table, key=int)]
+
+
+def _older(name: str) -> Callable[[HfConfig], int | None]:
+    """Return the number under the name that config.json had before transformers had the class."""
+    return lambda config: config.integer(name)
+
+
+def _offset(config: HfConfig) -> int:
+    """Return the number of RoBERTa's positions that no token has: they are counted from behind the padding's."""
+    return (config.integer("pad_token_id") or 0) + 1
+
+
+def _counted(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+    return t.strided(parts[0], _offset(sizes.config), parts[0].shape[0])
+
+
+def _positions(config: HfConfig) -> int:
+    return config.needed("max_position_embeddings") - _offset(config)
+
+
+def _trained(config: HfConfig) -> int:
+    """Return the positions that Nomic's models were trained with; older files count more, for a stretched rotation."""
+    return min(config.needed("max_position_embeddings"), config.integer("max_trained_positions") or 1 << 30)
+
+
+def _no_adapters(config: HfConfig) -> str | None:
+    """Jina's embeddings 3 in the form of its own code."""
+    if not config.get("lora_adaptations"):
+        return None
+    return "lora_adaptations are adapters of tasks, which files do not hold; save it as JinaEmbeddingsV3Model: they are"
+
+
+def _period(config: HfConfig) -> int:
+    """Return n of a ModernBERT whose layers 0, n, 2n, ... see everything."""
+    kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    if kinds is None:
+        return config.integer("global_attn_every_n_layers") or 3
+    full = [i for i, kind in enumerate(kinds) if kind == "full_attention"] if isinstance(kinds, list) else []
+    period = full[1] if len(full) > 1 else layers
+    if full != list(range(0, layers, period)) or len(kinds) != layers:
+        raise config.error("layer_types", kinds, "full attention in layers 0, n, 2n, ...")
+    return period
+
+
+def _activation(config: HfConfig) -> str:
+    return "silu" if config.get("hidden_activation") in ("silu", "swish") else "gelu"
+
+
+def _classifier_pooling(config: HfConfig) -> int:
+    found = config.get("classifier_pooling") or "cls"
+    if found not in ("cls", "mean"):
+        raise config.error("classifier_pooling", found, "cls or mean")
+    return 1 if found == "mean" else 2
+
+
+def _ranker(keys: dict[str, Key]) -> dict[str, Key]:
+    return {**keys, "pooling_type": _RANK, "classifier.output_labels": _labels}
+
+
+_ROBERTA_KEYS: dict[str, Key] = {**_PLAIN, "context_length": _positions}
+_ROBERTA: dict[str, Any] = {
+    "eps": "layer_norm_eps", "checks": (*_BERT_CHECKS, _no_adapters),
+    "defaults": {"pad_token_id": 1, "layer_norm_eps": 1e-12},
+}  # fmt: skip
+_COUNTED = {"position_embd.weight": _counted}
+_MODERN: dict[str, Any] = {
+    "eps": "norm_eps", "checks": (must_be("classifier_activation", "gelu"),),
+    "defaults": {
+        "norm_eps": 1e-5, "local_attention": 128,
+        "rope_theta": lambda config: config.real("global_rope_theta") or 160000.0,
+        "rope_local_base_freq": lambda config: config.real("local_rope_theta") or 10000.0,
+    },
+}  # fmt: skip
+_MODERN_KEYS: dict[str, Key] = {
+    **_CAUSAL, "attention.sliding_window": "local_attention", "attention.sliding_window_pattern": _period,
+    "hidden_activation": _activation,
+}  # fmt: skip
+_JINA: dict[str, Any] = {"eps": "layer_norm_eps", "defaults": {"rope_theta": 20000.0, "layer_norm_eps": 1e-5}}
+
+ROWS = (
+    Recipe(
+        "bert", ("BertModel", "BertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN, checks=_BERT_CHECKS,
+        defaults={"layer_norm_eps": 1e-12}, mapped=Mapped(("bert.",), skipped=_MASKED),
+    ),
+    Recipe(
+        "bert", ("BertForSequenceClassification",), {}, eps="layer_norm_eps", keys=_ranker(_PLAIN),
+        checks=_BERT_CHECKS, defaults={"layer_norm_eps": 1e-12},
+        mapped=Mapped(("bert.",), {"pooler.dense": "cls", "classifier": "cls.output"}),
+    ),
+    Recipe(
+        "bert", ("DistilBertModel", "DistilBertForMaskedLM"), {}, eps="layer_norm_eps", keys=_PLAIN,
+        checks=(must_be("activation", "gelu"),),
+        defaults={
+            "num_hidden_layers": _older("n_layers"), "hidden_size": _older("dim"),
+            "num_attention_heads": _older("n_heads"), "intermediate_size": _older("hidden_dim"),
+            "layer_norm_eps": 1e-12,
+        },
+        mapped=Mapped(("distilbert.",), skipped=("vocab_",)),
+    ),
+    Recipe(
+        "bert",
+        ("RobertaModel", "RobertaForMaskedLM", "XLMRobertaModel", "XLMRobertaForMaskedLM", "CamembertModel",
+         "CamembertForMaskedLM"),
+        {}, keys=_ROBERTA_KEYS, mapped=Mapped(("roberta.", "camembert."), skipped=_MASKED, changes=_COUNTED),
+        **_ROBERTA,
+    ),
+    Recipe(
+        "bert",
+        ("RobertaForSequenceClassification", "XLMRobertaForSequenceClassification",
+         "CamembertForSequenceClassification"),
+        {}, keys=_ranker(_ROBERTA_KEYS), mapped=Mapped(("roberta.", "camembert."), changes=_COUNTED), **_ROBERTA,
+    ),
+    Recipe(
+        "nomic-bert", ("NomicBertModel", "NomicBertForMaskedLM"), {}, eps="layer_norm_eps",
+        keys={**_CAUSAL, "context_length": _trained},
+        checks=(
+            must_be("moe_every_n_layers", 0), must_be("prenorm", False), must_be("rotary_emb_interleaved", False),
+            must_be("rotary_emb_fraction", 1.0), must_be("activation_function", "swiglu"), must_be("causal", False),
+        ),
+        defaults={
+            "num_hidden_layers": _older("n_layer"), "hidden_size": _older("n_embd"),
+            "num_attention_heads": _older("n_head"), "intermediate_size": _older("n_inner"),
+            "max_position_embeddings": _older("n_positions"), "rope_theta": 1000.0,
+            "layer_norm_eps": lambda config: config.real("layer_norm_epsilon") or 1e-12,
+        },
+        mapped=Mapped(("nomic_bert.", "bert."), skipped=_MASKED),
+    ),
+    Recipe(
+        "modern-bert", ("ModernBertModel", "ModernBertForMaskedLM"), {}, keys=_MODERN_KEYS,
+        mapped=Mapped(("model.",), skipped=("head.", "decoder.")), **_MODERN,
+    ),
+    Recipe(
+        "modern-bert", ("ModernBertForSequenceClassification",), {},
+        keys=_ranker({**_MODERN_KEYS, "classifier_pooling_type": _classifier_pooling}),
+        mapped=Mapped(("model.",), {"classifier": "cls.output"}), **_MODERN,
+    ),
+    Recipe(
+        "jina-bert-v3", ("JinaEmbeddingsV3Model", "JinaEmbeddingsV3ForMaskedLM"), {}, keys=_CAUSAL,
+        mapped=Mapped(("roberta.",), skipped=_MASKED), **_JINA,
+    ),
+    Recipe(
+        "jina-bert-v3", ("JinaEmbeddingsV3ForSequenceClassification",), {}, keys=_ranker(_CAUSAL),
+        mapped=Mapped(("roberta.",), {"classifier.dense": "cls", "classifier.out_proj": "cls.output"}), **_JINA,
+    ),
+    Recipe(
+        "eurobert", ("EuroBertModel", "EuroBertForMaskedLM"), {}, keys=_CAUSAL,
+        mapped=Mapped(("model.",), skipped=("lm_head.",)),
+    ),
+    Recipe(
+        "gemma-embedding", ("Gemma3TextModel",), {}, norm_offset=1.0, defaults=GEMMA3_DEFAULTS, keys=_CAUSAL,
+        checks=(score_scale(0), must_be("use_bidirectional_attention", True)), mapped=Mapped(("model.",)),
+    ),
+)  # fmt: skip

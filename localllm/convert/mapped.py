@@ -1,0 +1,57 @@
+"""Tensors by the names that the gguf package knows for an architecture, instead of a recipe's own: encoders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.recipe import Mapped, Recipe, Sizes
+from localllm.convert.safetensors import Shard
+from localllm.convert.tensor import LazyTensor
+from localllm.printable import printable
+
+_COMPUTED = (
+    *("position_ids", "token_type_ids", "rotary_emb.inv_freq"),
+    *(".attention.bias", ".attention.masked_bias", ".attn.bias", ".attn.masked_bias"),  # masks of GPT-NeoX and GPT-2
+)
+_OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of norms in checkpoints of 2019
+_SUFFIXES = ("weight", "bias")
+_LAYER = re.compile(r"^blk\.\d+\.")
+
+
+def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, sizes: Sizes) -> Iterator[LazyTensor]:
+    """Return the tensors of the file, those outside of layers first; ConvertError for one without a place."""
+    found: dict[str, LazyTensor] = {}
+    of = _names(recipe.name, sizes.layers)
+    for shard in shards:
+        for stored, tensor in shard.tensors.items():
+            name = next((stored.removeprefix(p) for p in mapped.prefixes if stored.startswith(p)), stored)
+            if name.startswith(mapped.skipped) or name.endswith(_COMPUTED):
+                continue
+            base, _, suffix = name.rpartition(".")
+            suffix, target = _OLD_SUFFIXES.get(suffix, suffix), mapped.names.get(base) or of.get(base)
+            if target is None or suffix not in _SUFFIXES:
+                raise ConvertError(f"tensor '{printable(stored)}' has no place in GGUF files of {recipe.name}")
+            key = f"{target}.{suffix}"
+            if key in found:
+                raise ConvertError(f"tensors '{printable(found[key].name)}' and '{printable(stored)}' are both {key}")
+            found[key] = tensor
+    for key in sorted(found, key=_place):
+        change = mapped.changes.get(_LAYER.sub("", key))
+        yield t.renamed(found[key] if change is None else change([found[key]], sizes), key)
+
+
+def _names(architecture: str, layers: int) -> dict[str, str]:
+    """Return the gguf package's map of names without suffixes."""
+    from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
+    return {name: target for name, (_, target) in get_tensor_name_map(number, layers).mapping.items()}
+
+
+def _place(name: str) -> tuple[bool, int, str]:
+    """Order: the embedding of tokens, other tensors, then layer by layer."""
+    layer = int(name.split(".")[1]) if name.startswith("blk.") else -1
+    return not name.startswith("token_embd."), layer, name

@@ -1,0 +1,89 @@
+"""What sentence-transformers adds to a folder (modules.json): how embeddings are pooled, dense layers behind that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from localllm.convert import tensor as t
+from localllm.convert.errors import ConvertError
+from localllm.convert.jsonfile import objects, parse_json, read_json
+from localllm.convert.safetensors import Shard
+from localllm.convert.tensor import LazyTensor
+from localllm.printable import printable
+
+_MAX_BYTES = 1 << 20  # of modules.json
+_POOLINGS = {"mean": 1, "cls": 2, "lasttoken": 3}  # GGUF's numbers
+_FLAGS = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_lasttoken": "lasttoken"}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """A step behind the model: its kind, and the folder of its files."""
+
+    kind: str  # the last part of its type: Transformer, Pooling, Dense, Normalize
+    folder: Path
+
+
+def read_modules(folder: Path) -> tuple[Module, ...]:
+    """Return the modules of a folder; none if it has no modules.json."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return ()
+    if path.stat().st_size > _MAX_BYTES:
+        raise ConvertError(f"{path}: is larger than {_MAX_BYTES >> 20} MB; it cannot be a file of a model")
+    found = []
+    for entry in objects(parse_json(path.read_bytes(), str(path))):
+        place = PurePosixPath(str(entry.get("path", "")))
+        if place.is_absolute() or ".." in place.parts:
+            raise ConvertError(f"{path}: '{printable(str(place))}' is not a folder inside this one; download it again")
+        found.append(Module(str(entry.get("type")).rpartition(".")[2], folder / place))
+    return tuple(found)
+
+
+def pooling_of(modules: tuple[Module, ...]) -> int | None:
+    """Return GGUF's number of the pooling; None if no module tells it."""
+    for module in modules:
+        if module.kind == "Pooling":
+            path = module.folder / "config.json"
+            values = read_json(path)
+            modes = [mode for flag, mode in _FLAGS.items() if values.get(flag) is True]
+            modes = modes or [str(values.get("pooling_mode"))]
+            if len(modes) != 1 or modes[0] not in _POOLINGS:
+                found = ", ".join(printable(mode) for mode in modes)
+                raise ConvertError(f"{path}: the pooling is {found}; supported: one of {', '.join(_POOLINGS)}")
+            return _POOLINGS[modes[0]]
+    return None
+
+
+def dense_shards(modules: tuple[Module, ...]) -> list[Shard]:
+    """Open the files of the dense layers, in their order."""
+    shards: list[Shard] = []
+    try:
+        shards.extend(Shard(module.folder / "model.safetensors") for module in modules if module.kind == "Dense")
+    except BaseException:
+        for shard in shards:
+            shard.close()
+        raise
+    return shards
+
+
+def dense_tensors(shards: list[Shard]) -> Iterator[LazyTensor]:
+    """Return the matrices of dense layers, `dense_2` and on; ConvertError for layers that are more than a matrix."""
+    for number, shard in enumerate(shards, 2):
+        config = read_json(shard.path.with_name("config.json"))
+        activation = str(config.get("activation_function"))
+        if list(shard.tensors) != ["linear.weight"] or number > 3 or not activation.endswith("Identity"):
+            raise ConvertError(
+                f"{shard.path.parent}: holds {printable(', '.join(shard.tensors))} with activation "
+                f"{printable(activation)}; supported: two layers with linear.weight alone and without activation"
+            )
+        yield t.renamed(shard.tensors["linear.weight"], f"dense_{number}.weight")
+
+
+def dense_keys(tensors: list[LazyTensor]) -> dict[str, Any]:
+    """Return the widths of dense layers, below the architecture's prefix."""
+    widths = {x.name.removesuffix(".weight"): x.shape for x in tensors if len(x.shape) == 2}
+    return {f"{name}_feat_{way}": n for name, (out, into) in widths.items() for way, n in (("in", into), ("out", out))}

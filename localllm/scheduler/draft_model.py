@@ -1,0 +1,238 @@
+"""A draft model in a batch: it drafts for all answers at once, one row of each in a step of its own engine.
+
+It proposes the token that it finds most likely, so a draft that equals the sampled token leaves the answer that of
+plain decoding. Prompts reach it in pieces beside the drafts of others. It drafts as long as the tokens that are likely
+to be accepted take longer without it, by measured times and acceptance; after rounds that lost time it rests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.backends.base import BackendError
+from localllm.engine import Engine, Result, Rows
+from localllm.errors import LocalLLMError
+from localllm.sampling.chain import HIGHEST
+from localllm.sampling.sampler import Sampler
+from localllm.scheduler.answering import Answering
+from localllm.speculation import draft
+from localllm.speculation.draft import Followed, trust_of
+from localllm.speculation.policy import Costs, Judge
+from localllm.speculation.rule import Guess
+from localllm.speculation.vocabulary import Mapping
+
+CATCH_UP = 64  # rows of prompts in a step of the draft model: the answers wait for it
+_HORIZON = 128  # assumed tokens left of an answer of unknown length
+_HOPELESS = 0.1  # chance that all drafted tokens so far are accepted, below which drafting stops
+
+
+class _Drafting:
+    """A request as the draft model sees it. `stands` is the chance that all its guesses are accepted."""
+
+    def __init__(self, one: Answering, followed: Followed) -> None:
+        self.one, self.followed = one, followed
+        self.good = 0  # leading tokens that the draft model has evaluated
+        self.room, self.stands = 0, 1.0
+
+    def catch_up(self, most: int) -> tuple[list[int], bool]:
+        """Return at most `most` tokens to evaluate next, and whether they are all that is missing.
+
+        At least the newest token is evaluated (again), for its logits.
+        """
+        text, seen = self.one.tokens, self.followed.tokens
+        while self.good < min(len(seen), len(text)) and seen[self.good] == text[self.good]:
+            self.good += 1
+        self.followed.forget(min(self.good, len(text) - 1))
+        self.good = len(self.followed.tokens)
+        missing = text[self.good : self.good + most]
+        return missing, self.good + len(missing) == len(text)
+
+    @property
+    def behind(self) -> int:
+        """About how many tokens of the text are missing."""
+        return len(self.one.tokens) - self.good
+
+
+class DraftModel:
+    """Drafts for the requests of a scheduler. Only its thread uses it."""
+
+    def __init__(self, engine: Engine, mapping: Mapping, costs: Costs, verifying: Costs, longest: int) -> None:
+        """`costs` are those of the draft model's steps, `verifying` those of the model's."""
+        self._engine, self._mapping = engine, mapping
+        self._costs, self._verifying, self._longest = costs, verifying, longest
+        self._judge = Judge(draft.PRIORS)
+        self.acceptance = self._judge.acceptance
+        self._drafting: dict[int, _Drafting] = {}  # by the number of the request
+        self._spent, self._won, self._shared = 0.0, 0, 0  # the last round: seconds, accepted drafts, requests
+        self._reading = 0.0  # its seconds for prompts, which serve later rounds
+
+    def end(self, one: Answering) -> None:
+        """Forget a request."""
+        if (found := self._drafting.pop(one.number, None)) is not None:
+            found.followed.close()
+
+    def propose(self, ones: Sequence[Answering], rows: int, worth: float, positions: int) -> None:
+        """Set the guesses of requests that are writing, in a step of `rows` rows so far.
+
+        `worth` is the seconds that a further token saves. A request holds at most `positions` tokens.
+        """
+        self._settle(worth)
+        found = [self._of(one) for one in ones]
+        for each in found:
+            tokens = len(each.one.tokens)
+            each.room, each.stands = min(self._longest, each.one.left - 1, positions - tokens - 1), 1.0
+        found = [each for each in found if each.room > 0 and self._pays(each, rows, worth)]
+        if not found or not self._judge.ready():
+            return
+        if self._outlook(len(found), float(len(found)), 0, rows, worth) <= 0:
+            self._judge.rest()
+            return
+        began, self._reading = perf_counter(), 0.0
+        try:
+            self._draft(found, rows, worth)
+        except (BackendError, LocalLLMError):  # such as a full cache of the draft model
+            self._judge.rest()
+        self._spent = perf_counter() - began - self._reading
+        self._shared = sum(bool(each.one.guesses) for each in found)
+
+    def verified(self, seconds: float) -> None:
+        """Add the expected time that the drafts of this round prolong the model's step by."""
+        self._spent += seconds
+
+    def accepted(self, count: int) -> None:
+        """Count accepted drafts of this round."""
+        self._won += count
+
+    # -- whether it pays -------------------------------------------------------------------------------------------
+
+    def _settle(self, worth: float) -> None:
+        """Record what the last round gained, in tokens of a request."""
+        if self._shared:
+            self._judge.settle((self._won - self._spent / worth) / self._shared)
+        self._spent, self._won, self._shared = 0.0, 0, 0
+
+    def _pays(self, each: _Drafting, rows: int, worth: float) -> bool:
+        """Whether drafts for the rest of an answer save more than evaluating what the draft model lacks of it."""
+        missing = each.behind - self._longest
+        if missing <= 0:
+            return True
+        rounds = min(each.one.left, _HORIZON) * (1 - self.acceptance.mean)
+        return self._outlook(1, 1.0, 0, rows, worth) * rounds > missing * self._seconds(self._costs.most) / (
+            self._costs.most
+        )
+
+    def _outlook(self, requests: int, stands: float, drafted: int, rows: int, worth: float) -> float:
+        """Return the most that further steps of the draft model gain, in seconds.
+
+        `stands` is the sum of the requests' chances, `rows` the rows of the model's step with all drafts so far.
+        """
+        best = won = 0.0
+        most = self._verifying.most
+        for more in range(1, self._longest - drafted + 1):
+            wider = rows + more * requests
+            if wider > most and more > 1:
+                break
+            stands *= self.acceptance.mean
+            won += stands * worth - self._seconds(requests)
+            best = max(best, won - (self._verifying.seconds(min(wider, most)) - self._verifying.seconds(rows)))
+        return best
+
+    def _seconds(self, rows: int) -> float:
+        return self._costs.seconds(min(rows, self._costs.most))
+
+    # -- drafting --------------------------------------------------------------------------------------------------
+
+    def _of(self, one: Answering) -> _Drafting:
+        if one.number not in self._drafting:
+            self._drafting[one.number] = _Drafting(one, Followed(self._engine, self._mapping))
+        return self._drafting[one.number]
+
+    def _draft(self, found: list[_Drafting], rows: int, worth: float) -> None:
+        """Draft until no further step is expected to pay."""
+        with ExitStack() as undo:
+            for each in found:
+                sampler = each.one.sampler
+                undo.enter_context(sampler.drafting())
+                undo.callback(sampler.restore, sampler.snapshot())
+            active = self._caught_up(found)
+            drafted = 0
+            while active:
+                drafted += 1
+                rows += len(active)
+                active = [(each, tokens) for each, tokens in active if self._goes_on(each)]
+                stands = sum(each.stands for each, _ in active)
+                if not active or rows >= self._verifying.most:
+                    return
+                if self._outlook(len(active), stands, drafted, rows, worth) <= 0:
+                    return
+                active = self._step(active)
+
+    def _caught_up(self, found: list[_Drafting]) -> list[tuple[_Drafting, list[int]]]:
+        """Evaluate what is missing of the texts; return the requests that have a first guess."""
+        left, parts = CATCH_UP, []
+        most = self._engine.limits.rows // len(found)
+        for each in found:
+            tokens, whole = each.catch_up(min(max(left, 0) + self._longest + 1, most))
+            if not whole:
+                left -= len(tokens)
+            if tokens:
+                parts.append((each, tokens, whole))
+        return self._evaluated(parts)
+
+    def _step(self, active: list[tuple[_Drafting, list[int]]]) -> list[tuple[_Drafting, list[int]]]:
+        """Evaluate the newest guesses; return the requests that have another one."""
+        return self._evaluated([(each, tokens, True) for each, tokens in active])
+
+    def _evaluated(self, parts: list[tuple[_Drafting, list[int], bool]]) -> list[tuple[_Drafting, list[int]]]:
+        """Evaluate tokens of requests in one step, and guess after those marked; return (request, [guess])."""
+        spelled = [each.followed.spelled(tokens) for each, tokens, _ in parts]
+        chosen = [number for number, (new, _) in enumerate(spelled) if new]
+        if not chosen:
+            return []
+        began = perf_counter()
+        results: list[Result] = self._engine.step(
+            [Rows(parts[i][0].followed.sequence, spelled[i][0], "last" if parts[i][2] else "none") for i in chosen]
+        )
+        count = sum(len(spelled[i][0]) for i in chosen)
+        seconds = perf_counter() - began
+        if count <= self._costs.most:
+            self._costs.observe(count, seconds)
+        newest = sum(min(len(spelled[i][0]), self._longest + 1) for i in chosen if parts[i][2])
+        self._reading += seconds * (1 - newest / count)
+        guessed = []
+        for i, result in zip(chosen, results, strict=True):
+            each, tokens, wanted = parts[i]
+            each.followed.took(tokens, spelled[i][1])
+            if wanted and (guess := _guess(each.one.sampler, self._mapping.logits(result.logits[-1]))) is not None:
+                each.one.guesses.append(guess)
+                guessed.append((each, [guess.token]))
+        return guessed
+
+    def _goes_on(self, each: _Drafting) -> bool:
+        """Take a request's newest guess; return whether another one may follow."""
+        one = each.one
+        guess = one.guesses[-1]
+        if one.sampler.valid([each.token for each in one.guesses]) < len(one.guesses):  # a grammar forbids it
+            one.guesses.pop()
+            return False
+        each.stands *= self.acceptance.expect(guess.trust)
+        one.sampler.accept(guess.token)
+        return len(one.guesses) < each.room and each.stands >= _HOPELESS and bool(self._mapping.to_draft(guess.token))
+
+
+def _guess(sampler: Sampler, logits: NDArray[np.float32]) -> Guess | None:
+    """Return the most likely token, after penalties where these decide; None for damaged logits."""
+    token = int(logits.argmax())
+    if not abs(float(logits[token])) < HIGHEST:
+        return None
+    if sampler.options.greedy:
+        try:
+            token = sampler.sample(logits)
+        except LocalLLMError:  # penalties leave nothing
+            return None
+    return Guess(token, trust_of(logits, token), None)

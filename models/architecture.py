@@ -1,0 +1,139 @@
+"""A row of the table of architectures: the properties that a model file does not hold, and their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from localllm.plan import Activation, Gating, GluActivation, NormKind, RopeStyle
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertGating:
+    """How the experts of a token are weighted; `plan.Experts` defines the gatings."""
+
+    gating: Gating
+    normalize: bool  # divide the chosen weights by their sum
+    from_file: bool | Literal["gating"] = False  # keys of the file override the two above and may scale, or the first
+    scales: bool = False  # apply the `.scale` tensors of the experts' matrices
+    activation: GluActivation = "silu"
+    beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
+    weighted_input: bool = False  # the weights multiply what the experts read, not what they give
+    router: Literal["", "unnormed"] = ""  # unnormed: the router reads what the layer reads
+    norm: str = ""  # the tensor that norms for the experts what the layer reads; "": they read what the router reads
+    dense: bool = False  # the layer has a dense feed-forward beside the experts
+    sum_scale: float = 1.0  # of the sum of the experts and of what stands beside them
+    biased: Gating | None = None  # where the choice has a bias and the file tells no gating; None: as elsewhere
+
+
+@dataclass(frozen=True, slots=True)
+class Sliding:
+    """Sliding-window attention in all layers but every `period`-th."""
+
+    period: int  # where the file does not say it: layers period - 1, 2 period - 1, ... see everything
+    first: bool = False  # layers 0, period, 2 period, ... see everything instead
+    window: int = 0  # where the file does not say it; 0: no layer slides
+    stretched: bool = True  # rope scaling holds in sliding layers too
+    factors: bool = True  # and so do the factors of frequencies
+    rope_base: float = 0.0  # of sliding layers where the file does not say it; 0: as in the others
+    only_rope: bool = False  # layers that see everything are not rotated
+    depth: int = 0  # only models of so many layers slide; 0: all
+    chunked: bool = False  # a window is a chunk of the context instead
+    both_ways: bool = False  # half of a window lies before a row, half behind it
+    half: bool = False  # layers that see everything rotate half of the dimensions
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Keys of the file scale embeddings, scores, residual branches and logits; these are the defaults."""
+
+    logits: Literal["multiplied", "divided"] = "divided"  # by `logit_scale`
+    embedding: float = 1.0
+    depth: float = 0.0  # residual branches are scaled by depth / sqrt(layers); 0: by 1
+    width: int = 0  # the logit scale is width / the model's width; 0: `logit`
+    logit: float = 0.0  # 0: 1
+    from_file: bool = True  # false: the keys do not count
+    switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
+
+
+Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
+
+    mixer: Mixer
+    layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
+    alone: bool = False  # a layer is a mixer or a feed-forward
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
+
+    name: str  # general.architecture, and the prefix of the keys
+    rope_style: RopeStyle | None  # None: nothing is rotated
+    activation: Activation | Literal["xielu"] = "silu"
+    no_rope_every: int = 0  # layers n - 1, 2n - 1, ... are not rotated; 0: all are
+    rope_pattern: bool = False  # the key `attention.rope_pattern` says which layers are rotated
+    qk_norm: bool = False  # q/k norms are required (elsewhere they are applied if the file holds them)
+    ffn_scales: bool = True  # apply `.scale` tensors of feed-forward matrices (llama.cpp does for some)
+    # fused: ffn_up holds gate and up; plain: no gate; found: what the file holds of these
+    ffn: Literal["gated", "fused", "plain", "found"] = "gated"
+    norm: NormKind = "rms"
+    attention_norm: str = "attn_norm"  # the tensor that norms the input of attention; "": nothing does
+    ffn_norm: str = "ffn_norm"  # and of the feed-forward
+    post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
+    attention_post_norm: str = "post_attention_norm"
+    ffn_post_norm: str = "post_ffw_norm"
+    sum_norms: bool = False  # the rows are normed after the addition instead, by these tensors
+    root_width_embedding: bool = False  # embeddings are times sqrt(width)
+    wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)
+    attention_softcap: float | None = None  # where the file does not say it; None: the key does not count
+    logit_softcap: float | None = None  # as above
+    multipliers: Multipliers | None = None
+    attention_scale: bool = False  # the key `attention.scale` counts
+    score_scale: float = 0.0  # of all scores; 0: as above, or one over the root of the head width
+    parallel: bool = False  # attention and feed-forward read the same rows, and both are added to them
+    norm_weights: bool = True  # false: norms have none
+    ignored: tuple[str, ...] = ()  # tensors and keys that do not count; of a layer's tensors the name after `blk.N.`
+    eps: float = 0.0  # of the norms where the file says 0; 0: the file must say it
+    sections: bool = False  # the key `rope.dimension_sections` counts
+    parallel_key: bool = False  # the key `use_parallel_residual` says whether the layer is parallel
+    gated: GluActivation | None = None  # the matrix `attn_gate` gates what the heads see, or each head
+    embedding_norm: bool = False  # embeddings are normed, without weights
+    post_norm_eps: float = 0.0  # of the norms of what is added; 0: as of the others
+    norms_rotated: bool = False  # q/k norms come after the rotation
+    value_norm: bool = False  # the values of each head are normed, without weights
+    value_scale: bool = False  # the key `attention.value_scale` multiplies the values
+    keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
+    altup: bool = False  # layers work on several streams of rows
+    per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
+    kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
+    latent: bool = False  # heads read a latent row per position
+    clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
+    alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance
+    alibi_depth: int = 0  # only in models of so many layers; 0: all
+    rope_depth: int = 0  # only models of so many layers are rotated; 0: all
+    score_scale_key: str = "attention.scale"  # which key `attention_scale` means
+    scores_by_width: bool = False  # scores are divided by the width of a head, not by its root
+    unit_qk_norm: bool = False  # queries and keys of rotated layers are normed without weights
+    unit_qk_norm_but: int = 0  # but not in models of so many experts
+    unrotated_temperature: tuple[float, int] | None = None  # growth of queries that are not rotated, and its length
+    embedding_skip: bool = False  # the embedding is added behind every layer, times a number of the layer
+    limits: GluActivation | None = None  # the unit of a layer for which the file gives a limit
+    lead_rotated: bool = False  # the leading dense layers are rotated
+    norm_by_eps: bool = False  # norms are RMS where the file gives the epsilon of RMS norms
+    rms_eps: bool = False  # files give the epsilon of layer norms as that of RMS norms
+    halves: bool = False  # `feed_forward_length` counts gate and up together
+    sliding: Sliding | None = None
+    recurrent: Recurrent | None = None
+    query_gate: bool = False  # attn_q also holds, after the query of each head, the gate of what the head sees
+    output_norm: str = "output_norm"  # "": nothing norms the rows of the last layer
+    heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
+    encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
+    bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
+    classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
+    activation_key: bool = False  # the key `hidden_activation` counts
+    routing: ExpertGating | None = None

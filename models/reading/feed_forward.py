@@ -1,0 +1,104 @@
+"""Keys of feed-forwards: widths, activations, and how experts are chosen."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Literal
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import ExpertConfig
+from localllm.models.errors import ModelError
+from localllm.models.reading.bounds import MAX_EXPERT_GROUPS, MAX_EXPERTS, MAX_FACTOR, MAX_USED, MAX_WIDTH, REASON
+from localllm.models.reading.keys import Keys, found
+from localllm.plan import Activation, Gating
+
+TOP_TWENTIETH = 1.6448533535003662  # deviations that 5 % of a normal distribution exceed
+_ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
+_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in GGUF's order, which counts from 1
+
+
+def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
+    """Rows of the gate and of the up matrix, by layer."""
+    least = 0 if row.recurrent is not None else 1
+    experts = keys.integer("expert_feed_forward_length", 0, MAX_WIDTH, default=0)
+    widths = keys.per_layer(
+        "feed_forward_length", blocks, least, MAX_WIDTH, default=(experts,) * blocks if experts else None
+    )
+    return tuple([width // 2 for width in widths]) if row.halves else widths
+
+
+def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xielu"]:
+    """The activation of dense feed-forwards, by the name that Transformers has for it if the file gives one."""
+    key = "hidden_activation"
+    name = keys.metadata.get(keys.prefix + key, "") if row.activation_key else ""
+    if name and name not in _ACTIVATIONS:
+        raise ModelError(f"{keys.prefix}{key}: supported are {', '.join(_ACTIVATIONS)}, {found(name)}")
+    return _ACTIVATIONS[name] if name else row.activation
+
+
+def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple[float, ...]:
+    """Limits of feed-forward units by layer, "exp" of experts, "shexp" of all others; numbers near 0 mean none."""
+    if row.limits is None:
+        return (0.0,) * blocks
+    limits = keys.reals(f"swiglu_clamp_{which}", blocks, 0.0, MAX_FACTOR, default=0.0)
+    return tuple([limit if limit > 1e-6 else 0.0 for limit in limits])
+
+
+def read_xielu(keys: Keys, layers: int) -> tuple[tuple[float, float, float, float], ...]:
+    """The numbers of xIELU by layer; files hold those that were learned, before the functions that bound them."""
+    own = replace(keys, prefix="")
+    bounds = {"alpha_p": -MAX_FACTOR, "alpha_n": -MAX_FACTOR, "beta": 0.0, "eps": -1.0}
+    found = [own.reals(f"xielu.{key}", layers, low, MAX_FACTOR) for key, low in bounds.items()]
+    return tuple(
+        [(_softplus(p), beta + _softplus(n), beta, min(eps, 0.0)) for p, n, beta, eps in zip(*found, strict=True)]
+    )
+
+
+def _softplus(x: float) -> float:
+    return max(x, 0.0) + math.log1p(math.exp(-abs(x)))
+
+
+def read_sparsity(keys: Keys, row: Architecture, layers: int) -> tuple[float | None, ...]:
+    if not row.altup:
+        return (None,) * layers
+    default = tuple([TOP_TWENTIETH if layer < 10 else -math.inf for layer in range(layers)])  # where nothing says it
+    values = keys.reals("activation_sparsity_scale", layers, -math.inf, MAX_FACTOR, default)
+    return tuple([None if value < -MAX_FACTOR else value for value in values])
+
+
+def read_experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | None:
+    routing = row.routing
+    count = keys.integer("expert_count", 0, MAX_EXPERTS, default=0, reason=REASON)
+    if not count:
+        return None
+    if routing is None:
+        raise ModelError(f"{keys.prefix}expert_count: {keys.prefix[:-1]} has no mixture of experts, found {count}")
+    gating, normalize, scale = routing.gating, routing.normalize, 0.0
+    biased = routing.biased or gating
+    if routing.from_file:
+        number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
+        gating, biased = (_GATINGS[number - 1],) * 2 if number else (gating, biased)
+        if routing.from_file != "gating":
+            normalize = keys.flag("expert_weights_norm", normalize)
+            scale = keys.real("expert_weights_scale", 0.0, MAX_FACTOR, default=0.0)
+    used = keys.integer("expert_used_count", 1, min(count, MAX_USED), reason=REASON if count > MAX_USED else "")
+    limits = read_limits(keys, row, "exp", blocks)
+    return ExpertConfig(
+        count, used, gating, normalize, scale or 1.0, routing.activation, routing.scales, routing.beside, limits,
+        *_groups(keys, count, used), biased,
+    )  # fmt: skip
+
+
+def _groups(keys: Keys, count: int, used: int) -> tuple[int, int]:
+    """Groups of experts, and how many of them experts are chosen from; 1 and 1 without groups."""
+    groups = keys.integer("expert_group_count", 0, min(count, MAX_EXPERT_GROUPS), default=0)
+    if groups < 2:
+        return 1, 1
+    kept = keys.integer("expert_group_used_count", 1, groups)
+    if count % groups or kept * (count // groups) < used:
+        raise ModelError(
+            f"{keys.prefix}expert_group_count: {count} experts are expected in equal groups, {kept} of which hold the "
+            f"{used} that are used, found {groups} groups"
+        )
+    return groups, kept

@@ -1,0 +1,58 @@
+"""Keys of recurrent mixers: which layers have one, and its sizes."""
+
+from __future__ import annotations
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import RecurrentConfig
+from localllm.models.errors import ModelError
+from localllm.models.reading.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
+from localllm.models.reading.keys import Keys
+
+RECURRENT_KEY = "attention.recurrent_layers"
+_MAX_KERNEL = 64  # rows that a convolution sees; known models have 3 or 4
+
+
+def read_mixers(
+    keys: Keys, row: Architecture, kv_heads: tuple[int, ...], ffn_width: tuple[int, ...]
+) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
+    """Which layers have attention, and which a recurrent mixer."""
+    layers, own = len(ffn_width), row.recurrent
+    if own is None:
+        return (True,) * layers, (False,) * layers
+    match own.layers:
+        case "all":
+            recurs = (True,) * layers
+        case "beside":
+            return (True,) * layers, (True,) * layers
+        case "interval":
+            recurs = keys.periodic("full_attention_interval", layers, 4)
+            if hasattr(keys.metadata.get(keys.prefix + RECURRENT_KEY), "__len__"):
+                recurs = keys.periodic(RECURRENT_KEY, len(kv_heads), 0)[:layers]
+        case "without_heads":
+            recurs = tuple([not few for few in kv_heads[:layers]])
+    if own.alone and own.layers != "all":
+        recurs = tuple([recurrent and not inner for recurrent, inner in zip(recurs, ffn_width, strict=True)])
+    fed = [own.alone and own.layers != "all" and inner > 0 for inner in ffn_width]
+    attends = tuple([not recurrent and not alone for recurrent, alone in zip(recurs, fed, strict=True)])
+    return attends, recurs
+
+
+def read_recurrent(keys: Keys, row: Architecture) -> RecurrentConfig | None:
+    if row.recurrent is None:
+        return None
+    if row.recurrent.mixer == "short_conv":
+        return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
+    sizes = RecurrentConfig(
+        kernel=keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL),
+        inner=keys.integer("ssm.inner_size", 1, MAX_WIDTH),
+        state=keys.integer("ssm.state_size", 1, MAX_HEAD_DIM),
+        heads=keys.integer("ssm.time_step_rank", 1, MAX_WIDTH),
+        groups=keys.integer("ssm.group_count", 0, MAX_HEADS, default=0) or 1,
+        norms=keys.flag("ssm.dt_b_c_rms", False),
+    )
+    if row.recurrent.mixer != "mamba" and (sizes.inner % sizes.heads or sizes.heads % sizes.groups):
+        raise ModelError(
+            f"{keys.prefix}ssm.time_step_rank: {sizes.heads} heads must divide ssm.inner_size {sizes.inner} and be a "
+            f"multiple of ssm.group_count {sizes.groups}"
+        )
+    return sizes

@@ -1,0 +1,88 @@
+"""Keys of rotations: what is rotated, how fast, and how angles are stretched."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast, get_args
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import RopeConfig, RopeScaling
+from localllm.models.errors import ModelError
+from localllm.models.reading.bounds import MAX_CONTEXT, MAX_FACTOR
+from localllm.models.reading.keys import Keys, found
+
+
+def read_rope(keys: Keys, row: Architecture, head_dim: int, context_length: int) -> RopeConfig:
+    scaling = keys.metadata.get(keys.prefix + "rope.scaling.type", "linear")
+    if not isinstance(scaling, str) or scaling not in get_args(RopeScaling):
+        supported = ", ".join(get_args(RopeScaling))
+        raise ModelError(f"{keys.prefix}rope.scaling.type: supported are {supported}, {found(scaling)}")
+    old_factor = keys.real("rope.scale_linear", 0.0, MAX_FACTOR, default=0.0)  # name of the key in files of 2023
+    factor = keys.real("rope.scaling.factor", 0.0, MAX_FACTOR, default=old_factor)
+    extrapolation = keys.real("rope.scaling.yarn_ext_factor", -MAX_FACTOR, MAX_FACTOR, default=-1.0)
+    original = keys.integer("rope.scaling.original_context_length", 0, MAX_CONTEXT, default=0) or context_length
+    logarithmic = keys.real("rope.scaling.yarn_log_multiplier", 0.0, MAX_FACTOR, default=0.0)
+    if row.latent:  # these files hold a tenth of it, and its models have as mscale what they have as mscale_all_dim
+        logarithmic *= 10.0
+    temperature_length = keys.integer("attention.temperature_length", 0, MAX_CONTEXT, default=0) if row.latent else 0
+    return RopeConfig(
+        n_rot=_n_rot(keys, "rope.dimension_count", head_dim, head_dim),
+        base=keys.real("rope.freq_base", 1.001, 1e30, default=10000.0),
+        scaling=cast(RopeScaling, scaling),
+        factor=1.0 if factor == 0.0 or scaling == "none" else factor,
+        original_context=original,
+        attention_factor=keys.real("rope.scaling.attn_factor", 0.0, MAX_FACTOR, default=1.0),
+        extrapolation=extrapolation if extrapolation >= 0.0 else 1.0,  # negative: not set
+        beta_fast=keys.real("rope.scaling.yarn_beta_fast", 1e-6, MAX_FACTOR, default=32.0),
+        beta_slow=keys.real("rope.scaling.yarn_beta_slow", 1e-6, MAX_FACTOR, default=1.0),
+        multiplier=logarithmic if row.latent and logarithmic else 1.0,
+        log_multiplier=logarithmic,
+        temperature=keys.real("attention.temperature_scale", 0.0, MAX_FACTOR, default=0.0),
+        temperature_length=temperature_length or original,
+        sections=_sections(keys),
+    )
+
+
+def halved(keys: Keys, rope: RopeConfig) -> RopeConfig:
+    if rope.n_rot % 4:
+        raise ModelError(f"{keys.prefix}rope.dimension_count: expected a multiple of 4, found {rope.n_rot}")
+    return replace(rope, n_rot=rope.n_rot // 2)
+
+
+def read_window_rope(keys: Keys, row: Architecture, rope: RopeConfig, head_dim: int) -> RopeConfig:
+    if row.sliding is None:
+        return rope
+    rope = replace(rope, n_rot=_n_rot(keys, "rope.dimension_count_swa", head_dim, rope.n_rot))
+    base = keys.real("rope.freq_base_swa", 1.001, 1e30, default=row.sliding.rope_base or rope.base)
+    if row.sliding.stretched:
+        return replace(rope, base=base)
+    return replace(rope, base=base, scaling="none", factor=1.0, attention_factor=1.0)
+
+
+def read_rotated(keys: Keys, row: Architecture, windows: tuple[int, ...]) -> tuple[bool, ...]:
+    """Which layers are rotated, from the windows of all."""
+    own, sliding, every, layers = row.multipliers, row.sliding, row.no_rope_every, len(windows)
+    if row.rope_style is None or row.rope_depth not in (0, layers):
+        return (False,) * layers
+    if own and own.switch and not keys.flag("rope.scaling.finetuned", True):  # how Granite 4 switches rope off
+        return (False,) * layers
+    if row.rope_pattern:
+        return keys.flags("attention.rope_pattern", layers, True)
+    if sliding is not None and (sliding.only_rope or sliding.chunked) and not any(windows):
+        return (True,) * layers
+    if sliding is not None and sliding.only_rope:
+        lead = keys.integer("leading_dense_block_count", 0, layers, default=0) if row.lead_rotated else 0
+        return tuple([window > 0 or layer < lead for layer, window in enumerate(windows)])
+    return tuple([not every or (layer + 1) % every != 0 for layer in range(layers)])
+
+
+def _n_rot(keys: Keys, key: str, head_dim: int, default: int) -> int:
+    n_rot = keys.integer(key, 2, head_dim, default=default)
+    if n_rot % 2:
+        raise ModelError(f"{keys.prefix}{key}: expected an even number, found {n_rot}")
+    return n_rot
+
+
+def _sections(keys: Keys) -> bool:
+    value = keys.metadata.get(keys.prefix + "rope.dimension_sections", ())
+    return not isinstance(value, str) and hasattr(value, "__len__") and len(value) >= 2 and bool(value[0] and value[1])

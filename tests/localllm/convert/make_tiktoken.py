@@ -1,0 +1,53 @@
+"""A vocabulary in tiktoken's form, and the ids that the tiktoken package gives with Kimi's words: data/tiktoken.json.
+
+python -m tests.localllm.convert.make_tiktoken    # needs tiktoken
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+
+from tests.localllm.convert.hf_synthetic import DATA
+from tests.localllm.convert.hf_tokenizers import TEXT, bpe_tokenizer
+
+_UPPER, _LOWER = (rf"[{cases}\p{{Lm}}\p{{Lo}}\p{{M}}&&[^\p{{Han}}]]" for cases in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
+_SHORT = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+KIMI = "|".join(
+    [
+        r"[\p{Han}]+", rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}",
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}", r"\p{N}{1,3}", r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+",
+    ]
+)  # fmt: skip
+WORDS = TEXT.replace("HappensNext in camelCase", "happens next in Camel case")  # see `tiktoken_tokens.NOTE`
+TEXTS = [
+    WORDS,
+    WORDS.upper(),
+    "  日本 語テキスト 12345 it's IT'LL  \n\n\n x",
+    "Ünïcödé 🙂🙂 def f(x):\r\n\treturn x**2",
+]
+
+
+def main() -> None:
+    import tiktoken
+
+    from localllm.tokenizer.encoders import BYTE_LETTERS
+
+    model = json.loads(bpe_tokenizer("qwen2", 600, TEXTS).to_str())["model"]
+    byte_of = {letter: byte for byte, letter in enumerate(BYTE_LETTERS)}
+    singles = [bytes([byte]) for byte in range(256)]
+    random.Random(5).shuffle(singles)
+    made = [bytes(byte_of[letter] for letter in "".join(pair)) for pair in model["merges"]]
+    ranks = {token: rank for rank, token in enumerate(dict.fromkeys([*singles, *made]))}
+    encoding = tiktoken.Encoding("kimi", pat_str=KIMI, mergeable_ranks=ranks, special_tokens={})
+    stored = {
+        "ranks": [base64.b64encode(token).decode() for token in ranks],
+        "texts": [[text, encoding.encode(text)] for text in TEXTS],
+    }
+    (DATA / "tiktoken.json").write_text(json.dumps(stored, indent=None))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""Runs tests on an emulated Arm processor: qemu-user, with Debian's interpreter and the package index's wheels.
+
+    apt-get install qemu-user-static && dpkg --add-architecture arm64 && apt-get update     (as root, once)
+    python -m tests.platforms.arm FOLDER [PYTEST ARGUMENTS...]
+
+FOLDER gets the interpreter and the packages, about 700 MB, if they are not there. Without arguments it runs SUBSET:
+conformance of the kernels, and bits that do not depend on threads, chunks or instruction sets. Code is compiled for the
+processor that is emulated (`--cpu`, a name that qemu knows), so its dot products and half-precision run as on hardware.
+Speed under emulation means nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+QEMU = "qemu-aarch64-static"
+DEBIAN = (
+    *("libc6", "libgcc-s1", "libstdc++6", "zlib1g", "libexpat1", "libssl3", "libffi8", "libbz2-1.0", "liblzma5"),
+    *("libsqlite3-0", "libuuid1", "libncursesw6", "libtinfo6", "libreadline8", "libcrypt1", "libnsl2", "libtirpc3"),
+    *("libgssapi-krb5-2", "libkrb5-3", "libk5crypto3", "libkrb5support0", "libcom-err2", "libkeyutils1"),
+    *("python3.11-minimal", "libpython3.11-minimal", "libpython3.11-stdlib"),
+)
+WHEELS = ("pytest", "hypothesis", "httpx")
+PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64")
+SUBSET = (
+    *("tests/backends/test_conformance.py", "tests/backends/test_reproducible.py", "tests/backends/cpu/test_pool.py"),
+    *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py"),
+)
+
+
+# qemu's processors, and what LLVM, which reads the host's /proc/cpuinfo here, must be told of them.
+FEATURES = {"neoverse-n1": "+dotprod,+fullfp16,+neon", "cortex-a72": "+neon"}
+
+
+def dependencies() -> list[str]:
+    import tomllib
+
+    return list(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"])
+
+
+def make(folder: Path) -> None:
+    """Unpack the interpreter into `folder`/root and the packages into `folder`/site."""
+    packages, root, site = folder / "debian", folder / "root", folder / "site"
+    packages.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["apt-get", "download", *(f"{name}:arm64" for name in DEBIAN)], cwd=packages, check=True)
+    for package in sorted(packages.glob("*.deb")):
+        subprocess.run(["dpkg", "-x", str(package), str(root)], check=True)
+    platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "pip", "install", "-q", "--only-binary=:all:", "--python-version", "3.11"),
+            *("--implementation", "cp", "--target", str(site), *platforms, *dependencies(), *WHEELS),
+        ],
+        check=True,
+    )  # fmt: skip
+
+
+def python(folder: Path, cpu: str, words: list[str]) -> int:
+    """Run the emulated interpreter in the repository; return its exit code."""
+    qemu = shutil.which(QEMU)
+    assert qemu is not None
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "XDG_", "NUMBA_"))}
+    environment = {
+        **kept, "QEMU_LD_PREFIX": str(folder / "root"), "QEMU_CPU": cpu, "PYTHONHOME": str(folder / "root" / "usr"),
+        "PYTHONPATH": f"{ROOT}:{folder / 'site'}", "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": FEATURES[cpu],
+        "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1",
+    }  # fmt: skip
+    command = [qemu, str(folder / "root" / "usr" / "bin" / "python3.11"), *words]
+    return subprocess.run(command, cwd=ROOT, env=environment).returncode
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("folder", type=Path)
+    asked.add_argument("--cpu", default="neoverse-n1", choices=FEATURES, help="with or without dot products")
+    asked.add_argument("words", nargs=argparse.REMAINDER, help="pytest's arguments; -c CODE runs Python instead")
+    given = asked.parse_args()
+    if shutil.which(QEMU) is None:
+        print(f"{QEMU} is not installed; apt-get install qemu-user-static", file=sys.stderr)
+        return 1
+    folder = given.folder.resolve()
+    if not (folder / "site" / "pytest").is_dir():
+        make(folder)
+    words = given.words or list(SUBSET)
+    return python(folder, given.cpu, words if words[0] == "-c" else ["-m", "pytest", "-q", "-p", "no:xdist", *words])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
