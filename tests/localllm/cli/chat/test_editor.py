@@ -101,6 +101,20 @@ def test_commands_and_paths_complete(talk: Terminal, tmp_path: Path) -> None:
     talk.wait_for(READY)
 
 
+def test_a_terminal_changes_its_width(talk: Terminal) -> None:
+    talk.type("/tokens " + "one " * 15 + "end")
+    talk.wait_for("one end")
+    talk.resize(40)
+    talk.wait_for(r"(?s)>>> /tokens one.*one end")  # drawn again
+    talk.type(" two" + ENTER)
+    talk.wait_for(r"\d tokens")
+    talk.wait_for(READY)
+    talk.resize(100)
+    talk.type("/help" + ENTER)
+    talk.wait_for("show this list")
+    talk.wait_for(READY)
+
+
 def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal = Terminal("chat", tiny, *ENDLESS, columns=100, shell=True)
     terminal.wait_for(READY)
