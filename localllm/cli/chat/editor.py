@@ -46,6 +46,7 @@ class Editor:
             key_bindings=_keys(),
             output=output,
         )
+        self._session.app.renderer.cpr_not_supported_callback = None  # a terminal without it works, so nothing is said
 
     def read(self) -> str | None:
         try:

@@ -172,13 +172,6 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     second.wait_for(r"\d tokens")
     os.kill(second.process.pid, signal.SIGTERM)
     assert second.end() == 143
-    third = Terminal("chat", tiny, *QUICK, "--no-history", environ=state, columns=100)
-    third.wait_for(READY)
-    third.type("/tokens secret" + ENTER)
-    third.wait_for(r"\d tokens")
-    third.type("/bye" + ENTER)
-    assert third.end() == 0
-    assert "secret" not in kept.read_text()
 
 
 def test_a_dumb_terminal_has_plain_lines(tiny: Path) -> None:
@@ -223,3 +216,15 @@ def test_a_history_file_is_bounded_and_survives_damage(tmp_path: Path) -> None:
     assert (tmp_path / "h.jsonl").stat().st_size == len(b'"old"\n') * MOST
     kept.add("new")
     assert kept.messages()[-1] == "new"
+
+
+def test_ctrl_c_after_an_answer_does_not_end_the_chat(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, *QUICK, "-c", "512", columns=100)
+    terminal.wait_for(READY)
+    for _ in range(4):
+        terminal.type("hello" + ENTER)
+        terminal.wait_for("first token")  # before the next prompt
+        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.wait_for(READY)
+    terminal.type("/bye" + ENTER)
+    assert terminal.end() == 0
