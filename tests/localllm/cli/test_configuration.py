@@ -358,6 +358,12 @@ def test_shared_options_mean_the_same_in_every_command() -> None:
     assert different == {("bench", "threads"), ("bench", "model")}  # lists there
 
 
+def test_web_is_configured_as_serve(user: User) -> None:
+    found = user.has("[serve]\nport = 9000\n").runs("web", "demo")
+    assert (found["port"], found["host"]) == (9000, "127.0.0.1")
+    assert "[serve]" in user.has("[web]\nport = 9000").is_refused("web", "demo")
+
+
 # -- localllm config -------------------------------------------------------------------------------------------------
 
 
