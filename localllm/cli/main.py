@@ -209,7 +209,7 @@ _COMMANDS: dict[str, Command] = {
         "Files of other programs are never deleted.",
         (options.Remove,),
         _remove,
-    ),  # fmt: skip
+    ),
     "show": Command(
         "MODEL", "show what is in a model file and what memory it needs", "", (options.ModelName, options.Show), _show
     ),
