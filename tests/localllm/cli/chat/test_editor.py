@@ -178,7 +178,7 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     second = Terminal("chat", tiny, *QUICK, environ=state, columns=100)
     second.wait_for(READY)
-    second.type(CTRL_R + "forgett")
+    second.type(CTRL_R + "FORGETT")
     second.wait_for("unforgettable")
     second.type(ENTER)
     second.wait_for(">>>")
