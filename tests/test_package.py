@@ -59,7 +59,11 @@ def linked(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(names: list[str]) -> list[str]:
-    return sorted(name for name in names if name.endswith((".py", ".cl", ".gguf", ".typed")))
+    return sorted(
+        name
+        for name in names
+        if name.endswith((".py", ".cl", ".gguf", ".typed", ".html", ".css", ".js", ".svg", ".LICENSE"))
+    )
 
 
 def expected(checkout: Path) -> list[str]:

@@ -11,6 +11,7 @@ from localllm.cli.values import keys_of, plain
 from localllm.options import Declared, Options, declared
 
 OWN = "config"  # the command that shows the configuration; nothing configures it
+ALIKE = {"web": "serve"}  # a command with the options of another, which are configured there
 SHARED = ""  # stands for what several commands share, in place of a command
 EACH_TIME = ("force", "yes", "config")  # options that are given with each command, or not at all
 APART = {("perplexity", "ctx_size"), ("imatrix", "ctx_size")}  # windows of a measurement: its result depends on them
@@ -21,8 +22,8 @@ class Catalogue:
     """The options of every command. Those of groups that several commands have are shared."""
 
     def __init__(self, commands: Mapping[str, Command]) -> None:
-        users = Counter(group for command in commands.values() for group in command.groups)
-        self.commands = [name for name in commands if name != OWN]
+        users = Counter(group for name, command in commands.items() if name not in ALIKE for group in command.groups)
+        self.commands = [name for name in commands if name != OWN and name not in ALIKE]
         self._options = {name: _by_name(commands[name].groups) for name in self.commands}
         self._options[SHARED] = _by_name(group for group, count in users.items() if count > 1)
 
@@ -48,6 +49,8 @@ class Catalogue:
         if found is not None:
             return found
         _check_each_time(key, place)
+        if not command and key in ALIKE:
+            raise UsageError(f"{place}: localllm {key} is configured in [{ALIKE[key]}]; write its options there")
         having = [f"[{each}]" for each in self.commands if self.named(key, each) is not None]
         if having:
             tables = ", ".join(having[:_SHOWN]) + (" and others" if len(having) > _SHOWN else "")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from localllm.cli.app import Command, Filled, UsageError, nearest
-from localllm.cli.catalogue import OWN, SHARED, Catalogue
+from localllm.cli.catalogue import ALIKE, OWN, SHARED, Catalogue
 from localllm.cli.flags import typed
 from localllm.cli.presets import PRESETS
 from localllm.cli.tomlfile import TomlFile, read_toml
@@ -52,7 +52,7 @@ def filled(commands: Mapping[str, Command], name: str, given: Mapping[str, Any])
     """Return the options of a command line with those that are given elsewhere. UsageError if any of these is wrong."""
     if name == OWN:
         return Filled(name, given, {})
-    found = Sources(commands, given.get("config", ""), os.environ).found(name, given)
+    found = Sources(commands, given.get("config", ""), os.environ).found(ALIKE.get(name, name), given)
     values = {option: each.value for option, each in found.items()}
     return Filled(name, {**values, **given}, {option: each.where for option, each in found.items()})
 

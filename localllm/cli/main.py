@@ -58,10 +58,21 @@ def _embed(own: options.Embed, opening: options.Opening) -> None:
 def _serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
     from localllm.cli.commands.serve import serve
 
-    given = bool(model.words or model.model or model.hf_repo)
-    if not given and not own.models:
+    if not _named(model) and not own.models:
         raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
-    serve(own, one_model(model) if given else "", *rest)
+    serve(own, one_model(model) if _named(model) else "", *rest)
+
+
+def _named(model: options.ModelName) -> bool:
+    return bool(model.words or model.model or model.hf_repo)
+
+
+def _web(model: options.ModelName, own: ServeOptions, opening: options.Opening, sampling: Mapping[str, Any]) -> None:
+    from localllm.cli.commands.serve import serve
+
+    if own.no_web:
+        raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
+    serve(own, one_model(model, "demo") if _named(model) or not own.models else "", opening, sampling, browser=True)
 
 
 def _show(model: options.ModelName, own: options.Show) -> None:
@@ -136,6 +147,7 @@ def _config(own: options.Config) -> None:
     config(own, COMMANDS)
 
 
+_SERVING = (options.ModelName, ServeOptions, options.Opening, SamplingOptions)
 _ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
 
 _COMMANDS: dict[str, Command] = {
@@ -166,8 +178,15 @@ _COMMANDS: dict[str, Command] = {
         "answer programs over HTTP",
         "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
         "company. Without MODEL, give --models FOLDER.",
-        (options.ModelName, ServeOptions, options.Opening, SamplingOptions),
+        _SERVING,
         _serve,
+    ),
+    "web": Command(
+        "[MODEL]",
+        "chat with a model on a web page (default: the built-in demo)",
+        "Runs the same server as localllm serve, and opens its page in the browser.",
+        _SERVING,
+        _web,
     ),
     "pull": Command(
         "USER/REPO[:QUANT]",

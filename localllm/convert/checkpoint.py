@@ -35,7 +35,7 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d")  # the ends of whole names
+_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types"),

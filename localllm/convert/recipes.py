@@ -7,6 +7,7 @@ from localllm.convert import (
     encoder_recipes,
     gemma_recipes,
     mamba_recipes,
+    newer_recipes,
     older_recipes,
     recurrent_recipes,
     rerankers,
@@ -208,7 +209,7 @@ _ROWS = (
 
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
-    *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
+    *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

@@ -159,6 +159,7 @@ class ServeOptions(Options):
     )
     no_slots: bool = option(False, "--no-slots", help="do not answer GET /slots")
     no_metrics: bool = option(False, "--no-metrics", help="do not answer GET /metrics")
+    no_web: bool = option(False, "--no-web", "--no-ui", "--no-webui", help="serve no web page at /")
     verbose: bool = option(
         False, "-v", "--verbose", help="show in chat completions what the model was given (field __verbose)"
     )

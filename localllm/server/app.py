@@ -1,4 +1,4 @@
-"""The application: every protocol's routes over one service, behind the checks of all requests.
+"""The application: the web page and every protocol's routes over one service, behind the checks of all requests.
 
 request -> Watch (counts) -> Guard (host, origin, key) -> Gate (limits) -> a protocol's route
 """
@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from localllm.server import anthropic, llamacpp, ollama, openai
+from localllm.server import anthropic, llamacpp, ollama, openai, web
 from localllm.server.admission import Admission, Gate
 from localllm.server.http import refused
 from localllm.server.metrics import Metrics, Watch
@@ -25,7 +25,13 @@ from localllm.server.settings import Settings
 from localllm.server.turn import Service
 
 Routes = Callable[[Observed, Settings], list[Route]]
-PROTOCOLS: tuple[Routes, ...] = (openai.routes, anthropic.routes, ollama.routes, llamacpp.routes)  # the first that fits
+PROTOCOLS: tuple[Routes, ...] = (  # the first that fits
+    web.routes,
+    openai.routes,
+    anthropic.routes,
+    ollama.routes,
+    llamacpp.routes,
+)
 
 
 def make_app(

@@ -26,6 +26,7 @@ from localllm.server.refusal import refusal_of
 from localllm.server.settings import Settings, digest
 
 PUBLIC = frozenset({"/", "/health", "/v1/health"})  # answered without a key, as llama-server does
+ASSETS = "/web/"  # the folder of the web page's files, which are public too: they are the same everywhere
 LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^][:@/\\?#\s]+)(?::\d{1,5})?")
 
@@ -94,7 +95,7 @@ class Guard:
             matches = [hmac.compare_digest(found, known) for known in keys]  # all of them: time tells nothing
             if any(matches):
                 return f"key {found.hex()[:16]}"
-        if scope["path"] in PUBLIC:
+        if scope["path"] in PUBLIC or scope["path"].startswith(ASSETS):
             return address[0] if address else ""
         missing = "Invalid API Key" if any(given) else "this server requires an API key (Authorization: Bearer KEY)"
         raise Unauthorized(missing)

@@ -36,6 +36,7 @@ class Settings:
     slots: bool = True
     slot_files: bool = False  # whether slots can be saved
     metrics: bool = True
+    web: bool = True  # whether `/` is a page for browsers
     verbose: bool = False
     log_prompts: bool = False
 
@@ -66,6 +67,7 @@ class Settings:
             slots=not options.no_slots,
             slot_files=bool(options.slot_save_path),
             metrics=not options.no_metrics,
+            web=not options.no_web,
             verbose=options.verbose,
             log_prompts=options.log_prompts,
         )

@@ -40,6 +40,7 @@ class Editor:
             style=Style([("prompt", "ansicyan bold"), ("", "bold")]),
             completer=_completer(offers),
             complete_while_typing=False,
+            search_ignore_case=True,
             enable_suspend=True,
             enable_open_in_editor=True,
             history=_history(kept),

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from localllm.cli.app import Command, UsageError, nearest
-from localllm.cli.catalogue import SHARED
+from localllm.cli.catalogue import ALIKE, SHARED
 from localllm.cli.configuration import Found, Sources, file_path
 from localllm.cli.flags import typed
 from localllm.cli.options import Config
@@ -43,6 +43,7 @@ def config(own: Config, commands: Mapping[str, Command]) -> None:
         return
     sources = Sources(commands, own.config, os.environ)
     known = sources.catalogue.commands
+    wanted = ALIKE.get(wanted, wanted)
     if wanted not in ("", CHECK, *known):
         hint = nearest(wanted, [*known, PATH, CHECK])
         raise UsageError(f"expected a command, path or check, got {wanted!r}{hint}")

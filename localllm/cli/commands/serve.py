@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
 from localllm.cache.slot_files import SlotFiles
+from localllm.cli.commands.page import open_page, page_address
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
@@ -34,8 +36,8 @@ from localllm.template import given_template
 ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
 
 
-def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str, Any]) -> None:
-    """Serve one model, or all of a folder, until SIGTERM or Ctrl-C."""
+def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str, Any], browser: bool = False) -> None:
+    """Serve one model, or all of a folder, until SIGTERM or Ctrl-C. `browser`: open the web page when it is ready."""
     if name and own.models:
         raise LocalLLMError("MODEL and --models FOLDER exclude each other; put the file into the folder, or leave one")
     settings = Settings.of(own, own.max_tokens)
@@ -77,6 +79,10 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
             say(f"{len(places)} models in {own.models}; each is loaded when a request names it")
         for address in settings.addresses:
             say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
+        if browser:
+            page = page_address(settings.addresses[0], port)
+            if not await asyncio.to_thread(open_page, page):
+                say(f"no browser could be started; open {page}")
 
     try:
         run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)

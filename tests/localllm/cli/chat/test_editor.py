@@ -101,6 +101,20 @@ def test_commands_and_paths_complete(talk: Terminal, tmp_path: Path) -> None:
     talk.wait_for(READY)
 
 
+def test_a_terminal_changes_its_width(talk: Terminal) -> None:
+    talk.type("/tokens " + "one " * 15 + "end")
+    talk.wait_for("one end")
+    talk.resize(40)
+    talk.wait_for(r"(?s)>>> /tokens one.*one end")  # drawn again
+    talk.type(" two" + ENTER)
+    talk.wait_for(r"\d tokens")
+    talk.wait_for(READY)
+    talk.resize(100)
+    talk.type("/help" + ENTER)
+    talk.wait_for("show this list")
+    talk.wait_for(READY)
+
+
 def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal = Terminal("chat", tiny, *ENDLESS, columns=100, shell=True)
     terminal.wait_for(READY)
@@ -164,7 +178,7 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     second = Terminal("chat", tiny, *QUICK, environ=state, columns=100)
     second.wait_for(READY)
-    second.type(CTRL_R + "forgett")
+    second.type(CTRL_R + "FORGETT")
     second.wait_for("unforgettable")
     second.type(ENTER)
     second.wait_for(">>>")

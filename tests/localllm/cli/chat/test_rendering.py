@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
@@ -101,6 +102,7 @@ def test_every_line_fits_and_breaks_between_words(width: int) -> None:
     item = next(n for n, line in enumerate(lines) if line.startswith("• one"))
     assert lines[item + 1].startswith("  ") or width == 100
     quoted = [line for line in lines if line.startswith("│ ")]
+    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))  # no line ends early
     assert len(quoted) == (2 if width > 40 else 3) - (width == 100)
     assert "    return x + 1  # **as is**" in lines
     assert "-5 degrees, 2 * 3 * 4," in " ".join(lines)

@@ -1,0 +1,61 @@
+"""The web page: a chat in the browser, made of static files. It uses the server's own /v1 API, as any client does.
+
+`/` is the page for browsers, which accept HTML; other clients get what the next route says. The files lie under /web/.
+Only the names that lie in `page/` when the server starts exist, so no path leads elsewhere.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+from starlette.types import Scope
+
+from localllm.server.errors import NotFound
+from localllm.server.fields import Fields
+from localllm.server.http import get
+from localllm.server.observed import Observed
+from localllm.server.security import ASSETS
+from localllm.server.settings import Settings
+from localllm.server.web.files import PAGE, File, read_files
+
+__all__ = ["routes"]
+
+INDEX = "index.html"
+
+
+def routes(service: Observed, settings: Settings) -> list[Route]:
+    """Return the routes of the page; none if it is off."""
+    if not settings.web:
+        return []
+    files = read_files(PAGE)
+
+    async def index(request: Request) -> Response:
+        return _response(request, files[INDEX], {"Vary": "Accept"})
+
+    async def one(request: Request, fields: Fields) -> Response:
+        name = request.path_params["name"]
+        if name not in files:
+            raise NotFound(f"no file {name!r} of the web page")
+        return _response(request, files[name])
+
+    return [_PageRoute("/", index, methods=["GET"]), *get((f"{ASSETS}{{name:path}}",), one)]
+
+
+class _PageRoute(Route):
+    """Matches browsers only: `/` also answers the probe by which clients find an Ollama server."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Return no match for a request that does not accept HTML by name."""
+        found = super().matches(scope)
+        accepted = [value for name, value in scope.get("headers", ()) if name == b"accept"]
+        return found if any(b"text/html" in value.lower() for value in accepted) else (Match.NONE, {})
+
+
+def _response(request: Request, file: File, more: dict[str, str] | None = None) -> Response:
+    """Return a file, or 304 if the client has it already."""
+    headers = file.headers | (more or {})
+    given = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
+    if file.etag in given or given == ["*"]:
+        return Response(status_code=304, headers=headers)
+    return Response(file.data, headers=headers, media_type=file.media_type)

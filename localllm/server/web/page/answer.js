@@ -1,0 +1,91 @@
+// One answer: the request that the path of messages makes, and the message that grows from the chunks of its stream.
+
+const SAVE_EVERY = 400; // milliseconds
+
+export const fileText = (file) => `\n\nFile ${file.name}:\n${fence(file.text)}\n${file.text}\n${fence(file.text)}`;
+
+// A fence longer than any in the text, so that the file cannot end it.
+function fence(text) {
+  const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((one) => one.length));
+  return "`".repeat(longest + 1);
+}
+
+function wireMessage(message) {
+  if (message.role === "tool") return { role: "tool", tool_call_id: message.call, content: message.content };
+  if (message.role === "user") return { role: "user", content: message.content + (message.files ?? []).map(fileText).join("") };
+  const made = { role: "assistant", content: message.content };
+  if (message.thought) made.reasoning_content = message.thought;
+  if (message.calls?.length) {
+    made.tool_calls = message.calls.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments || "{}" } }));
+  }
+  return made;
+}
+
+// The body of a request for the next message of a path. Empty answers, which failed or were stopped at once, are skipped.
+export function requestBody(path, settings, model) {
+  const said = path.filter((one) => one.role !== "assistant" || one.content || one.calls?.length);
+  const system = settings.system ? [{ role: "system", content: settings.system }] : [];
+  const tools = settings.tools ? { tools: JSON.parse(settings.tools) } : {};
+  return { model, messages: [...system, ...said.map(wireMessage)], ...settings.sampling, ...tools };
+}
+
+// Puts chunks into a message. `changed` is called after each, `save` at most every 400 ms; the caller saves at the end.
+export class Writer {
+  constructor(message, changed, save) {
+    this.message = message;
+    this.changed = changed;
+    this.save = save;
+    this.saved = this.started = performance.now();
+  }
+
+  take(chunk) {
+    const message = this.message;
+    const choice = chunk.choices?.[0];
+    const delta = choice?.delta ?? {};
+    if (chunk.prompt_progress) message.progress = chunk.prompt_progress;
+    if (delta.reasoning_content) {
+      this.begin();
+      message.thought += delta.reasoning_content;
+    }
+    if (delta.content) {
+      this.begin();
+      if (message.thought && message.thoughtSeconds === undefined) message.thoughtSeconds = this.seconds();
+      message.content += delta.content;
+    }
+    for (const part of delta.tool_calls ?? []) this.call(part);
+    if (choice?.finish_reason) message.finish = choice.finish_reason;
+    if (chunk.usage) message.stats = statistics(chunk, this.first);
+    this.changed(message);
+    if (performance.now() - this.saved > SAVE_EVERY) {
+      this.saved = performance.now();
+      this.save(message);
+    }
+  }
+
+  begin() {
+    this.first ??= this.seconds();
+    delete this.message.progress;
+  }
+
+  seconds() {
+    return (performance.now() - this.started) / 1000;
+  }
+
+  call({ index, id, function: named }) {
+    this.begin();
+    const call = (this.message.calls[index] ??= { id: id ?? `call_${index}`, name: "", arguments: "" });
+    call.name += named?.name ?? "";
+    call.arguments += named?.arguments ?? "";
+  }
+}
+
+function statistics({ usage, timings }, first) {
+  return {
+    tokens: usage.completion_tokens,
+    prompt: usage.prompt_tokens,
+    cached: usage.prompt_tokens_details?.cached_tokens ?? 0,
+    rate: timings?.predicted_per_second ?? 0,
+    promptRate: timings?.prompt_per_second ?? 0,
+    first: first ?? 0,
+  };
+}

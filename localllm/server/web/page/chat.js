@@ -1,0 +1,210 @@
+// The open conversation and what is done to it: send, stop, edit, answer again, continue, and go between branches.
+// Answers go on when another conversation is opened. The view is told of every change by `onchange`.
+
+import { requestBody, Writer } from "./answer.js";
+import * as api from "./api.js";
+import * as store from "./store.js";
+import { newestLeaf, path } from "./tree.js";
+
+const TITLE_LENGTH = 60;
+const ANSWER_MS = 700; // in which the tab that writes a message says so
+
+export class Chat {
+  constructor(events) {
+    this.events = events; // {shown, message, listed, failed, finished}
+    this.running = new Map(); // message id -> AbortController, of this tab
+    this.alive = new Set(); // messages that another tab is writing
+    this.talk = null;
+    this.messages = new Map();
+    this.defaults = store.remembered("defaults", { system: "", sampling: {}, tools: "" });
+    store.listen((told) => this.told(told));
+  }
+
+  get path() {
+    return this.talk ? path(this.messages, this.talk.leaf) : [];
+  }
+
+  get settings() {
+    return this.talk?.settings ?? this.defaults;
+  }
+
+  get writing() {
+    const last = this.path.at(-1);
+    return last !== undefined && this.running.has(last.id);
+  }
+
+  async open(id) {
+    const talk = id ? await store.conversation(id) : null;
+    this.messages = talk ? await store.messagesOf(id) : new Map();
+    for (const message of this.messages.values()) {
+      const own = this.running.get(message.id);
+      if (own) this.messages.set(message.id, own.message);
+    }
+    this.talk = talk ?? null;
+    this.events.shown();
+    await this.findOrphans();
+  }
+
+  // Answers that no tab writes any more were cut off by a reload: say so, and keep what there is.
+  async findOrphans() {
+    const left = [...this.messages.values()].filter((one) => one.status === "streaming" && !this.running.has(one.id));
+    if (!left.length) return;
+    for (const one of left) {
+      this.alive.delete(one.id);
+      store.tell({ who: one.id });
+    }
+    const id = this.talk.id;
+    await new Promise((resolve) => setTimeout(resolve, ANSWER_MS));
+    const dead = left.filter((one) => !this.alive.has(one.id));
+    if (!dead.length) return;
+    for (const one of dead) {
+      one.status = "interrupted";
+      delete one.progress;
+    }
+    await store.save([], dead);
+    if (this.talk?.id === id) await this.open(id);
+  }
+
+  async told({ changed, who, writing }) {
+    if (who !== undefined && this.running.has(who)) store.tell({ writing: who });
+    if (writing !== undefined) this.alive.add(writing);
+    if (changed === undefined) return;
+    this.events.listed();
+    if (changed !== this.talk?.id) return;
+    const leaf = this.talk.leaf; // each tab stays on its branch
+    const talk = await store.conversation(changed);
+    if (!talk) return this.open(null);
+    const messages = await store.messagesOf(changed);
+    if (changed !== this.talk?.id) return;
+    for (const [id, own] of this.running) if (messages.has(id)) messages.set(id, own.message);
+    this.messages = messages;
+    this.talk = { ...talk, leaf: messages.has(leaf) ? newestLeaf(messages, leaf) : talk.leaf };
+    this.events.shown();
+  }
+
+  async ensureTalk(text) {
+    if (this.talk) return;
+    const now = Date.now();
+    const title = text.trim().split("\n")[0].slice(0, TITLE_LENGTH) || "New chat";
+    this.talk = { id: store.newId(), title, created: now, updated: now, leaf: null, settings: structuredClone(this.defaults) };
+    this.messages = new Map();
+  }
+
+  add(fields) {
+    const last = Math.max(0, ...[...this.messages.values()].map((one) => one.created));
+    const created = Math.max(Date.now(), last + 1); // the order of siblings
+    const message = { id: store.newId(), conversation: this.talk.id, created, content: "", status: "done", ...fields };
+    this.messages.set(message.id, message);
+    this.talk.leaf = message.id;
+    this.talk.updated = Date.now();
+    return message;
+  }
+
+  async send(text, files = []) {
+    await this.ensureTalk(text || files[0]?.name || "");
+    const message = this.add({ role: "user", parent: this.talk.leaf, content: text, files });
+    await store.save([this.talk], [message]);
+    this.events.listed();
+    await this.answer(message.id);
+  }
+
+  // Another question in the place of a message; the old one and what followed stay as a branch.
+  async edit(id, text) {
+    const old = this.messages.get(id);
+    const message = this.add({ role: "user", parent: old.parent, content: text, files: old.files ?? [] });
+    await store.save([this.talk], [message]);
+    await this.answer(message.id);
+  }
+
+  async again(id) {
+    await this.answer(this.messages.get(id).parent);
+  }
+
+  async sendResults(id, results) {
+    let parent = id;
+    const made = results.map(({ call, content }) => {
+      const message = this.add({ role: "tool", parent, call, content });
+      parent = message.id;
+      return message;
+    });
+    await store.save([this.talk], made);
+    await this.answer(parent);
+  }
+
+  // Go on where an answer was stopped: the server continues the last message.
+  async proceed(id) {
+    const message = this.messages.get(id);
+    message.status = "streaming";
+    delete message.error;
+    await this.write(message, this.talk, path(this.messages, id));
+  }
+
+  async answer(parent) {
+    const before = path(this.messages, parent);
+    const message = this.add({ role: "assistant", parent, thought: "", calls: [], status: "streaming", model: this.model });
+    await this.write(message, this.talk, before);
+  }
+
+  async write(message, talk, before) {
+    const stopping = new AbortController();
+    this.running.set(message.id, { message, stop: () => stopping.abort() });
+    const writer = new Writer(message, (one) => this.events.message(one), (one) => store.save([], [one]).catch(() => {}));
+    this.events.shown();
+    try {
+      await store.save([talk], [message]);
+      await api.stream(requestBody(before, talk.settings, this.model), stopping.signal, (chunk) => writer.take(chunk));
+      message.status = message.finish === "length" ? "length" : "done";
+    } catch (error) {
+      message.status = stopping.signal.aborted ? "stopped" : "failed";
+      if (message.status === "failed") message.error = error.message;
+    }
+    delete message.progress;
+    this.running.delete(message.id);
+    await this.keep(talk.id, message);
+    if (this.talk?.id === talk.id) this.events.shown();
+    this.events.finished(message);
+  }
+
+  async keep(id, message) {
+    try {
+      if (await store.conversation(id)) await store.save([], [message]); // it may have been deleted meanwhile
+    } catch (error) {
+      this.events.failed(`The answer could not be saved: ${error.message}`);
+    }
+  }
+
+  stop() {
+    const last = this.path.at(-1);
+    if (last) this.running.get(last.id)?.stop();
+  }
+
+  async choose(id) {
+    this.talk.leaf = newestLeaf(this.messages, id);
+    await store.save([this.talk], [], true);
+    this.events.shown();
+  }
+
+  async rename(id, title) {
+    const talk = id === this.talk?.id ? this.talk : await store.conversation(id);
+    await store.save([{ ...talk, title }]);
+    if (id === this.talk?.id) this.talk.title = title;
+    this.events.listed();
+    this.events.shown();
+  }
+
+  async remove(id) {
+    for (const own of this.running.values()) if (own.message.conversation === id) own.stop();
+    await store.remove(id);
+    if (this.talk?.id === id) await this.open(null);
+    this.events.listed();
+  }
+
+  // New conversations begin with the settings that were saved last.
+  async change(settings) {
+    this.defaults = settings;
+    store.remember("defaults", settings);
+    if (!this.talk) return;
+    this.talk.settings = structuredClone(settings);
+    await store.save([this.talk]);
+  }
+}

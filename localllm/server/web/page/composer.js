@@ -1,0 +1,100 @@
+// The message box: growing with its text, sending, stopping, and text files by button, drop or paste.
+
+import { $, complain, element, iconButton } from "./dom.js";
+
+const FILE_BYTES = 1 << 20;
+const MOST_FILES = 20;
+
+export class Composer {
+  constructor(chat, messages) {
+    this.chat = chat;
+    this.messages = messages;
+    this.files = [];
+    const prompt = $("prompt");
+    prompt.addEventListener("input", () => this.resize());
+    prompt.addEventListener("keydown", (event) => this.pressed(event));
+    prompt.addEventListener("paste", (event) => this.take(event.clipboardData.files, event));
+    $("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.send();
+    });
+    $("stop").addEventListener("click", () => this.chat.stop());
+    $("attach").addEventListener("click", () => $("attach-files").click());
+    $("attach-files").addEventListener("change", async () => {
+      await this.take($("attach-files").files);
+      $("attach-files").value = "";
+      prompt.focus();
+    });
+    document.addEventListener("dragover", (event) => event.preventDefault());
+    document.addEventListener("drop", (event) => this.take(event.dataTransfer.files, event));
+  }
+
+  pressed(event) {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      event.preventDefault();
+      this.send();
+    } else if (event.key === "ArrowUp" && !$("prompt").value) {
+      const last = this.chat.path.findLast((one) => one.role === "user");
+      if (last && !this.chat.writing) {
+        event.preventDefault();
+        this.messages.edit(last.id);
+      }
+    }
+  }
+
+  send() {
+    const text = $("prompt").value.trim();
+    if (this.chat.writing || (!text && !this.files.length)) return;
+    if (!this.chat.model) return complain("There is no model that can answer.");
+    const files = this.files.splice(0);
+    $("prompt").value = "";
+    this.resize();
+    this.list();
+    this.messages.follow = true;
+    this.chat.send(text, files).catch((error) => complain(error.message));
+  }
+
+  resize() {
+    const prompt = $("prompt");
+    prompt.rows = Math.min(10, Math.max(1, prompt.value.split("\n").length));
+    while (prompt.rows < 10 && prompt.scrollHeight > prompt.clientHeight + 4) prompt.rows += 1; // long lines wrap
+  }
+
+  async take(files, event) {
+    if (!files.length) return;
+    event?.preventDefault();
+    for (const file of files) {
+      if (this.files.length >= MOST_FILES) return complain(`At most ${MOST_FILES} files fit one message.`);
+      if (file.size > FILE_BYTES) complain(`${file.name} is larger than 1 MiB. Attach a part of it.`);
+      else await this.read(file);
+    }
+    this.list();
+  }
+
+  async read(file) {
+    try {
+      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (text.includes("\0")) throw new TypeError();
+      this.files.push({ name: file.name.slice(0, 200), text });
+    } catch {
+      complain(`${file.name} is not a text in UTF-8. Only text files can be attached.`);
+    }
+  }
+
+  list() {
+    $("files").replaceChildren(...this.files.map((file, number) => element("li", {}, file.name, iconButton("close", `Remove ${file.name}`, () => {
+      this.files.splice(number, 1);
+      this.list();
+      $("prompt").focus();
+    }))));
+  }
+
+  // Show whether the open conversation is being answered.
+  show() {
+    const writing = this.chat.writing;
+    const focused = document.activeElement === $("stop") || document.activeElement === $("send");
+    $("send").hidden = writing;
+    $("stop").hidden = !writing;
+    if (focused) $("prompt").focus(); // the button with the focus went away
+  }
+}

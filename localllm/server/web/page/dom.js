@@ -1,0 +1,94 @@
+// Making elements: one helper, icons, and copying. No text becomes HTML here.
+
+export const $ = (id) => document.getElementById(id);
+
+// element("button", {class: "plain", onclick: f}, "Text", child): attributes by name, functions as listeners.
+export function element(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(name.slice(2), value);
+    else if (value === true) made.setAttribute(name, "");
+    else if (value !== false && value !== undefined && value !== null) made.setAttribute(name, value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export function icon(name) {
+  const found = $("icons").content.querySelector(`[data-name="${name}"]`);
+  return element("span", { class: "icon" }, found.cloneNode(true));
+}
+
+export function iconButton(name, label, onclick, more = {}) {
+  return element("button", { type: "button", class: "plain", "aria-label": label, title: label, onclick, ...more }, icon(name));
+}
+
+// Fill the icons that index.html only names.
+export function fillIcons() {
+  for (const place of document.querySelectorAll("[data-icon]")) place.replaceWith(icon(place.dataset.icon));
+}
+
+// Tell screen readers, without showing anything.
+export function announce(text) {
+  $("status").textContent = text;
+}
+
+// Show a problem for some seconds; screen readers hear it at once.
+let hiding = 0;
+export function complain(text) {
+  const place = $("problem");
+  place.textContent = text;
+  place.hidden = false;
+  clearTimeout(hiding);
+  hiding = setTimeout(() => { place.hidden = true; }, 12000);
+}
+
+// navigator.clipboard exists only where the browser trusts the address: localhost, or HTTPS.
+export async function copy(text) {
+  try {
+    if (navigator.clipboard) await navigator.clipboard.writeText(text);
+    else copyBySelection(text);
+    announce("Copied");
+    return true;
+  } catch {
+    complain("The browser did not allow copying.");
+    return false;
+  }
+}
+
+function copyBySelection(text) {
+  const area = element("textarea", { class: "unseen", "aria-hidden": "true" });
+  area.value = text;
+  document.body.append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  if (!done) throw new Error("not copied");
+}
+
+// Ask a question in a dialog. Returns the text, "" for a bare yes, or null if the user cancels.
+export function ask({ title, label = "", value = "", yes }) {
+  const dialog = $("ask"), input = $("ask-value");
+  $("ask-title").textContent = title;
+  $("ask-label").hidden = !label;
+  $("ask-label").firstElementChild.textContent = label;
+  $("ask-yes").textContent = yes;
+  input.value = value;
+  dialog.returnValue = "cancel";
+  dialog.showModal();
+  if (label) input.select();
+  else $("ask-yes").focus();
+  return new Promise((resolve) => {
+    dialog.addEventListener("close", () => {
+      const agreed = dialog.returnValue === "yes";
+      resolve(agreed ? (label ? input.value.trim() : "") : null);
+    }, { once: true });
+  });
+}
+
+export function download(name, text) {
+  const address = URL.createObjectURL(new Blob([text], { type: "application/json" }));
+  const link = element("a", { href: address, download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+}

@@ -1,0 +1,238 @@
+// Shows the path of messages. An article is made again only if its message changed, so that focus, selection and an
+// open editor stay where they are while an answer grows.
+
+import { $, copy, element, icon, iconButton } from "./dom.js";
+import { Growing } from "./markdown.js";
+import { siblings } from "./tree.js";
+
+const NEAR = 80; // pixels from the end that count as the end
+const SLOWER = 4; // wait this many times as long as showing took, so that long answers do not block the page
+
+export class MessageView {
+  constructor(chat) {
+    this.chat = chat;
+    this.shown = new Map(); // message id -> {article, signature, growing, ...}
+    this.waiting = new Map();
+    this.follow = true;
+    $("scroll").addEventListener("scroll", () => {
+      this.follow = this.distance() < NEAR;
+      $("to-end").hidden = this.follow;
+    });
+    $("to-end").addEventListener("click", () => this.toEnd());
+  }
+
+  distance() {
+    const place = $("scroll");
+    return place.scrollHeight - place.scrollTop - place.clientHeight;
+  }
+
+  toEnd() {
+    this.follow = true;
+    $("scroll").scrollTop = $("scroll").scrollHeight;
+    $("to-end").hidden = true;
+  }
+
+  // Show the whole path.
+  show() {
+    const wanted = this.chat.path;
+    const ids = new Set(wanted.map((one) => one.id));
+    for (const [id, one] of this.shown) {
+      if (ids.has(id)) continue;
+      one.article.remove();
+      this.shown.delete(id);
+    }
+    const place = $("messages");
+    wanted.forEach((message, number) => {
+      const article = this.article(message, number === wanted.length - 1);
+      if (place.children[number] !== article) place.insertBefore(article, place.children[number] ?? null);
+    });
+    $("welcome").hidden = wanted.length > 0;
+    if (this.follow) this.toEnd();
+  }
+
+  // Show one message that grew, as soon as the page has time.
+  grow(message) {
+    if (this.waiting.has(message.id) || !this.shown.has(message.id)) return;
+    const wait = Math.max(30, SLOWER * (this.shown.get(message.id).took ?? 0));
+    this.waiting.set(message.id, setTimeout(() => {
+      this.waiting.delete(message.id);
+      const one = this.shown.get(message.id);
+      if (!one || one.editing) return;
+      const began = performance.now();
+      this.fill(one, message);
+      if (this.follow) this.toEnd();
+      one.took = performance.now() - began;
+    }, wait));
+  }
+
+  article(message, last) {
+    const around = siblings(this.chat.messages, message);
+    const signature = JSON.stringify([message.status, message.content.length, message.thought?.length, message.calls, message.error,
+      around.length, around.indexOf(message), last, this.chat.running.has(message.id)]);
+    let one = this.shown.get(message.id);
+    if (one && (one.signature === signature || one.editing)) return one.article;
+    if (!one) {
+      one = this.skeleton(message);
+      this.shown.set(message.id, one);
+    }
+    one.signature = signature;
+    this.fill(one, message);
+    const writing = message.status === "streaming";
+    one.article.setAttribute("aria-busy", String(writing));
+    one.foot.replaceChildren(...(writing ? [] : this.buttons(message, around)));
+    one.after.replaceChildren(...(last && !writing ? this.results(message) : []));
+    return one.article;
+  }
+
+  skeleton(message) {
+    const name = { user: "You", assistant: "Answer", tool: "Result" }[message.role] ?? "Message";
+    const one = { body: element("div", { class: "body" }), foot: element("div", { class: "foot" }), after: element("div") };
+    one.article = element("article", { class: `message ${name.toLowerCase()}`, "data-id": message.id, "aria-label": name }, one.body, one.after, one.foot);
+    return one;
+  }
+
+  fill(one, message) {
+    if (message.role === "assistant") return this.fillAnswer(one, message);
+    const content = element("div", { class: "plain-text" }, message.content);
+    const files = (message.files ?? []).map((file) =>
+      element("details", { class: "file" }, element("summary", {}, icon("clip"), file.name), element("pre", { tabindex: "0" }, file.text)));
+    const label = message.role === "tool" ? [element("div", { class: "note" }, "Result of the call")] : [];
+    one.body.replaceChildren(...label, ...(message.content ? [content] : []), ...files);
+  }
+
+  fillAnswer(one, message) {
+    if (!one.parts) {
+      one.thought = element("div", { class: "thought-text" });
+      one.summary = element("summary");
+      one.parts = {
+        thought: element("details", { class: "thought" }, one.summary, one.thought),
+        text: element("div", { class: "markdown" }),
+        calls: element("div"),
+        note: element("div", { class: "note" }),
+      };
+      one.growing = new Growing(one.parts.text);
+      one.body.replaceChildren(...Object.values(one.parts));
+    }
+    const { thought, calls, note } = one.parts;
+    const writing = message.status === "streaming";
+    thought.hidden = !message.thought;
+    if (message.thought) {
+      one.thought.textContent = message.thought;
+      const seconds = message.thoughtSeconds;
+      one.summary.textContent = seconds !== undefined ? `Thought for ${seconds.toFixed(1)} s` : writing ? "Thinking…" : "Thoughts";
+    }
+    one.growing.show(message.content);
+    calls.replaceChildren(...(message.calls ?? []).filter(Boolean).map(callBox));
+    note.className = message.status === "failed" ? "note error" : "note";
+    note.replaceChildren(...notes(message, writing));
+    if (message.status === "failed") note.setAttribute("role", "alert");
+  }
+
+  buttons(message, around) {
+    const chat = this.chat;
+    const found = [];
+    if (around.length > 1) {
+      const at = around.findIndex((one) => one.id === message.id);
+      const go = (to, label) => iconButton(to < at ? "left" : "right", label, () => this.choose(around[to].id, to < at), { disabled: to < 0 || to >= around.length });
+      found.push(element("span", { class: "branches", role: "group", "aria-label": "Branches" }, go(at - 1, "Previous branch"),
+        element("span", {}, `${at + 1} / ${around.length}`), go(at + 1, "Next branch")));
+    }
+    found.push(iconButton("copy", "Copy", () => copy(message.content)));
+    if (message.role === "user") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
+    if (message.role === "assistant") {
+      found.push(iconButton("again", "Answer again", () => chat.again(message.id)));
+      const cut = ["stopped", "interrupted", "length"].includes(message.status);
+      if (cut && message.content && !message.calls.length) found.push(iconButton("play", "Continue", () => chat.proceed(message.id)));
+    }
+    if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
+    return found;
+  }
+
+  async choose(id, back) {
+    await this.chat.choose(id);
+    const buttons = this.shown.get(id)?.foot.querySelectorAll(".branches button") ?? [];
+    const wanted = buttons[back ? 0 : 1];
+    (wanted?.disabled ? buttons[back ? 1 : 0] : wanted)?.focus(); // the article is another one: keep the focus here
+  }
+
+  edit(id) {
+    const one = this.shown.get(id);
+    const message = this.chat.messages.get(id);
+    if (!one || one.editing || message?.role !== "user") return;
+    one.editing = true;
+    const area = element("textarea", { "aria-label": "Edit the message", rows: Math.min(12, message.content.split("\n").length + 1) });
+    area.value = message.content;
+    const close = () => {
+      one.editing = false;
+      one.signature = "";
+      this.show();
+    };
+    const cancel = () => {
+      close();
+      one.foot.querySelector('[aria-label="Edit"]')?.focus();
+    };
+    const form = element("form", { class: "editor", onsubmit: (event) => {
+      event.preventDefault();
+      if (!area.value.trim() && !message.files?.length) return;
+      close();
+      this.follow = true;
+      this.chat.edit(id, area.value.trim());
+      $("prompt").focus();
+    } }, area, element("div", { class: "bar end" },
+      element("button", { type: "button", class: "plain", onclick: cancel }, "Cancel"),
+      element("button", { type: "submit", class: "main" }, "Send")));
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") cancel();
+      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+        event.preventDefault();
+        form.requestSubmit();
+      }
+    });
+    one.body.replaceChildren(form);
+    one.foot.replaceChildren();
+    area.focus();
+  }
+
+  // Fields for what the called tools return.
+  results(message) {
+    const calls = (message.calls ?? []).filter(Boolean);
+    if (!calls.length || message.status !== "done") return [];
+    const areas = calls.map((call) => element("textarea", { rows: "2", required: true, "aria-label": `Result of ${call.name}`, placeholder: `Result of ${call.name}` }));
+    const submit = (event) => {
+      event.preventDefault();
+      this.chat.sendResults(message.id, calls.map((call, number) => ({ call: call.id, content: areas[number].value })));
+    };
+    return [element("form", { class: "editor", onsubmit: submit }, ...areas,
+      element("div", { class: "bar end" }, element("button", { type: "submit", class: "main" }, "Send results")))];
+  }
+}
+
+function callBox(call) {
+  let shown = call.arguments;
+  try {
+    shown = JSON.stringify(JSON.parse(call.arguments), null, 2);
+  } catch {
+    // still being written
+  }
+  return element("div", { class: "call" }, element("div", {}, "Calls ", element("code", {}, call.name)), element("pre", { tabindex: "0", "aria-label": `Arguments of ${call.name}` }, shown));
+}
+
+function notes(message, writing) {
+  if (message.status === "failed") return [`No answer: ${message.error}`];
+  if (message.status === "stopped") return ["Stopped."];
+  if (message.status === "interrupted") return ["Cut off: the page was closed or loaded again."];
+  if (message.status === "length") return ["The answer reached its maximum length, or the context is full."];
+  const progress = message.progress;
+  if (writing && progress && progress.total > progress.processed) {
+    return [`Reading the prompt: ${progress.processed} of ${progress.total} tokens`];
+  }
+  return writing && !message.content && !message.thought ? [element("span", { class: "dots", role: "img", "aria-label": "Waiting for the answer" }, "…")] : [];
+}
+
+function statistics(stats) {
+  const parts = [`${stats.tokens} tokens`];
+  if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
+  parts.push(`${stats.cached} of ${stats.prompt} prompt tokens cached`);
+  if (stats.first) parts.push(`first after ${stats.first.toFixed(1)} s`);
+  return parts.join(" · ");
+}

@@ -1,0 +1,78 @@
+// The settings: system prompt, sampling and tools of the open conversation, colours and key of this browser.
+
+import { currentKey, setKey } from "./api.js";
+import { $, element } from "./dom.js";
+import { remember, remembered } from "./store.js";
+
+export const FIELDS = [ // name in requests, label, least, most, step
+  ["temperature", "Temperature", 0, 10, "any"],
+  ["top_p", "Top p", 0, 1, "any"],
+  ["top_k", "Top k", 0, 1000000, 1],
+  ["min_p", "Min p", 0, 1, "any"],
+  ["repeat_penalty", "Repeat penalty", 0, 10, "any"],
+  ["presence_penalty", "Presence penalty", -2, 2, "any"],
+  ["frequency_penalty", "Frequency penalty", -2, 2, "any"],
+  ["seed", "Seed", -1, 4294967295, 1],
+  ["max_tokens", "Longest answer, tokens", 1, 10000000, 1],
+];
+
+export function showTheme() {
+  const theme = remembered("theme", "");
+  if (["light", "dark"].includes(theme)) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+}
+
+export class Settings {
+  constructor(chat, changed) {
+    this.chat = chat;
+    this.changed = changed; // called if the key is another one
+    this.inputs = new Map();
+    for (const [name, label, min, max, step] of FIELDS) {
+      const input = element("input", { type: "number", min, max, step, id: `set-${name}` });
+      this.inputs.set(name, input);
+      $("set-sampling").append(element("label", {}, label, input));
+    }
+    $("open-settings").addEventListener("click", () => this.open());
+    $("save-settings").addEventListener("click", (event) => this.save(event));
+  }
+
+  open() {
+    const { system, sampling, tools } = this.chat.settings;
+    $("set-system").value = system;
+    $("set-tools").value = tools;
+    for (const [name, input] of this.inputs) input.value = sampling[name] ?? "";
+    $("set-theme").value = remembered("theme", "");
+    $("set-key").value = currentKey();
+    $("settings-error").hidden = true;
+    $("settings").showModal();
+  }
+
+  async save(event) {
+    if (!$("settings").querySelector("form").checkValidity()) return; // the browser says which field
+    const problem = toolsProblem($("set-tools").value);
+    if (problem) {
+      event.preventDefault();
+      $("settings-error").textContent = problem;
+      $("settings-error").hidden = false;
+      return;
+    }
+    const given = [...this.inputs].filter(([, input]) => input.value !== "").map(([name, input]) => [name, input.valueAsNumber]);
+    remember("theme", $("set-theme").value);
+    showTheme();
+    const key = $("set-key").value.trim();
+    if (key !== currentKey()) {
+      setKey(key);
+      this.changed();
+    }
+    await this.chat.change({ system: $("set-system").value.trim(), sampling: Object.fromEntries(given), tools: $("set-tools").value.trim() });
+  }
+}
+
+function toolsProblem(text) {
+  if (!text.trim()) return "";
+  try {
+    return Array.isArray(JSON.parse(text)) ? "" : "Tools: expected a JSON list.";
+  } catch (error) {
+    return `Tools: not JSON. ${error.message}`;
+  }
+}
