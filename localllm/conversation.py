@@ -83,6 +83,11 @@ class Conversation:
         """Sample the next answers by these options."""
         self._sampler = self._model.sampler(sampling)
 
+    @property
+    def structured(self) -> bool:
+        """Whether answers are held to a schema or a grammar."""
+        return self._asked_of.structure is not None
+
     # -- turns -----------------------------------------------------------------------------------------------------
 
     def say(self, text: str, cancel: threading.Event | None = None) -> Generator[Piece]:
@@ -109,7 +114,7 @@ class Conversation:
 
         reader = None
         for piece in pieces:
-            if self._asked_of.structure is not None:  # the thought is gone already
+            if self.structured:  # the thought is gone already
                 yield piece, ((Content(piece.text),) if piece.text else ())
                 continue
             if reader is None:

@@ -17,6 +17,7 @@ from localllm.errors import LocalLLMError
 from localllm.notice import Notice, Setting
 from localllm.quant.atomic import NewFile, hidden_path, sweep
 
+_NOT_LINKED: int = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 _EXISTS = Notice("exists; give another name, or ", Setting("force", True))
 
 
@@ -63,7 +64,7 @@ def check_target(path: Path, force: bool, reading: Iterable[str | os.PathLike[st
 def append(path: Path, data: bytes) -> None:
     """Add a record to the end of a private file, in one piece beside what other processes add. OutputError if not."""
     with _system_errors(path):
-        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | _NOT_LINKED, 0o600)
         try:
             os.write(descriptor, data)
         finally:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
-from localllm.options.kinds import PATH, SIZE, TEXT, Kind, above, one_of, optional, pair, several, whole, wholes
+from localllm.options.kinds import LAYERS, PATH, SIZE, TEXT, Kind, above, listed, one_of, optional, pair, several, whole
 
 if TYPE_CHECKING:
     from localllm.template import Family
@@ -267,21 +268,21 @@ def _prompt_and_answer(text: str) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True)
 class Bench(Options):
     n_prompt: tuple[int, ...] = option(
-        (512,), "-p", "--n-prompt", kind=wholes(whole(0)), unit="tokens", shown="512",
+        (512,), "-p", "--n-prompt", kind=listed(whole(0)), unit="tokens", shown="512",
         help="prompt tokens to evaluate (pp)",
     )  # fmt: skip
     n_gen: tuple[int, ...] = option(
-        (128,), "-n", "--n-gen", kind=wholes(whole(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
+        (128,), "-n", "--n-gen", kind=listed(whole(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
     )
     pg: tuple[tuple[int, int], ...] = option(
         (), "-pg", kind=several(Kind(_prompt_and_answer, lambda value: "", "PP,TG")), repeat=True, unit="tokens",
         help="also a prompt of PP tokens and TG decoded ones, timed together (repeatable)",
     )  # fmt: skip
     n_depth: tuple[int, ...] = option(
-        (0,), "-d", "--n-depth", kind=wholes(whole(0)), unit="tokens", shown="0", help="tokens already in the cache"
+        (0,), "-d", "--n-depth", kind=listed(whole(0)), unit="tokens", shown="0", help="tokens already in the cache"
     )
     threads: tuple[int | None, ...] = same(
-        LoadOptions, "threads", default=(None,), kind=wholes(optional(whole(1))), metavar="N,..."
+        LoadOptions, "threads", default=(None,), kind=listed(optional(whole(1))), metavar="N,..."
     )
     repetitions: int = option(5, "-r", "--repetitions", kind=whole(1), help="runs per test")
     output: str = option(
@@ -292,7 +293,18 @@ class Bench(Options):
         "", "--against", metavar="PROGRAM",
         help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
     )  # fmt: skip
-    load: LoadOptions = group(LoadOptions, without=("ctx_size", "threads", "force"))
+    gpu_layers: tuple[int | str, ...] = same(
+        LoadOptions, "gpu_layers", default=("auto",), kind=listed(LAYERS), metavar="N,..."
+    )
+    cache_type_k: tuple[str, ...] = same(
+        LoadOptions, "cache_type_k", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
+    )
+    cache_type_v: tuple[str, ...] = same(
+        LoadOptions, "cache_type_v", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
+    )
+    load: LoadOptions = group(
+        LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
+    )
     force: bool = same(LoadOptions, "force", help="take the nearest known tokenizer rule")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
     verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
@@ -300,6 +312,15 @@ class Bench(Options):
     @property
     def speculates(self) -> bool:
         return self.load.speculation.kind != "off"
+
+    @property
+    def loads(self) -> list[LoadOptions]:
+        """How to load a model: every combination of the lists, the last one fastest."""
+        names = ("gpu_layers", "cache_type_k", "cache_type_v")
+        return [
+            self.load.changed(dict(zip(names, values, strict=True)))
+            for values in product(self.gpu_layers, self.cache_type_k, self.cache_type_v)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

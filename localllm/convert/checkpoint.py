@@ -35,7 +35,7 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d")  # the ends of whole names
+_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types"),
@@ -70,7 +70,7 @@ class Checkpoint(Closing):
             shards, notes = self._shards[: len(self._shards) - len(dense)], _dropped(modules, recipe)
             if recipe.mapped is not None:
                 named = mapped_tensors(shards, recipe, recipe.mapped, sizes)
-                made = [_stored(tensor, recipe.norm_offset) for tensor in named]
+                made = [*_untied([_stored(tensor, recipe.norm_offset) for tensor in named]), *rope.tensors]
             else:
                 shelf = Shelf(shards, layers, packing)
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
@@ -168,6 +168,12 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     for key, tensors in top.items():
         if key != "token_embd":
             yield from tensors
+
+
+def _untied(tensors: list[LazyTensor]) -> list[LazyTensor]:
+    """Return the tensors without an output that is the embedding again."""
+    table = next((tensor for tensor in tensors if tensor.name == "token_embd.weight"), None)
+    return [x for x in tensors if x.name != "output.weight" or table is None or not _alike(x, table)]
 
 
 def _made(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from localllm.convert import tensor as t
@@ -11,9 +12,13 @@ from localllm.convert.safetensors import Shard
 from localllm.convert.tensor import LazyTensor
 from localllm.printable import printable
 
-_COMPUTED = ("position_ids", "token_type_ids", "rotary_emb.inv_freq")
+_COMPUTED = (
+    *("position_ids", "token_type_ids", "rotary_emb.inv_freq"),
+    *(".attention.bias", ".attention.masked_bias", ".attn.bias", ".attn.masked_bias"),  # masks of GPT-NeoX and GPT-2
+)
 _OLD_SUFFIXES = {"gamma": "weight", "beta": "bias"}  # of norms in checkpoints of 2019
 _SUFFIXES = ("weight", "bias")
+_LAYER = re.compile(r"^blk\.\d+\.")
 
 
 def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, sizes: Sizes) -> Iterator[LazyTensor]:
@@ -34,7 +39,7 @@ def mapped_tensors(shards: Iterable[Shard], recipe: Recipe, mapped: Mapped, size
                 raise ConvertError(f"tensors '{printable(found[key].name)}' and '{printable(stored)}' are both {key}")
             found[key] = tensor
     for key in sorted(found, key=_place):
-        change = mapped.changes.get(key)
+        change = mapped.changes.get(_LAYER.sub("", key))
         yield t.renamed(found[key] if change is None else change([found[key]], sizes), key)
 
 

@@ -66,6 +66,7 @@ _NAMES: dict[tuple[str, ...], tuple[str, str]] = {
             ),
             ("gpt-2", (_GPT2,)),
             ("starcoder", (_DIGIT, _GPT2)),
+            ("falcon", ("Punctuation Contiguous", _GPT2, "Digits", "[0-9][0-9][0-9]")),
             ("bloom", (_BLOOM,)),
             ("viking", (_BLOOM, _DIGIT)),
             ("deepseek-coder", (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _ASIAN, _DIGIT)),

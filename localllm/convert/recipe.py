@@ -252,7 +252,7 @@ class Mapped:
     prefixes: tuple[str, ...] = ()  # classes with a head put one of these before every other name
     names: Mapping[str, str] = field(default_factory=dict)  # whole names that mean something else here
     skipped: tuple[str, ...] = ()  # beginnings of names without a place in the file
-    changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file
+    changes: Mapping[str, Change] = field(default_factory=dict)  # by the name in the file, after `blk.N.`
 
 
 @dataclass(frozen=True, slots=True)

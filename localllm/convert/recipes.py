@@ -3,7 +3,16 @@ the assumptions of the GGUF architecture, which config.json must meet."""
 
 from __future__ import annotations
 
-from localllm.convert import encoder_recipes, gemma_recipes, mamba_recipes, recurrent_recipes, rerankers
+from localllm.convert import (
+    encoder_recipes,
+    gemma_recipes,
+    mamba_recipes,
+    newer_recipes,
+    older_recipes,
+    recurrent_recipes,
+    rerankers,
+    vision_recipes,
+)
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig, class_of
 from localllm.convert.recipe import (
@@ -200,7 +209,7 @@ _ROWS = (
 
 _ALL = (
     *_ROWS, *recurrent_recipes.ROWS, *mamba_recipes.ROWS, *gemma_recipes.ROWS, *encoder_recipes.ROWS,
-    *rerankers.ROWS,
+    *newer_recipes.ROWS, *older_recipes.ROWS, *rerankers.ROWS, *vision_recipes.ROWS,
 )  # fmt: skip
 
 RECIPES: dict[str, Recipe] = {row.name: row for row in reversed(_ALL)}

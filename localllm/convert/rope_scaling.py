@@ -169,6 +169,7 @@ def _factors(given: _Given, name: str) -> NDArray[np.float32]:
 _KINDS: dict[str, Callable[[_Given], RopeKeys]] = {
     "default": _default,
     "none": _default,
+    "mrope": _default,  # for text
     "linear": _linear,
     "dynamic": _dynamic,
     "yarn": _yarn,

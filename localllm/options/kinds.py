@@ -79,7 +79,7 @@ def whole(least: int) -> Kind:
     return Kind(read, checked(lambda value: _is(value, Integral) and value >= least, says), "N")
 
 
-def wholes(kind: Kind) -> Kind:
+def listed(kind: Kind) -> Kind:
     """Comma-separated values of `kind`."""
     read = kind.read
     return several(kind)._replace(read=lambda text: tuple(read(part) for part in text.split(",")), metavar="N,...")

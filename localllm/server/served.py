@@ -79,6 +79,13 @@ class Served(Closing):
             raise NotSupported("this model gives embeddings, not text; ask another model")
         return self._scheduler
 
+    @property
+    def bytes(self) -> int:
+        """The memory of weights, cache and scratch, of a draft model too."""
+        models = [self.model] if self.model.draft is None else [self.model, self.model.draft]
+        memories = [model.executable.memory for model in models]
+        return sum(memory.weights + memory.cache + memory.scratch for memory in memories)
+
     async def work(self, job: Callable[[], T]) -> T:
         """Run what blocks in the model's worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._worker, job)

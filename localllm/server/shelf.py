@@ -30,6 +30,7 @@ class _Place:
     path: Path
     info: Info
     served: Served | None = None
+    bytes: int = 0  # of weights, cache and scratch; of the file, until it was loaded once
     users: int = 0
     used: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -41,11 +42,13 @@ class Shelf:
     def __init__(
         self, places: Iterable[tuple[str, Path]], load: Callable[[Path], Served], memory: int = 0, embeds: bool = False
     ) -> None:
-        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights; 0: no limit.
+        """`places`: names and files. `load` opens a file and may block. `memory`: bytes for weights and caches, 0 for
+        no limit.
 
         `embeds`: `load` opens models for embeddings.
         """
-        self._places = {name: _Place(path, info_of(name, path, embeds=embeds)) for name, path in places}
+        infos = [(path, info_of(name, path, embeds=embeds)) for name, path in places]
+        self._places = {info.id: _Place(path, info, bytes=info.file_bytes) for path, info in infos}
         self._load, self._memory = load, memory
         self._turn = asyncio.Lock()  # one load at a time
         self._freed = asyncio.Condition()
@@ -108,7 +111,12 @@ class Shelf:
             place.info = replace(place.info, state="loading")
             try:
                 place.served = await asyncio.to_thread(self._load, place.path)
+                place.bytes = place.served.bytes
+                await self._make_room(place)  # the cache may need more than what was free
             except BaseException:
+                opened, place.served = place.served, None
+                if opened is not None:
+                    await asyncio.to_thread(opened.close)
                 place.info = replace(place.info, state="failed")
                 raise
             place.info = replace(info_of(place.info.id, place.path, place.served.model), state="loaded")
@@ -118,14 +126,12 @@ class Shelf:
         """Unload models, the longest unused first, until `wanted` fits."""
         if not self._memory:
             return
-        if wanted.info.file_bytes > self._memory:
-            need, have = wanted.info.file_bytes >> 20, self._memory >> 20
+        if wanted.bytes > self._memory:
+            problem = f"{wanted.info.id} needs {wanted.bytes >> 20} MiB, the server may use {self._memory >> 20} MiB ("
             raise LocalLLMError(
-                Notice(
-                    f"{wanted.info.id} needs {need} MiB, the server may use {have} MiB (", Setting("memory_limit"), ")"
-                )
+                Notice(problem, Setting("memory_limit"), "); a smaller context (", Setting("ctx_size"), ") needs less")
             )
-        while sum(place.info.file_bytes for place in self._held()) + wanted.info.file_bytes > self._memory:
+        while wanted.bytes + sum(place.bytes for place in self._held() if place is not wanted) > self._memory:
             idle = [place for place in self._held() if not place.users]
             if idle:
                 await self._unload(min(idle, key=lambda place: place.used))

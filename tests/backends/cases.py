@@ -157,6 +157,11 @@ for format, heads, rows, columns in (
     )
 SQUARE, OTHER = stored("square", "F32", (48, 48)), stored("other", "F16", (48, 48))
 BIAS = vector(48, "b")
+# A format of every kind of unpacking: the heads of a matrix differ from a matrix only in where they stand.
+HEAD_FORMATS = (
+    "F32", "F16", "BF16", "Q4_0", "Q5_1", "Q8_0", "Q2_K", "Q4_K", "Q6_K", "IQ4_NL", "MXFP4", "NVFP4", "IQ2_XS",
+    "IQ1_S", "TQ2_0",
+)  # fmt: skip
 CASES |= {
     "residual": Case(48, lambda r, x: r.add(x, r.linear(x, SQUARE)), product(SQUARE)),
     "residual with bias and scale": Case(48, lambda r, x: r.add(r.linear(x, SQUARE, BIAS, 0.5), x), product(SQUARE)),

@@ -18,7 +18,7 @@ from localllm.backends.cpu.unpack import FORMATS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import Experts, Recorder, Value
 from tests.backends.attending import Heads, attend
-from tests.backends.cases import CASES, RECURRENT, VOCABULARY, random, table, vector
+from tests.backends.cases import CASES, HEAD_FORMATS, RECURRENT, VOCABULARY, random, table, vector
 from tests.backends.support import Build, bind, feed, record, stored
 from tests.models.support import EVERY_OPERATION, Driver, MemoryWeight
 
@@ -62,7 +62,7 @@ def side_by_side(weight: MemoryWeight) -> Build:
 
 
 @pytest.mark.parametrize("rows", [32, 41])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", HEAD_FORMATS)
 def test_a_head_has_the_bits_of_a_product_of_its_own(cpu: CpuBackend, format: str, rows: int) -> None:
     weight = head_matrices(format, rows)
     embedding = table(2 * weight.shape[2])

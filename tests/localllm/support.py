@@ -141,6 +141,10 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.master, text.encode())
 
+    def resize(self, columns: int) -> None:
+        """Give the terminal another width, and tell the program."""
+        fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+
     def wait_for(self, pattern: str, seconds: float = 60) -> str:
         """The output up to and including a match; the next call continues after it."""
         end = monotonic() + seconds

@@ -21,12 +21,8 @@
 // `behind`: how many positions the key is behind the query, negative; how many it is ahead, positive.
 DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
-#if HAS_SOFTCAP
-  score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
-#endif
-#if HAS_SLOPES
-  score = FMA(slopes[head], (float)(CAUSAL || behind < 0 ? behind : -behind), score);
-#endif
+  if (HAS_SOFTCAP) score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
+  if (HAS_SLOPES) score = FMA(slopes[head], (float)(CAUSAL || behind < 0 ? behind : -behind), score);
   return score;
 }
 
@@ -43,22 +39,16 @@ DEVICE void value_unit(SHAPE_PARAMETER GLOBAL const uchar *values, size_t block,
 }
 
 DEVICE int first_seen(SHAPE_PARAMETER int position) {
-#if CHUNKED
-  return position / WINDOW * WINDOW;
-#else
+  if (CHUNKED) return position / larger(WINDOW, 1) * WINDOW;
   return WINDOW ? larger(0, position + 1 - WINDOW) : 0;
-#endif
 }
 
 // The last position that a row sees: its own, or its sequence's last in the batch.
 DEVICE int last_seen(SHAPE_PARAMETER GLOBAL const int *step, int row) {
   int position = POSITIONS_OF(step)[row];
-#if CAUSAL
-  return position;
-#else
+  if (CAUSAL) return position;
   int end = ENDS_OF(step)[row];
   return WINDOW ? smaller(end, position + WINDOW - 1) : end;
-#endif
 }
 
 #ifdef STAGE_attend_partition
@@ -204,14 +194,9 @@ KERNEL(128, attend_combine)(SHAPE_PARAMETER GLOBAL const float *partial, GLOBAL 
   int head = GROUP_X, row = GROUP_Y, position = POSITIONS_OF(step)[row];
   GLOBAL const float *in = partial + ((size_t)row * HEADS + head) * PARTITIONS * STATE;
   int from = first_seen(SHAPE position) / PARTITION, stop = last_seen(SHAPE step, row) / PARTITION + 1;
-  float largest = LOWEST, weight = 0.0f;
-#if HAS_SINKS
-  largest = sinks[head];
-#endif
+  float largest = HAS_SINKS ? sinks[head] : LOWEST, weight = 0.0f;
   for (int i = from; i < stop; i++) largest = FMAX(largest, in[i * STATE + VALUE_HEAD]);
-#if HAS_SINKS
-  weight = exponential(sinks[head] - largest);
-#endif
+  if (HAS_SINKS) weight = exponential(sinks[head] - largest);
   for (int i = from; i < stop; i++)
     weight = FMA(exponential(in[i * STATE + VALUE_HEAD] - largest), in[i * STATE + VALUE_HEAD + 1], weight);
   for (int d = ITEM; d < VALUE_HEAD; d += 128) {
@@ -262,12 +247,8 @@ KERNEL(128, attend_tile)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const int
     ql[r * stride + d] = x;
   }
   if (ITEM < OWN_ROWS) {
-    largest[ITEM] = LOWEST;
-    weight[ITEM] = 0.0f;
-#if HAS_SINKS
-    largest[ITEM] = sinks[head];
-    weight[ITEM] = 1.0f;
-#endif
+    largest[ITEM] = HAS_SINKS ? sinks[head] : LOWEST;
+    weight[ITEM] = HAS_SINKS ? 1.0f : 0.0f;
   }
   BARRIER();
   int last = last_seen(SHAPE step, row0 + rows - 1);

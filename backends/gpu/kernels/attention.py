@@ -14,6 +14,7 @@ from localllm.backends.gpu.kernels.kernel import (
     ByteIn,
     ByteOut,
     Factor,
+    Flag,
     FloatIn,
     FloatOut,
     IntIn,
@@ -198,12 +199,12 @@ class AttentionShape(Macros):
     Q_STRIDE: Shape
     FACTOR: Factor
     WINDOW: Shape
-    CHUNKED: bool
-    CAUSAL: bool
-    HAS_SOFTCAP: bool
+    CHUNKED: Flag
+    CAUSAL: Flag
+    HAS_SOFTCAP: Flag
     SOFTCAP: Factor
-    HAS_SINKS: bool
-    HAS_SLOPES: bool
+    HAS_SINKS: Flag
+    HAS_SLOPES: Flag
     TABLE_STRIDE_AT: Shape
 
 

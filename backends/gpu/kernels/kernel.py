@@ -1,8 +1,8 @@
 """A kernel as a frozen value that determines its source, its work-groups and its launches.
 
 A declaration is two dataclasses. The fields of a `Kernel` in capitals are macros of its source, in this order; a field
-in small letters that holds `Macros` stands for its fields. `Shape` and `Factor` are the macros that differ from model
-to model: a generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its
+in small letters that holds `Macros` stands for its fields. `Shape`, `Factor` and `Flag` are the macros that differ from
+model to model: a generic kernel gets their values at run time. The fields of its `Buffers` are the parameters of its
 signature, in this order. Equal kernels are compiled once.
 """
 
@@ -58,6 +58,7 @@ class Macro:
 
 Shape = Annotated[int, Macro(run_time=True)]  # a width, a stride, a count
 Factor = Annotated[float, Macro(run_time=True)]
+Flag = Annotated[bool, Macro(run_time=True)]
 Expression = Annotated[str, Macro("OPERATION(a, b)", text="({})")]  # of two numbers a and b
 
 

@@ -40,12 +40,14 @@ class Editor:
             style=Style([("prompt", "ansicyan bold"), ("", "bold")]),
             completer=_completer(offers),
             complete_while_typing=False,
+            search_ignore_case=True,
             enable_suspend=True,
             enable_open_in_editor=True,
             history=_history(kept),
             key_bindings=_keys(),
             output=output,
         )
+        self._session.app.renderer.cpr_not_supported_callback = None  # a terminal without it works, so nothing is said
 
     def read(self) -> str | None:
         try:

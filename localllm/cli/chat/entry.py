@@ -43,7 +43,7 @@ class Lines:
         self._quiet = quiet
 
     def read(self) -> str | None:
-        with self._quiet.paused():
+        with self._quiet.paused(interrupts=True):
             return self._read()
 
     def _read(self) -> str | None:

@@ -37,25 +37,27 @@ class Journal:
         self._folder, self._model = folder, model
         self._path = going_on.path if going_on is not None else None
         self._kept: Messages = going_on.messages if going_on is not None else []
+        self._seen = _written(self._path)
         self._failed = False
 
     def keep(self, messages: Messages) -> None:
         """Write the conversation if it has changed, or delete it if no turn is left. A failure is said once."""
         if self._failed or messages == self._kept:
             return
+        changed = _written(self._path) != self._seen  # another chat continues the file
         if not any(message["role"] == "user" for message in messages):
-            if self._path is not None:
+            if self._path is not None and not changed:
                 self._path.unlink(missing_ok=True)
             self.close()
             return
-        self._path = (
-            self._path or self._folder / f"{strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(2).hex()}.json"
-        )
+        if self._path is None or changed:
+            self._path = self._folder / f"{strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{os.urandom(2).hex()}.json"
         record = {"program": __version__, "model": self._model, "messages": list(messages)}
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             with new_file(self._path, force=True, mode=0o600) as file:
                 file.write(json.dumps(record).encode())
+            self._seen = _written(self._path)
             self._sweep()
         except (OSError, OutputError) as error:
             self._failed = True
@@ -70,6 +72,14 @@ class Journal:
         for path in _newest(self._folder)[MOST:]:
             with suppress(OSError):
                 path.unlink()
+
+
+def _written(path: Path | None) -> int:
+    """Return when a file was written, in nanoseconds; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns if path is not None else 0
+    except OSError:
+        return 0
 
 
 def last(folder: Path) -> Talked | None:

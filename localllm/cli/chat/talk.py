@@ -165,6 +165,8 @@ class Talk:
 
     def load(self, name: str) -> None:
         take_up(self.conversation, Path(name).expanduser())
+        if self.journal is not None:
+            self.journal.close()  # the conversation before it stays there
         self._refused, self._cut = "", False
 
     def read(self, name: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import product
 from statistics import mean, stdev
 from time import perf_counter_ns
 from typing import NamedTuple
@@ -73,6 +74,7 @@ class BenchResult:
     load_ns: int = 0  # opening the model, and compiling what was not compiled before
     peak_bytes: int = 0  # most main memory used since the model was opened
     joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
+    n_gpu_layers: str = "auto"  # as asked for
 
 
 def bench(own: Bench, names: Sequence[str]) -> None:
@@ -85,14 +87,15 @@ def bench(own: Bench, names: Sequence[str]) -> None:
         return
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
-    options, energy = own.load.changed({"any_cache": True, "force": own.force}), find_energy()
+    energy = find_energy()
     if own.verbose and energy.missing:
         say(f"energy is not measured: {energy.missing}")
     printer = _markdown(_columns(own, energy)) if own.output == "md" else OUTPUTS[own.output](BenchResult)
     with printer as show:
-        for number, (name, threads) in enumerate((name, threads) for name in names for threads in own.threads):
+        for number, (name, load_options, threads) in enumerate(product(names, own.loads, own.threads)):
             if not reset_peak() and own.verbose and number:
                 say("peak memory counts the models before too: this system does not forget a peak")
+            options = load_options.changed({"any_cache": True, "force": own.force})
             began = perf_counter_ns()
             with LoadProgress() as progress:
                 model = load(name, options, progress=progress, ctx_size=context, threads=threads)
@@ -104,7 +107,8 @@ def bench(own: Bench, names: Sequence[str]) -> None:
                     say("energy is not measured: the counters of the processor do not see a graphics card")
                 for test in (*tests, *guessed):
                     result = _one(model, test, threads or default_threads(), own, meter)
-                    show(replace(result, load_ns=loaded, peak_bytes=peak_memory()))
+                    layers = str(load_options.gpu_layers)
+                    show(replace(result, n_gpu_layers=layers, load_ns=loaded, peak_bytes=peak_memory()))
 
 
 def _one(model: Model, test: Test, threads: int, own: Bench, energy: Energy) -> BenchResult:
@@ -284,6 +288,7 @@ _COLUMNS: dict[str, tuple[int, bool, Callable[[BenchResult], str]]] = {
     "params": (8, True, lambda r: parameters(r.model_n_params)),
     "backend": (7, False, lambda r: r.backends),
     "threads": (7, True, lambda r: str(r.n_threads)),
+    "ngl": (4, True, lambda r: r.n_gpu_layers),
     "type_k": (6, True, lambda r: r.type_k),
     "type_v": (6, True, lambda r: r.type_v),
     "test": (14, True, lambda r: r.test),
@@ -308,8 +313,9 @@ _OF_CACHE, _OF_GUESSING = ("type_k", "type_v"), ("guessed by", "plain t/s", "x p
 
 def _columns(own: Bench, energy: Energy) -> tuple[str, ...]:
     """Return the cache columns if the types are not the default, as in llama-bench, and what is used or measured."""
-    cache = (own.load.cache_type_k, own.load.cache_type_v) != ("f16", "f16")
-    absent = {*(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
+    cache = {*own.cache_type_k, *own.cache_type_v} != {"f16"}
+    layers = () if own.gpu_layers != ("auto",) else ("ngl",)
+    absent = {*layers, *(() if cache else _OF_CACHE), *(() if own.speculates else _OF_GUESSING)}
     absent |= set() if energy.counters else {"J/token"}
     return tuple(name for name in _COLUMNS if name not in absent)
 

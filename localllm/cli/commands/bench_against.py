@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, ClassVar
 
 from localllm.box import resolve
 from localllm.cli.app import UsageError
@@ -43,6 +44,9 @@ class Compared:
     model_type: str
     cpu_info: str
     n_threads: int
+    n_gpu_layers: str
+    type_k: str
+    type_v: str
     n_prompt: int
     n_gen: int
     n_depth: int
@@ -65,10 +69,9 @@ def against(own: Bench, names: Sequence[str], tests: Sequence[Test]) -> None:
     program = find_program(own.against)
     printer: AbstractContextManager[Show] = _Markdown() if own.output == "md" else OUTPUTS[own.output](Compared)
     with printer as show:
-        for name in names:
-            for threads in own.threads:
-                for test in tests:
-                    show(_compare(own, resolve(name), threads or usable_threads(), test, program))
+        for name, load, threads, test in product(names, own.loads, own.threads, tests):
+            one = replace(own, load=load)
+            show(_compare(one, resolve(name), threads or usable_threads(), test, program))
 
 
 def find_program(name: str) -> str:
@@ -81,9 +84,13 @@ def find_program(name: str) -> str:
 
 
 class _Markdown:
-    """Collects results, and prints a table at the end, because its columns are as wide as their texts."""
+    """Collects results, and prints a table at the end, because its columns are as wide as their texts.
 
-    HEADER = ("model", "threads", "test", "localllm t/s", "peer t/s", "ratio", "of rounds", "peer")
+    It has no column of what was left as it usually is.
+    """
+
+    USUAL: ClassVar = {"ngl": "auto", "type_k": "f16", "type_v": "f16"}
+    HEADER = ("model", "threads", *USUAL, "test", "localllm t/s", "peer t/s", "ratio", "of rounds", "peer")
 
     def __init__(self) -> None:
         self._rows: list[tuple[str, ...]] = []
@@ -94,11 +101,14 @@ class _Markdown:
     def _add(self, r: Compared) -> None:
         spread = f"{r.ratio_min:.2f} to {r.ratio_max:.2f}"
         rates = f"{r.avg_ts:.2f}", f"{r.peer_avg_ts:.2f}", f"{r.ratio:.2f}", spread
-        self._rows.append((r.model_type, str(r.n_threads), r.test, *rates, r.peer))
+        placed = r.n_gpu_layers, r.type_k, r.type_v
+        self._rows.append((r.model_type, str(r.n_threads), *placed, r.test, *rates, r.peer))
 
     def __exit__(self, *error: object) -> None:
         if self._rows:  # also those that were ready when Ctrl-C came
-            print(table(self.HEADER, self._rows, self.HEADER[1:7], room()), flush=True)
+            told = [i for i, name in enumerate(self.HEADER) if {row[i] for row in self._rows} != {self.USUAL.get(name)}]
+            header, *rows = (tuple(row[i] for i in told) for row in (self.HEADER, *self._rows))
+            print(table(header, rows, header[1:-1], room()), flush=True)
 
 
 def _compare(own: Bench, path: Path, threads: int, test: Test, program: str) -> Compared:
@@ -119,6 +129,9 @@ def _compare(own: Bench, path: Path, threads: int, test: Test, program: str) -> 
         model_type=ours[0]["model_type"],
         cpu_info=ours[0]["cpu_info"],
         n_threads=threads,
+        n_gpu_layers=str(own.load.gpu_layers),
+        type_k=own.load.cache_type_k,
+        type_v=own.load.cache_type_v,
         n_prompt=test.prompt,
         n_gen=test.answer,
         n_depth=test.depth,

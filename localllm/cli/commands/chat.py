@@ -12,7 +12,7 @@ from typing import Any
 from localllm import load
 from localllm.cli.app import UsageError
 from localllm.cli.chat import commands
-from localllm.cli.chat.entry import Lines, Piped, Reader
+from localllm.cli.chat.entry import PROMPT, Lines, Piped, Reader
 from localllm.cli.chat.history import HistoryFile
 from localllm.cli.chat.journal import Journal, Talked, last
 from localllm.cli.chat.settings import Settings
@@ -25,6 +25,7 @@ from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.formatting import age
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.cli.terminal.quiet import Quiet
+from localllm.cli.terminal.shown import shown_on
 from localllm.confined import Confined
 from localllm.conversation import template_of
 from localllm.model import Model
@@ -91,6 +92,8 @@ def _talk(
         turns = sum(message["role"] == "user" for message in going_on.messages)
         when = age(time() - going_on.path.stat().st_mtime)
         say(f"continuing the conversation of {when}: {turns} turn{'s' * (turns != 1)}")
+        if sys.stdout.isatty():
+            _recall(going_on, display)
     on_terminal, edited = sys.stdin.isatty(), _can_edit()
     folder = state_folder() if not own.no_history and (on_terminal or going_on is not None) else None
     stats = "off" if own.no_stats else "full" if own.stats else "on"
@@ -110,6 +113,15 @@ def _talk(
         finally:
             talk.keep()
             cache.keep_all(conversation)
+
+
+def _recall(going_on: Talked, display: Display) -> None:
+    """Print the last turn of a conversation."""
+    question, answer = ("", *(message["content"] for message in going_on.messages))[-2:]
+    say(f"{PROMPT}{question}")
+    shown = shown_on(sys.stdout, display)
+    shown.content(answer)
+    shown.end()
 
 
 def _can_edit() -> bool:

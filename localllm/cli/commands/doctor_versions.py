@@ -13,7 +13,7 @@ from localllm.cli.version import version
 
 PACKAGES = (
     "numpy", "numba", "llvmlite", "gguf", "tokenizers", "jinja2", "llguidance", "huggingface_hub", "starlette",
-    "uvicorn", "typer", "rich", "pyopencl", "pycuda", "nvidia-cuda-nvrtc",
+    "uvicorn", "typer", "rich", "prompt_toolkit", "pyopencl", "pycuda", "nvidia-cuda-nvrtc",
 )  # fmt: skip
 _HOME = os.path.expanduser("~")
 

@@ -92,18 +92,15 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
 
 def plan_line(served: Served, parallel: int) -> str:
     """Return what memory the model takes, and for how many tokens."""
-    model = served.model
+    model, total = served.model, served.bytes
     memory = model.executable.memory
-    total = memory.weights + memory.cache + memory.scratch
     if served.embeds:
         return f"memory {total / 2**30:.2f} GiB; texts of up to {model.context} tokens"
     tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
     beside = ""
     if model.draft is not None:
         own = model.draft.executable.memory
-        drafting = own.weights + own.cache + own.scratch
-        total += drafting
-        beside = f", draft model {drafting / 2**30:.2f}"
+        beside = f", draft model {(own.weights + own.cache + own.scratch) / 2**30:.2f}"
     return (
         f"memory {total / 2**30:.2f} GiB: weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f} for "
         f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"

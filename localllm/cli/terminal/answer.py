@@ -45,6 +45,8 @@ def write(pieces: Iterator[Piece], display: Display, conversation: Conversation 
     """Print an answer as it arrives, then end its line. Piped output is the model's text unchanged."""
     from localllm.answer.parts import Content, Reasoning
 
+    if conversation is not None and conversation.structured:
+        display = display.changed({"plain": True})  # what looks like Markdown in it is data
     shown = shown_on(sys.stdout, display)
     statistics = None
     try:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 BOLD, ITALIC, STRUCK, CODE = "1", "3", "9", "36"
-_MOST_HELD = 300  # characters
+_MOST_HELD = 200  # characters
 _OPENERS = "`*_~\\"
 _SPANS = (  # a whole span: the text in it, its style
     (re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)"), CODE),
@@ -39,6 +39,9 @@ class Inline:
             yield letter, ""
             return
         self._held += letter
+        held = self._held
+        if 4 < len(held) <= _MOST_HELD and held[-2] != held[0]:
+            return  # neither a marker's start nor its partner, so nothing is decided: this is what happens most often
         yield from self._decide(False)
 
     def end(self) -> Iterator[Segment]:

@@ -106,7 +106,7 @@ class Markdown:
         """Write what stands before the text of a line; it moves in further lines of the same text."""
         mark = mark if cells(mark) < self._out.width // 2 else mark.lstrip(" ")
         self._out.whole(painted(mark, style), cells(mark))
-        self._out.hanging = painted(mark, style) if style else " " * cells(mark)
+        self._out.hang(painted(mark, style) if style else " " * cells(mark), cells(mark))
 
     def _end_line(self) -> None:
         if self._fence:
@@ -133,7 +133,8 @@ class Markdown:
         for text, style in self._inline.end():
             self._out.text(text, self._both(style))
         self._out.line()
-        self._out.hanging, self._style = "", ""
+        self._out.hang()
+        self._style = ""
 
     def _write(self, letter: str) -> None:
         for text, style in self._inline.push(letter):

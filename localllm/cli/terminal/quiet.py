@@ -22,7 +22,7 @@ class Quiet:
     """Context manager: within it the terminal does not echo. It does nothing if stdin is not a terminal.
 
     `by_key`: an editor reads the waiting keys, so they are passed on one by one. Ctrl-Z gives the shell the terminal as
-    it was before.
+    it was before. Ctrl-C means nothing where nobody listens: it may come just when an answer has ended.
     """
 
     def __init__(self, by_key: bool) -> None:
@@ -33,6 +33,7 @@ class Quiet:
         if termios is not None and sys.stdin.isatty() and threading.current_thread() is threading.main_thread():
             self._before = termios.tcgetattr(sys.stdin.fileno())
             self._stops = signal.signal(signal.SIGTSTP, self._stop)
+            self._interrupts = signal.signal(signal.SIGINT, _ignored)
             self.apply()
         return self
 
@@ -40,6 +41,7 @@ class Quiet:
         if self._before is not None:
             self._set(self._before)
             signal.signal(signal.SIGTSTP, self._stops)
+            signal.signal(signal.SIGINT, self._interrupts)
             self._before = None
 
     def apply(self) -> None:
@@ -56,13 +58,18 @@ class Quiet:
         self._set(quiet)
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Within the block the terminal is as before, for another program."""
-        if self._before is not None:
-            self._set(self._before)
+    def paused(self, interrupts: bool = False) -> Iterator[None]:
+        """Within the block the terminal is as before, for another program; with `interrupts` Ctrl-C counts, too."""
+        if self._before is None:
+            yield
+            return
+        self._set(self._before)
         try:
+            if interrupts:
+                signal.signal(signal.SIGINT, self._interrupts)
             yield
         finally:
+            signal.signal(signal.SIGINT, _ignored)
             self.apply()
 
     def _set(self, attributes: list[object]) -> None:
@@ -72,7 +79,13 @@ class Quiet:
                 termios.tcsetattr(descriptor, termios.TCSANOW, attributes)  # type: ignore[arg-type]
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        with self.paused():
-            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTSTP)  # continues here
-            signal.signal(signal.SIGTSTP, self._stop)
+        assert self._before is not None
+        self._set(self._before)
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTSTP)  # continues here
+        signal.signal(signal.SIGTSTP, self._stop)
+        self.apply()
+
+
+def _ignored(number: int, frame: FrameType | None) -> None:
+    """Handle Ctrl-C by doing nothing. Programs that are started do not inherit this, unlike SIG_IGN."""

@@ -44,7 +44,7 @@ class Wrapped:
     """Writes styled text to a terminal, whole words at a time.
 
     Styles are numbers of ANSI's "select graphic rendition" ("1;36"); "" is none. The text must be printable: nothing
-    here escapes it. Lines after a break within a paragraph begin with `hanging`.
+    here escapes it. Lines after a break within a paragraph begin with what `hang` was given.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -53,7 +53,7 @@ class Wrapped:
         self._length = 0  # columns of the word
         self._gap = ""  # spaces before the word
         self.column = 0
-        self.hanging = ""
+        self._hanging, self._indent = "", 0
 
     @property
     def width(self) -> int:
@@ -76,7 +76,7 @@ class Wrapped:
                 self._end_word()
             self._word.append((letter, style))
             self._length += size
-            if size == 2 or self._length >= self.width - cells(self.hanging) or len(self._word) > 4 * self.width:
+            if size == 2 or self._length >= self.width - self._indent or len(self._word) > 4 * self.width:
                 self._end_word()
 
     def whole(self, text: str, size: int) -> None:
@@ -85,6 +85,10 @@ class Wrapped:
         self._stream.write(self._gap + text)
         self.column += len(self._gap) + size
         self._gap = ""
+
+    def hang(self, text: str = "", size: int = 0) -> None:
+        """Begin further lines of the paragraph with finished text of `size` columns."""
+        self._hanging, self._indent = text, size
 
     def line(self) -> None:
         """End the line; spaces at its end are dropped."""
@@ -107,8 +111,8 @@ class Wrapped:
         if not self._word:
             return
         if self.column and self.column + len(self._gap) + self._length > self.width:
-            self._stream.write("\n" + self.hanging)
-            self.column, self._gap = cells(self.hanging), ""
+            self._stream.write("\n" + self._hanging)
+            self.column, self._gap = self._indent, ""
         self._stream.write(self._gap + _painted(self._word))
         self.column += len(self._gap) + self._length
         self._word, self._length, self._gap = [], 0, ""

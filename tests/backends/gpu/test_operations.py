@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from localllm.backends.base import F16_CACHE, Backend, CacheTypes
-from localllm.backends.gpu import formats
 from localllm.backends.gpu.kernels import products
 from localllm.backends.gpu.kernels.kernel import FEW_ROWS
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Experts, Linear, Plan
 from tests.backends.attending import BOTH_WAYS, CACHES, HEADS, Heads, attend, attend_twice, attention_slack
-from tests.backends.cases import CASES, RECURRENT, VOCABULARY, table
+from tests.backends.cases import CASES, HEAD_FORMATS, RECURRENT, VOCABULARY, table
 from tests.backends.support import Build, bind, feed, record
 from tests.backends.test_attention import wanted_rows
 from tests.backends.test_conformance import NONE, check_recurrent, head_matrices, side_by_side
@@ -68,7 +67,7 @@ def test_select_rows(gpu: Backend) -> None:
         np.testing.assert_array_equal(rows, 2 * embedding.values()[np.array([7, 1, 30, 1, 5])[wanted].astype(int)])
 
 
-@pytest.mark.parametrize("format", formats.FORMATS)
+@pytest.mark.parametrize("format", HEAD_FORMATS)
 def test_a_head_has_the_bits_of_a_product_of_its_own(gpu: Backend, format: str) -> None:
     weight = head_matrices(format, 41)
     embedding = table(2 * weight.shape[2])

@@ -9,6 +9,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -204,6 +205,17 @@ def test_several_models_and_lists(tiny: Path, tmp_path: Path, capsys: pytest.Cap
     ]
     only = bench(capsys, "-m", tiny, "-m", other, "-p", 4, "-n", 0, "-r", 1, "-o", "jsonl").splitlines()
     assert len(only) == 2
+
+
+def test_lists_of_cache_types_and_layers(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [tiny, "-p", 4, "-n", 0, "-r", 1, "-ctk", "f16,q8_0", "-ctv", "f32,f16", "-ngl", "0,auto"]
+    results = [json.loads(line) for line in bench(capsys, *words, "-o", "jsonl").splitlines()]
+    assert [(each["n_gpu_layers"], each["type_k"], each["type_v"]) for each in results] == list(
+        product(("0", "auto"), ("f16", "q8_0"), ("f32", "f16"))
+    )
+    assert bench(capsys, *words).splitlines()[0].split("|")[5:9] == [" threads ", "  ngl ", " type_k ", " type_v "]
+    assert main(["bench", str(tiny), "-ctk", "f16,q9", "-p", "4", "-n", "0", "-r", "1"]) == 1
+    assert "error: cache type 'q9' is not supported" in capsys.readouterr().err
 
 
 def test_sql_makes_a_table_that_a_database_reads(

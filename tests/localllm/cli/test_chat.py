@@ -13,6 +13,7 @@ import pytest
 
 import localllm as api
 from localllm.cli.options import Display
+from localllm.cli.terminal import answer
 from localllm.cli.terminal.answer import write
 from localllm.conversation import Conversation, is_plain, template_of
 from localllm.engine import ContextFull
@@ -155,6 +156,23 @@ def test_all_statistics_are_shown_when_asked_for(tiny: Path) -> None:
     assert done.stderr.count("tokens/s, ") == 1  # of the short line
     wrong = localllm("chat", tiny, "-v", "--no-stats", stdin="one\n")
     assert (wrong.returncode, wrong.stderr) == (1, "error: -v/--stats and --no-stats exclude each other; give one\n")
+
+
+@pytest.mark.parametrize(
+    ("reads", "share"),
+    [
+        ([1e9] * 9, 0.5),
+        ([1e9, 0.9e9, 0.9e9], 0.5),  # steady: the best read counts
+        ([1e9, 0.2e9, 0.2e9], 0.0),  # other programs read, too
+        ([0.4e9] * 9, 0.0),  # more than the roof: it was measured too low
+        ([0.0] * 9, 0.0),  # weights too small to measure
+    ],
+)
+def test_the_share_of_the_roof_is_known_where_its_measurement_holds(
+    reads: list[float], share: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer, "_reads", lambda model, seconds: reads)
+    assert answer.Roof(None).share(0.5e9) == ((share, 1e9) if share else (0.0, 0.0))  # type: ignore[arg-type]
 
 
 def test_statistics_can_be_left_out(tiny: Path) -> None:

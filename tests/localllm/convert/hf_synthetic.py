@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.localllm.convert.hf_table import MODELS
 from tests.localllm.convert.hf_tokenizers import save_tokenizer
 from tests.localllm.convert.support import save
 
@@ -73,10 +74,10 @@ def read_specs() -> dict[str, dict[str, Any]]:
 
 
 def _spec(name: str, folder: Path) -> dict[str, Any]:
-    """What transformers saves for one of `hf_models.MODELS`."""
+    """What transformers saves for one of `hf_table.MODELS`."""
     from safetensors.numpy import load_file
 
-    from tests.localllm.convert.hf_models import MODELS, make
+    from tests.localllm.convert.hf_models import make
 
     make(name, folder)
     saved = load_file(folder / "model.safetensors")
@@ -95,7 +96,9 @@ def _logits(folder: Path) -> np.ndarray:
 
     from tests.localllm.convert.hf_models import ids
 
-    model, found = transformers.AutoModelForCausalLM.from_pretrained(
+    of_pictures = "vision_config" in json.loads((folder / "config.json").read_text())
+    maker = transformers.AutoModelForImageTextToText if of_pictures else transformers.AutoModelForCausalLM
+    model, found = maker.from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     assert not any(found.values()), found
@@ -105,8 +108,6 @@ def _logits(folder: Path) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    from tests.localllm.convert.hf_models import MODELS
-
     kept = set(MODELS) - set(sys.argv[1:]) if sys.argv[1:] else set()
     all_specs = {name: spec for name, spec in read_specs().items() if name in kept} if kept else {}
     all_logits = {name: logits for name, logits in np.load(DATA / "hf_all.npz").items() if name in kept} if kept else {}

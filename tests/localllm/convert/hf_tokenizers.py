@@ -77,6 +77,9 @@ def bpe_tokenizer(style: str, vocabulary: int = VOCABULARY, texts: list[str] | N
         steps = [pre_tokenizers.Digits(individual_digits=True)]
     by_regex = style not in STEPS
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=by_regex))
+    if style == "falcon":
+        threes = pre_tokenizers.Split(Regex("[0-9][0-9][0-9]"), "isolated")
+        steps = [pre_tokenizers.Punctuation("contiguous"), *steps, pre_tokenizers.Digits(), threes]
     tokenizer.pre_tokenizer = steps[0] if len(steps) == 1 else pre_tokenizers.Sequence(steps)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 import localllm
+from localllm.backends.base import BackendError
 from localllm.box import resolve
 from localllm.errors import LocalLLMError
 from localllm.scheduler.interfaces import SchedulerLimits
@@ -192,7 +193,10 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
     assert [name for name, _ in models_in(tmp_path)] == ["a", "b", "broken", "deep/c"]
 
     async def run() -> None:
-        shelf = Shelf(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * DEMO.stat().st_size)
+        with opened(DEMO, ctx_size=64) as one:
+            need = one.bytes
+        assert need > DEMO.stat().st_size  # the cache counts
+        shelf = Shelf(models_in(tmp_path), lambda path: opened(path, ctx_size=64), memory=2 * need)
         body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
         async with client(shelf) as http:
             for name in ("a", "b", "deep/c"):
@@ -208,6 +212,26 @@ def test_models_are_loaded_when_they_are_asked_for_and_unloaded_by_age(tmp_path:
             assert {model["id"] for model in listed["data"]} == set(states)
 
     asyncio.run(run())
+
+
+def test_a_model_that_does_not_fit_with_its_cache_is_refused_and_freed() -> None:
+    loaded: list[Served] = []
+
+    def load(path: Path) -> Served:
+        loaded.append(opened(path, ctx_size=64))
+        return loaded[-1]
+
+    async def run() -> None:
+        shelf = Shelf([("demo", DEMO)], load, memory=DEMO.stat().st_size + 1000)
+        with pytest.raises(LocalLLMError, match=r"demo needs \d+ MiB, the server may use 4 MiB .* smaller context"):
+            await shelf.load("demo")
+        assert [info.state for info in shelf.infos] == ["failed"]
+        assert shelf.loaded("demo") is None
+
+    asyncio.run(run())
+    assert len(loaded) == 1
+    with pytest.raises(BackendError, match="closed"):
+        loaded[0].model.logits([1])
 
 
 def test_a_folder_without_models_is_told(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.localllm.support import Terminal, localllm, write_model
 
 QUICK = ("-n", "6", "--temp", "0", "-c", "256", "-t", "1")
 READY = r">>> $"
+Said = Callable[..., tuple[list[str], str]]
 
 
 @pytest.fixture(scope="module")
@@ -26,18 +28,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-def said(tiny: Path, *typed: str, words: tuple[object, ...] = QUICK) -> tuple[list[str], str]:
-    """The answers, and what is on stderr."""
-    done = localllm("chat", tiny, *words, "--no-stats", stdin="".join(line + "\n" for line in typed))
-    assert done.returncode == 0
-    return done.stdout.splitlines(), done.stderr
+@pytest.fixture
+def said(tiny: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Said:
+    """Chat through a pipe: the answers, and what is on stderr."""
+
+    def say(*typed: str, words: tuple[str, ...] = QUICK) -> tuple[list[str], str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(line + "\n" for line in typed)))
+        assert main(["chat", str(tiny), *words, "--no-stats"]) == 0
+        out, err = capsys.readouterr()
+        return out.splitlines(), err
+
+    return say
 
 
-def test_sampling_and_length_change_in_a_chat(tiny: Path) -> None:
+def test_sampling_and_length_change_in_a_chat(said: Said) -> None:
     hot = ("-s", "1", "--temp", "1.5", "-n", "12", "-c", "256", "-t", "1")
-    (greedy,), _ = said(tiny, "one", words=(*QUICK, "-n", "12"))
+    (greedy,), _ = said("one", words=(*QUICK, "-n", "12"))
     answers, err = said(
-        tiny, "one", "/clear", "/set temp 0", "one", "/clear", "/set predict 3", "one", "/set TEMP", words=hot
+        "one", "/clear", "/set temp 0", "one", "/clear", "/set predict 3", "one", "/set TEMP", words=hot
     )
     assert answers[0] != greedy == answers[1]
     assert answers[2] == greedy[: len(answers[2])] < greedy
@@ -46,19 +54,17 @@ def test_sampling_and_length_change_in_a_chat(tiny: Path) -> None:
     assert err.endswith("error: unknown setting 'TEMP'; did you mean temp?\n") or "unknown setting 'TEMP'" in err
 
 
-def test_the_system_prompt_changes_in_a_chat(tiny: Path) -> None:
-    (before, after), _ = said(tiny, "one", "/clear", "/set system-prompt Be very brief.", "one")
-    (given,), _ = said(tiny, "one", words=(*QUICK, "-sys", "Be very brief."))
+def test_the_system_prompt_changes_in_a_chat(said: Said) -> None:
+    (before, after), _ = said("one", "/clear", "/set system-prompt Be very brief.", "one")
+    (given,), _ = said("one", words=(*QUICK, "-sys", "Be very brief."))
     assert before != after == given
 
 
-def test_speculation_changes_in_a_chat_and_no_answer(tiny: Path) -> None:
+def test_speculation_changes_in_a_chat_and_no_answer(said: Said) -> None:
     words = (*QUICK, "-n", "20", "--ignore-eos")
-    (plain,), _ = said(tiny, "one", words=words)
-    answers, err = said(
-        tiny, "/set spec ngram", "one", "/clear", "/set spec draft", "/set draft-max 99", "/set spec off", "one",
-        words=words,
-    )  # fmt: skip
+    (plain,), _ = said("one", words=words)
+    typed = ("/set spec ngram", "one", "/clear", "/set spec draft", "/set draft-max 99", "/set spec off", "one")
+    answers, err = said(*typed, words=words)
     assert answers == [plain, plain]
     assert "spec is ngram (" in err
     assert "speculation with a draft model requires one" in err
@@ -66,42 +72,34 @@ def test_speculation_changes_in_a_chat_and_no_answer(tiny: Path) -> None:
     assert "spec is off (" in err
 
 
-@pytest.mark.parametrize(
-    ("typed", "answer"),
-    [
-        ("/set temperatur 0", "error: unknown setting 'temperatur'; did you mean temperature?"),
-        ("/set temp hot", "error: temperature: 'hot' is not a number"),
-        ("/set top-p 2", "error: top-p: 2.0: it must be a number from 0 to 1"),
-        ("/set", "error: wrong usage; write /set NAME [VALUE]"),
-        ("/stats maybe", "error: statistics are on, off or full, not maybe"),
-        ("/sett temp 0", "unknown command /sett; did you mean /set? (a space before / sends the line to the model)"),
-        ("/frobnicate a b", "unknown command /frobnicate; /help lists the commands (a space before / sends the line"),
-        ("/clear now", "error: wrong usage; write /clear alone"),
-        ("/read /no/such", "error: /no/such: cannot be read: No such file or directory"),
-        ("/read /dev/null", "error: /dev/null: is not a regular file; give the name of a text"),
-        ("/save /no/such/talk", "error: no such folder: /no/such; create it first"),
-        ("/copy", "error: nothing to copy: nothing has been answered yet"),
-        ("/edit", "error: /edit needs a terminal"),
-    ],
-)
-def test_what_is_wrong_is_said_and_goes_to_no_model(refusals: dict[str, str], typed: str, answer: str) -> None:
-    assert refusals[typed].startswith(answer)
+REFUSED = {
+    "/set temperatur 0": "error: unknown setting 'temperatur'; did you mean temperature?",
+    "/set temp hot": "error: temperature: 'hot' is not a number",
+    "/set top-p 2": "error: top-p: 2.0: it must be a number from 0 to 1",
+    "/set": "error: wrong usage; write /set NAME [VALUE]",
+    "/stats maybe": "error: statistics are on, off or full, not maybe",
+    "/sett temp 0": "unknown command /sett; did you mean /set? (a space before / sends the line to the model)",
+    "/frobnicate a b": "unknown command /frobnicate; /help lists the commands (a space before / sends the line",
+    "/clear now": "error: wrong usage; write /clear alone",
+    "/read /no/such": "error: /no/such: cannot be read: No such file or directory",
+    "/read /dev/null": "error: /dev/null: is not a regular file; give the name of a text",
+    "/save /no/such/talk": "error: no such folder: /no/such; create it first",
+    "/copy": "error: nothing to copy: nothing has been answered yet",
+    "/edit": "error: /edit needs a terminal",
+}
 
 
-@pytest.fixture(scope="module")
-def refusals(tiny: Path, request: pytest.FixtureRequest) -> dict[str, str]:
-    """What stderr says to each of the lines above, typed into one chat."""
-    [mark] = [m for m in test_what_is_wrong_is_said_and_goes_to_no_model.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
-    typed = [line for line, _ in mark.args[1]]
-    answers, err = said(tiny, *typed)
+def test_what_is_wrong_is_said_and_goes_to_no_model(said: Said) -> None:
+    answers, err = said(*REFUSED)
     assert answers == []
-    return dict(zip(typed, err.splitlines(), strict=True))
+    for line, (typed, expected) in zip(err.splitlines(), REFUSED.items(), strict=True):
+        assert line.startswith(expected), typed
 
 
-def test_files_tokens_and_paths_in_messages(tiny: Path, tmp_path: Path) -> None:
+def test_files_tokens_and_paths_in_messages(said: Said, tmp_path: Path) -> None:
     (tmp_path / "a b.txt").write_text("aaa\n")
     answers, err = said(
-        tiny, f"/read {tmp_path}/a b.txt", "bbb", "/undo", "/tokens aaa", "/etc/hosts is a file", "/tokens", " /set x"
+        f"/read {tmp_path}/a b.txt", "bbb", "/undo", "/tokens aaa", "/etc/hosts is a file", "/tokens", " /set x"
     )
     assert len(answers) == 3  # a path is no command, and neither is a line with a space before it
     assert "removed: aaa\\n\\nbbb" in err
@@ -109,8 +107,8 @@ def test_files_tokens_and_paths_in_messages(tiny: Path, tmp_path: Path) -> None:
     assert " of 256 tokens of the context are used, user " in err
 
 
-def test_show_lists_what_is_usual_and_what_was_changed(tiny: Path) -> None:
-    _, err = said(tiny, "/set top-n-sigma 2", "/show")
+def test_show_lists_what_is_usual_and_what_was_changed(said: Said) -> None:
+    _, err = said("/set top-n-sigma 2", "/show")
     shown = dict(line.split(maxsplit=1) for line in err.splitlines()[1:])
     assert shown["temp" if "temp" in shown else "temperature"] == "0.0"
     assert shown["top-n-sigma"] == "2.0"
@@ -119,7 +117,7 @@ def test_show_lists_what_is_usual_and_what_was_changed(tiny: Path) -> None:
     assert "xtc-threshold" not in shown
 
 
-def test_edit_and_copy_in_a_terminal(tiny: Path, tmp_path: Path) -> None:
+def test_edit_and_copy_in_a_terminal(tiny: Path, said: Said, tmp_path: Path) -> None:
     editor = tmp_path / "editor"
     editor.write_text("#!/bin/sh\nprintf 'from the editor' > \"$1\"\n")
     editor.chmod(0o755)
@@ -136,12 +134,12 @@ def test_edit_and_copy_in_a_terminal(tiny: Path, tmp_path: Path) -> None:
     terminal.type("/bye\r")
     assert terminal.end() == 0
     copied = terminal.written.partition("\x1b]52;c;")[2].partition("\a")[0]
-    (answer,), _ = said(tiny, "from the editor")
+    (answer,), _ = said("from the editor")
     assert base64.b64decode(copied).decode() == answer
 
 
-def test_every_command_has_help_that_fits(tiny: Path) -> None:
-    _, err = said(tiny, "/help")
+def test_every_command_has_help_that_fits(said: Said) -> None:
+    _, err = said("/help")
     for command in COMMANDS:
         assert f"{', '.join(command.words)} {command.argument}".strip() in err
     assert max(map(len, err.splitlines())) < 100
@@ -187,14 +185,15 @@ def test_a_hangup_in_an_answer_keeps_what_was_written(tiny: Path, tmp_path: Path
     assert len(answer["content"]) > 40
 
 
-def test_nothing_to_continue_and_nothing_kept(tiny: Path, tmp_path: Path) -> None:
-    state = {"XDG_STATE_HOME": str(tmp_path)}
-    nothing = localllm("chat", tiny, "--continue", stdin="", environ=state)
-    assert nothing.returncode == 2
-    assert nothing.stderr.startswith("error: no conversation to continue; one is kept after the first turn")
-    both = localllm("chat", tiny, "--continue", "--prompt-cache", tmp_path / "x", stdin="", environ=state)
-    assert (both.returncode, both.stderr.count("give one")) == (2, 1)
-    terminal = Terminal("chat", tiny, *QUICK, "--no-history", environ=state, columns=100)
+def test_nothing_to_continue_and_nothing_kept(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert main(["chat", str(tiny), "--continue"]) == 2
+    assert capsys.readouterr().err.startswith("error: no conversation to continue; one is kept after the first turn")
+    assert main(["chat", str(tiny), "--continue", "--prompt-cache", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err.endswith("both say which conversation to continue; give one\n")
+    terminal = Terminal("chat", tiny, *QUICK, "--no-history", columns=100)
     terminal.wait_for(READY)
     terminal.type("one\r")
     terminal.wait_for("first token")
@@ -214,10 +213,14 @@ def test_a_journal_is_bounded_and_skips_damage(tmp_path: Path) -> None:
     for number, text in enumerate(("", "[" * 100000, '{"model": 1}', '{"model": "m", "messages": [{"role": "x"}]}')):
         (tmp_path / f"9{number}.json").write_text(text)
     assert last(tmp_path) == found
-    journal = Journal(tmp_path, "m", found)
-    journal.keep(turn)  # unchanged
-    journal.keep([])  # everything was undone
+    one, other = (Journal(tmp_path, name, found) for name in ("one", "other"))
+    one.keep(turn * 2)
+    other.keep(turn * 3)  # two chats continue one conversation, and neither loses anything
+    kept = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.name[0] != "9"]
+    assert {"one": 4, "other": 6}.items() <= {record["model"]: len(record["messages"]) for record in kept}.items()
+    one.keep([])  # everything was undone
     assert not found.path.exists()
+    assert last(tmp_path) is not None
 
 
 @pytest.mark.parametrize("command", ["chat", "run"])

@@ -101,6 +101,20 @@ def test_commands_and_paths_complete(talk: Terminal, tmp_path: Path) -> None:
     talk.wait_for(READY)
 
 
+def test_a_terminal_changes_its_width(talk: Terminal) -> None:
+    talk.type("/tokens " + "one " * 15 + "end")
+    talk.wait_for("one end")
+    talk.resize(40)
+    talk.wait_for(r"(?s)>>> /tokens one.*one end")  # drawn again
+    talk.type(" two" + ENTER)
+    talk.wait_for(r"\d tokens")
+    talk.wait_for(READY)
+    talk.resize(100)
+    talk.type("/help" + ENTER)
+    talk.wait_for("show this list")
+    talk.wait_for(READY)
+
+
 def test_ctrl_z_suspends_and_fg_goes_on(tiny: Path) -> None:
     terminal = Terminal("chat", tiny, *ENDLESS, columns=100, shell=True)
     terminal.wait_for(READY)
@@ -164,7 +178,7 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     second = Terminal("chat", tiny, *QUICK, environ=state, columns=100)
     second.wait_for(READY)
-    second.type(CTRL_R + "forgett")
+    second.type(CTRL_R + "FORGETT")
     second.wait_for("unforgettable")
     second.type(ENTER)
     second.wait_for(">>>")
@@ -172,13 +186,6 @@ def test_messages_are_found_again_in_another_session(tiny: Path, tmp_path: Path)
     second.wait_for(r"\d tokens")
     os.kill(second.process.pid, signal.SIGTERM)
     assert second.end() == 143
-    third = Terminal("chat", tiny, *QUICK, "--no-history", environ=state, columns=100)
-    third.wait_for(READY)
-    third.type("/tokens secret" + ENTER)
-    third.wait_for(r"\d tokens")
-    third.type("/bye" + ENTER)
-    assert third.end() == 0
-    assert "secret" not in kept.read_text()
 
 
 def test_a_dumb_terminal_has_plain_lines(tiny: Path) -> None:
@@ -223,3 +230,15 @@ def test_a_history_file_is_bounded_and_survives_damage(tmp_path: Path) -> None:
     assert (tmp_path / "h.jsonl").stat().st_size == len(b'"old"\n') * MOST
     kept.add("new")
     assert kept.messages()[-1] == "new"
+
+
+def test_ctrl_c_after_an_answer_does_not_end_the_chat(tiny: Path) -> None:
+    terminal = Terminal("chat", tiny, *QUICK, "-c", "512", columns=100)
+    terminal.wait_for(READY)
+    for _ in range(4):
+        terminal.type("hello" + ENTER)
+        terminal.wait_for("first token")  # before the next prompt
+        os.kill(terminal.process.pid, signal.SIGINT)
+        terminal.wait_for(READY)
+    terminal.type("/bye" + ENTER)
+    assert terminal.end() == 0

@@ -9,6 +9,8 @@ import random
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
 from typing import TextIO
 
 import pytest
@@ -22,6 +24,7 @@ from localllm.cli.terminal.inline import parsed
 from localllm.cli.terminal.markdown import Markdown
 from localllm.cli.terminal.shown import Plain, Rendered, shown_on
 from localllm.cli.terminal.wrapping import Wrapped, broken
+from tests.localllm.support import CHATML, Terminal, localllm, write_model
 
 SGR = re.compile(r"\x1b\[[\d;]*m")
 TEXT = """# A heading
@@ -99,6 +102,7 @@ def test_every_line_fits_and_breaks_between_words(width: int) -> None:
     item = next(n for n, line in enumerate(lines) if line.startswith("• one"))
     assert lines[item + 1].startswith("  ") or width == 100
     quoted = [line for line in lines if line.startswith("│ ")]
+    assert all(len(one) + len(two.split()[1]) + 1 > width for one, two in pairwise(quoted))  # no line ends early
     assert len(quoted) == (2 if width > 40 else 3) - (width == 100)
     assert "    return x + 1  # **as is**" in lines
     assert "-5 degrees, 2 * 3 * 4," in " ".join(lines)
@@ -171,6 +175,25 @@ def test_thoughts_are_dim_or_folded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plain(dim) == ["let me **think**", "", "It is so.", ""]
     assert re.fullmatch(r"thinking \.\.\. 2 tokens, \d+\.\d s", plain(folded)[0])
     assert plain(folded)[1:] == ["It is so.", ""]
+
+
+def test_a_model_that_thinks(tmp_path: Path) -> None:
+    thinking = CHATML.replace("assistant\n'", "assistant\n<think>\n'")
+    assert thinking != CHATML
+    words = ("chat", write_model(tmp_path / "m.gguf", template=thinking), "-n", "6", "--temp", "0", "-t", "1")
+    shown, hidden = (localllm(*words, *more, stdin="one\n").stdout for more in ((), ("--hide-think",)))
+    assert (len(shown), hidden) == (7, "")
+    terminal = Terminal(*words, "--hide-think", columns=100)
+    terminal.wait_for(r">>> $")
+    terminal.type("one\r")
+    terminal.wait_for(r"thinking \.\.\. \d tokens, \d\.\d s\s+first token")
+    terminal.wait_for(r">>> $")
+    terminal.type("/set hide-think off\r/regen\r")
+    terminal.wait_for(re.escape(shown.strip()))
+    assert f"\x1b[2m{shown[0]}" in terminal.written
+    terminal.wait_for(r">>> $")
+    terminal.type("/bye\r")
+    assert terminal.end() == 0
 
 
 def test_pipes_plain_dumb_and_colourless_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

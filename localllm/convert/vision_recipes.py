@@ -1,0 +1,63 @@
+"""The text models inside of vision models. Their rotation has parts for the sides of a picture; for text it is one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localllm.convert import sources as of
+from localllm.convert.hf_config import HfConfig
+from localllm.convert.recipe import Change, Key, Layer, Recipe, Sizes, half, must_be, only, taken, turned
+from localllm.convert.tensor import LazyTensor
+
+
+def _upright(axis: int, change: Change) -> Change:
+    """Transpose matrices, as the folders of 2025 hold them, if the model's width is not along this axis."""
+
+    def then(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        upright = len(parts[0].shape) == 3 and parts[0].shape[axis] == sizes.config.needed("hidden_size")
+        return change(parts if upright else [turned(parts, sizes)], sizes)
+
+    return then
+
+
+_EXPERTS: Layer = {
+    **of.NORMS,
+    **of.QKV,
+    **of.OUT,
+    **of.HEAD_NORMS,
+    "ffn_gate_inp": taken("mlp.gate"),
+    "ffn_gate_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, half(0))),
+    "ffn_up_exps.weight": taken("mlp.experts.gate_up_proj", _upright(-1, half(1))),
+    "ffn_down_exps.weight": taken("mlp.experts.down_proj", _upright(-2, only)),
+}
+
+
+def _sections(config: HfConfig) -> np.ndarray | None:
+    """Return the pairs of a head that are rotated by time, height and width, and none by a fourth."""
+    sizes = config.table("rope_parameters", "rope_scaling").get("mrope_section")
+    if sizes is None:
+        return None
+    if not isinstance(sizes, list) or len(sizes) != 3 or not all(type(n) is int and 0 <= n < 1 << 16 for n in sizes):
+        raise config.error("mrope_section", sizes, "three numbers of pairs")
+    return np.array([*sizes, 0], np.int32)
+
+
+def _deepstack(config: HfConfig) -> int:
+    """Return the layers to which a picture's features are added."""
+    indexes = config.table("vision_config").get("deepstack_visual_indexes")
+    return len(indexes) if isinstance(indexes, list) else 0
+
+
+_QWEN2: dict[str, Key] = {"rope.dimension_sections": _sections}
+_QWEN3: dict[str, Key] = {**_QWEN2, "n_deepstack_layers": _deepstack}
+
+ROWS = (
+    Recipe(
+        "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), of.QWEN, keys=_QWEN2,
+    ),
+    Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), {**of.QWEN, **of.HEAD_NORMS}, keys=_QWEN3),
+    Recipe(
+        "qwen3vlmoe", ("Qwen3VLMoeForConditionalGeneration",), _EXPERTS, keys=_QWEN3,
+        checks=(must_be("norm_topk_prob", True), must_be("decoder_sparse_step", 1), must_be("mlp_only_layers", [])),
+    ),
+)  # fmt: skip
