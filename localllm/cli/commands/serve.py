@@ -31,6 +31,7 @@ from localllm.server.served import Served
 from localllm.server.service import ModelService, Usual
 from localllm.server.settings import Settings
 from localllm.server.shelf import Shelf, models_in
+from localllm.sizes import size
 from localllm.template import given_template
 
 ALIGNED = 256  # tokens: on a card prompts are cut at multiples of this
@@ -95,14 +96,14 @@ def plan_line(served: Served, parallel: int) -> str:
     model, total = served.model, served.bytes
     memory = model.executable.memory
     if served.embeds:
-        return f"memory {total / 2**30:.2f} GiB; texts of up to {model.context} tokens"
+        return f"memory {size(total)}; texts of up to {model.context} tokens"
     tokens = min(model.pool.blocks * BLOCK, parallel * model.context)
     beside = ""
     if model.draft is not None:
         own = model.draft.executable.memory
-        beside = f", draft model {(own.weights + own.cache + own.scratch) / 2**30:.2f}"
+        beside = f", draft model {size(own.weights + own.cache + own.scratch)}"
     return (
-        f"memory {total / 2**30:.2f} GiB: weights {memory.weights / 2**30:.2f}, cache {memory.cache / 2**30:.2f} for "
+        f"memory {size(total)}: weights {size(memory.weights)}, cache {size(memory.cache)} for "
         f"{tokens} tokens{beside}; {parallel} requests at a time, each with up to {model.context} tokens"
     )
 

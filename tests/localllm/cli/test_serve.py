@@ -7,6 +7,7 @@ from localllm.cli.commands.serve import plan_line
 from localllm.scheduler.interfaces import SchedulerLimits
 from localllm.scheduler.request import Request
 from localllm.server.served import Served
+from localllm.sizes import size
 from tests.localllm.scheduler.support import ask
 from tests.localllm.scheduler.test_scheduler import each_alone
 
@@ -24,4 +25,4 @@ def test_a_draft_model_is_used_and_its_memory_told() -> None:
                 answer.result()
         assert [answer.tokens for answer in answers] == expected
     own = model.draft.executable.memory
-    assert f", draft model {(own.weights + own.cache + own.scratch) / 2**30:.2f};" in line
+    assert f", draft model {size(own.weights + own.cache + own.scratch)};" in line
