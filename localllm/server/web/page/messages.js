@@ -137,6 +137,7 @@ export class MessageView {
       found.push(element("span", { class: "branches", role: "group", "aria-label": "Branches" }, go(at - 1, "Previous branch"),
         element("span", {}, `${at + 1} / ${around.length}`), go(at + 1, "Next branch")));
     }
+    if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
     found.push(iconButton("copy", "Copy", () => copy(message.content)));
     if (message.role === "user") found.push(iconButton("edit", "Edit", () => this.edit(message.id)));
     if (message.role === "assistant") {
@@ -144,7 +145,6 @@ export class MessageView {
       const cut = ["stopped", "interrupted", "length"].includes(message.status);
       if (cut && message.content && !message.calls.length) found.push(iconButton("play", "Continue", () => chat.proceed(message.id)));
     }
-    if (message.stats) found.push(element("span", { class: "stats" }, statistics(message.stats)));
     return found;
   }
 

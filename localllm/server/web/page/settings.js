@@ -13,7 +13,7 @@ export const FIELDS = [ // name in requests, label, least, most, step
   ["presence_penalty", "Presence penalty", -2, 2, "any"],
   ["frequency_penalty", "Frequency penalty", -2, 2, "any"],
   ["seed", "Seed", -1, 4294967295, 1],
-  ["max_tokens", "Longest answer, tokens", 1, 10000000, 1],
+  ["max_tokens", "Maximum tokens", 1, 10000000, 1],
 ];
 
 export function showTheme() {
