@@ -106,7 +106,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=PICTURES, help="folder of the pictures (default: docs/pictures)")
     out = parser.parse_args().out
-    service = ScriptedService(answers, all_models=[Model(id="Llama-3.2-1B-Q4_K_M")])
+    service = ScriptedService(answers, all_models=[Model(id="scripted")])
     with served(service, Settings(port=0)) as port, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         shoot(browser.new_page(viewport={"width": 1200, "height": 860}), f"http://127.0.0.1:{port}/", out)
