@@ -37,6 +37,12 @@ HOSTILE = """\
 ```
 
 """
+COUNT = """() => new Promise((done) => {
+    indexedDB.open("localllm").onsuccess = (opened) => {
+        const messages = opened.target.result.transaction("messages").objectStore("messages");
+        messages.count().onsuccess = (counted) => done(counted.target.result);
+    };
+})"""
 TABLE = "|" + "|".join(f" column number {n} " for n in range(80)) + "|\n|" + "---|" * 80 + "\n"
 TABLE += ("|" + "|".join("wide" for _ in range(80)) + "|\n") * 50
 
@@ -226,11 +232,16 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     answered(two, 2)
     one.wait_for_selector("text=Heard 3: second")
     assert texts(one, ".plain-text") == texts(two, ".plain-text") == ["first", "second"]
+    send(one, "first")
+    one.wait_for_selector("[aria-busy=true]")
     two.hover("#conversations li")
-    two.click("[aria-label='Delete first']")
+    two.click("[aria-label='Delete first']")  # while the other tab writes in it
     two.click("#ask-yes")
     one.wait_for_selector("text=No conversations yet")
     assert one.locator("#welcome").is_visible()
+    one.wait_for_timeout(600)  # longer than the tab waits between two saves
+    assert one.evaluate(COUNT) == 0
+    assert it.service.closed == 3
 
 
 def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:

@@ -70,12 +70,13 @@ export class Chat {
     if (writing !== undefined) this.alive.add(writing);
     if (changed === undefined) return;
     this.events.listed();
-    if (changed !== this.talk?.id) return;
-    const leaf = this.talk.leaf; // each tab stays on its branch
     const talk = await store.conversation(changed);
+    if (!talk) this.stopAll(changed); // another tab deleted it
+    if (changed !== this.talk?.id) return;
     if (!talk) return this.open(null);
     const messages = await store.messagesOf(changed);
     if (changed !== this.talk?.id) return;
+    const leaf = this.talk.leaf; // each tab stays on its branch
     for (const [id, own] of this.running) if (messages.has(id)) messages.set(id, own.message);
     this.messages = messages;
     this.talk = { ...talk, leaf: messages.has(leaf) ? newestLeaf(messages, leaf) : talk.leaf };
@@ -148,7 +149,7 @@ export class Chat {
   async write(message, talk, before) {
     const stopping = new AbortController();
     this.running.set(message.id, { message, stop: () => stopping.abort() });
-    const writer = new Writer(message, (one) => this.events.message(one), (one) => store.save([], [one]).catch(() => {}));
+    const writer = new Writer(message, (one) => this.events.message(one), (one) => this.keep(talk.id, one));
     this.events.shown();
     try {
       await store.save([talk], [message]);
@@ -178,6 +179,10 @@ export class Chat {
     if (last) this.running.get(last.id)?.stop();
   }
 
+  stopAll(conversation) {
+    for (const own of this.running.values()) if (own.message.conversation === conversation) own.stop();
+  }
+
   async choose(id) {
     this.talk.leaf = newestLeaf(this.messages, id);
     await store.save([this.talk], [], true);
@@ -193,7 +198,7 @@ export class Chat {
   }
 
   async remove(id) {
-    for (const own of this.running.values()) if (own.message.conversation === id) own.stop();
+    this.stopAll(id);
     await store.remove(id);
     if (this.talk?.id === id) await this.open(null);
     this.events.listed();
