@@ -74,12 +74,11 @@ export class Chat {
     if (!talk) this.stopAll(changed); // another tab deleted it
     if (changed !== this.talk?.id) return;
     if (!talk) return this.open(null);
-    const messages = await store.messagesOf(changed);
+    const stored = await store.messagesOf(changed);
     if (changed !== this.talk?.id) return;
-    const leaf = this.talk.leaf; // each tab stays on its branch
-    for (const [id, own] of this.running) if (messages.has(id)) messages.set(id, own.message);
-    this.messages = messages;
-    this.talk = { ...talk, leaf: messages.has(leaf) ? newestLeaf(messages, leaf) : talk.leaf };
+    for (const id of this.running.keys()) stored.delete(id); // what this tab writes is newer here
+    this.messages = new Map([...this.messages, ...stored]); // own messages may not be stored yet
+    this.talk = { ...talk, leaf: newestLeaf(this.messages, this.talk.leaf) }; // each tab stays on its branch
     this.events.shown();
   }
 
@@ -104,17 +103,14 @@ export class Chat {
   async send(text, files = []) {
     await this.ensureTalk(text || files[0]?.name || "");
     const message = this.add({ role: "user", parent: this.talk.leaf, content: text, files });
-    await store.save([this.talk], [message]);
-    this.events.listed();
-    await this.answer(message.id);
+    await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
   // Another question in the place of a message; the old one and what followed stay as a branch.
   async edit(id, text) {
     const old = this.messages.get(id);
     const message = this.add({ role: "user", parent: old.parent, content: text, files: old.files ?? [] });
-    await store.save([this.talk], [message]);
-    await this.answer(message.id);
+    await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
   async again(id) {
@@ -128,8 +124,7 @@ export class Chat {
       parent = message.id;
       return message;
     });
-    await store.save([this.talk], made);
-    await this.answer(parent);
+    await Promise.all([store.save([this.talk], made), this.answer(parent)]); // at once: the user may open another
   }
 
   // Go on where an answer was stopped: the server continues the last message.
@@ -153,6 +148,7 @@ export class Chat {
     this.events.shown();
     try {
       await store.save([talk], [message]);
+      this.events.listed();
       await api.stream(requestBody(before, talk.settings, this.model), stopping.signal, (chunk) => writer.take(chunk));
       message.status = message.finish === "length" ? "length" : "done";
     } catch (error) {
