@@ -37,6 +37,10 @@ HOSTILE = """\
 ```
 
 """
+SCROLLS = """(frame) => {  // what is too wide scrolls in a frame that is in sight
+    const found = document.querySelector(frame);
+    return found.scrollWidth > found.clientWidth && found.getBoundingClientRect().right <= innerWidth;
+}"""
 COUNT = """() => new Promise((done) => {
     indexedDB.open("localllm").onsuccess = (opened) => {
         const messages = opened.target.result.transaction("messages").objectStore("messages");
@@ -254,7 +258,8 @@ def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:
     assert page.evaluate("window.hacked") is None
     after = page.evaluate("[document.querySelectorAll('script,style,form,dialog,iframe,base').length]")
     assert after == before[:1]
-    assert page.evaluate("document.documentElement.scrollWidth") == width  # the table scrolls in its own frame
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(SCROLLS, ".table")
     assert page.locator("#messages img, #messages svg[onload], #messages [style], #messages [id]").count() == 0
     assert page.locator("#messages .skip").count() == 0
     links = page.eval_on_selector_all(
@@ -313,6 +318,8 @@ def test_a_phones_width_has_no_sideways_scrolling(site: Callable[..., Site]) -> 
     send(page, "z" * 300)
     answered(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate(SCROLLS, ".code pre")
+    assert page.evaluate(SCROLLS, ".table")
     page.click("#open-sidebar")
     assert page.locator("#conversations .open").is_visible()
     page.keyboard.press("Escape")
