@@ -474,3 +474,4 @@ def test_exports_come_back_whole(site: Callable[..., Site], tmp_path: Path) -> N
     until(page, "document.querySelectorAll('#conversations .open').length === 1")
     page.click("#conversations .open")
     page.wait_for_selector("text=Heard 1: banana")
+    assert texts(page, ".plain-text") == ["banana"]  # the question stands above its answer
