@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import webbrowser
+
+from localllm.cli.terminal.console import say
 
 TEXT_BROWSERS = frozenset({"www-browser", "links", "elinks", "lynx", "w3m"})  # the page needs JavaScript
 
@@ -12,6 +15,16 @@ def page_address(address: str, port: int) -> str:
     if address in ("0.0.0.0", "::", "*", ""):
         return f"http://localhost:{port}/"
     return f"http://[{address}]:{port}/" if ":" in address else f"http://{address}:{port}/"
+
+
+def show_page(url: str) -> None:
+    """Open a page in the user's browser, or say its address. Returns at once: some browsers run until closed."""
+
+    def show() -> None:
+        if not open_page(url):
+            say(f"no browser could be started; open {url}")
+
+    threading.Thread(target=show, daemon=True).start()
 
 
 def open_page(url: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import sys
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from localllm import load
 from localllm.box import resolve
 from localllm.cache.prefix_files import PrefixFiles
 from localllm.cache.slot_files import SlotFiles
-from localllm.cli.commands.page import open_page, page_address
+from localllm.cli.commands.page import page_address, show_page
 from localllm.cli.naming import title
 from localllm.cli.options import Opening
 from localllm.cli.terminal.answer import tell
@@ -81,9 +80,7 @@ def serve(own: ServeOptions, name: str, opening: Opening, sampling: Mapping[str,
         for address in settings.addresses:
             say(f"listening on http://{address}:{port} (stop with Ctrl-C)")
         if browser:
-            page = page_address(settings.addresses[0], port)
-            if not await asyncio.to_thread(open_page, page):
-                say(f"no browser could be started; open {page}")
+            show_page(page_address(settings.addresses[0], port))
 
     try:
         run(make_app(service, settings, metrics, admission), settings, admission, sockets, ready)

@@ -37,6 +37,16 @@ HOSTILE = """\
 ```
 
 """
+SCROLLS = """(frame) => {  // what is too wide scrolls in a frame that is in sight
+    const found = document.querySelector(frame);
+    return found.scrollWidth > found.clientWidth && found.getBoundingClientRect().right <= innerWidth;
+}"""
+COUNT = """() => new Promise((done) => {
+    indexedDB.open("localllm").onsuccess = (opened) => {
+        const messages = opened.target.result.transaction("messages").objectStore("messages");
+        messages.count().onsuccess = (counted) => done(counted.target.result);
+    };
+})"""
 TABLE = "|" + "|".join(f" column number {n} " for n in range(80)) + "|\n|" + "---|" * 80 + "\n"
 TABLE += ("|" + "|".join("wide" for _ in range(80)) + "|\n") * 50
 
@@ -226,11 +236,16 @@ def test_two_tabs_see_the_same_and_neither_loses_anything(site: Callable[..., Si
     answered(two, 2)
     one.wait_for_selector("text=Heard 3: second")
     assert texts(one, ".plain-text") == texts(two, ".plain-text") == ["first", "second"]
+    send(one, "first")
+    one.wait_for_selector("[aria-busy=true]")
     two.hover("#conversations li")
-    two.click("[aria-label='Delete first']")
+    two.click("[aria-label='Delete first']")  # while the other tab writes in it
     two.click("#ask-yes")
     one.wait_for_selector("text=No conversations yet")
     assert one.locator("#welcome").is_visible()
+    one.wait_for_timeout(600)  # longer than the tab waits between two saves
+    assert one.evaluate(COUNT) == 0
+    assert it.service.closed == 3
 
 
 def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:
@@ -243,7 +258,8 @@ def test_a_hostile_answer_changes_nothing(site: Callable[..., Site]) -> None:
     assert page.evaluate("window.hacked") is None
     after = page.evaluate("[document.querySelectorAll('script,style,form,dialog,iframe,base').length]")
     assert after == before[:1]
-    assert page.evaluate("document.documentElement.scrollWidth") == width  # the table scrolls in its own frame
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(SCROLLS, ".table")
     assert page.locator("#messages img, #messages svg[onload], #messages [style], #messages [id]").count() == 0
     assert page.locator("#messages .skip").count() == 0
     links = page.eval_on_selector_all(
@@ -302,6 +318,8 @@ def test_a_phones_width_has_no_sideways_scrolling(site: Callable[..., Site]) -> 
     send(page, "z" * 300)
     answered(page)
     assert page.evaluate("document.documentElement.scrollWidth") == 360
+    assert page.evaluate(SCROLLS, ".code pre")
+    assert page.evaluate(SCROLLS, ".table")
     page.click("#open-sidebar")
     assert page.locator("#conversations .open").is_visible()
     page.keyboard.press("Escape")
@@ -456,3 +474,4 @@ def test_exports_come_back_whole(site: Callable[..., Site], tmp_path: Path) -> N
     until(page, "document.querySelectorAll('#conversations .open').length === 1")
     page.click("#conversations .open")
     page.wait_for_selector("text=Heard 1: banana")
+    assert texts(page, ".plain-text") == ["banana"]  # the question stands above its answer

@@ -70,15 +70,15 @@ export class Chat {
     if (writing !== undefined) this.alive.add(writing);
     if (changed === undefined) return;
     this.events.listed();
-    if (changed !== this.talk?.id) return;
-    const leaf = this.talk.leaf; // each tab stays on its branch
     const talk = await store.conversation(changed);
-    if (!talk) return this.open(null);
-    const messages = await store.messagesOf(changed);
+    if (!talk) this.stopAll(changed); // another tab deleted it
     if (changed !== this.talk?.id) return;
-    for (const [id, own] of this.running) if (messages.has(id)) messages.set(id, own.message);
-    this.messages = messages;
-    this.talk = { ...talk, leaf: messages.has(leaf) ? newestLeaf(messages, leaf) : talk.leaf };
+    if (!talk) return this.open(null);
+    const stored = await store.messagesOf(changed);
+    if (changed !== this.talk?.id) return;
+    for (const id of this.running.keys()) stored.delete(id); // what this tab writes is newer here
+    this.messages = new Map([...this.messages, ...stored]); // own messages may not be stored yet
+    this.talk = { ...talk, leaf: newestLeaf(this.messages, this.talk.leaf) }; // each tab stays on its branch
     this.events.shown();
   }
 
@@ -103,17 +103,14 @@ export class Chat {
   async send(text, files = []) {
     await this.ensureTalk(text || files[0]?.name || "");
     const message = this.add({ role: "user", parent: this.talk.leaf, content: text, files });
-    await store.save([this.talk], [message]);
-    this.events.listed();
-    await this.answer(message.id);
+    await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
   // Another question in the place of a message; the old one and what followed stay as a branch.
   async edit(id, text) {
     const old = this.messages.get(id);
     const message = this.add({ role: "user", parent: old.parent, content: text, files: old.files ?? [] });
-    await store.save([this.talk], [message]);
-    await this.answer(message.id);
+    await Promise.all([store.save([this.talk], [message]), this.answer(message.id)]);
   }
 
   async again(id) {
@@ -127,8 +124,7 @@ export class Chat {
       parent = message.id;
       return message;
     });
-    await store.save([this.talk], made);
-    await this.answer(parent);
+    await Promise.all([store.save([this.talk], made), this.answer(parent)]); // at once: the user may open another
   }
 
   // Go on where an answer was stopped: the server continues the last message.
@@ -148,10 +144,11 @@ export class Chat {
   async write(message, talk, before) {
     const stopping = new AbortController();
     this.running.set(message.id, { message, stop: () => stopping.abort() });
-    const writer = new Writer(message, (one) => this.events.message(one), (one) => store.save([], [one]).catch(() => {}));
+    const writer = new Writer(message, (one) => this.events.message(one), (one) => this.keep(talk.id, one));
     this.events.shown();
     try {
       await store.save([talk], [message]);
+      this.events.listed();
       await api.stream(requestBody(before, talk.settings, this.model), stopping.signal, (chunk) => writer.take(chunk));
       message.status = message.finish === "length" ? "length" : "done";
     } catch (error) {
@@ -178,6 +175,10 @@ export class Chat {
     if (last) this.running.get(last.id)?.stop();
   }
 
+  stopAll(conversation) {
+    for (const own of this.running.values()) if (own.message.conversation === conversation) own.stop();
+  }
+
   async choose(id) {
     this.talk.leaf = newestLeaf(this.messages, id);
     await store.save([this.talk], [], true);
@@ -193,7 +194,7 @@ export class Chat {
   }
 
   async remove(id) {
-    for (const own of this.running.values()) if (own.message.conversation === id) own.stop();
+    this.stopAll(id);
     await store.remove(id);
     if (this.talk?.id === id) await this.open(null);
     this.events.listed();
