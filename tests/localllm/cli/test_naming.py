@@ -259,7 +259,7 @@ def test_list_fits_a_narrow_terminal_and_names_what_is_damaged(environ: dict[str
     ollama_model(tmp_path, "registry.ollama.ai/library/broken/1").write_text("{")
     wide = Terminal("list", environ=environ, columns=100)
     wide.wait_for(r"a-rather-long-name-of-a-model:latest +\d+ B +Q5_K_M +Ollama +now\r\n")
-    wide.wait_for(r"(?s)broken:1 \(Ollama\):.*\sis not JSON")
+    wide.wait_for(r"(?s)broken:1\s+\(Ollama\):.*\sis\s+not\s+JSON")
     assert wide.end() == 0
     narrow = Terminal("list", environ=environ, columns=40)
     narrow.wait_for(r"a-rather-long-name-of-a-model:latest\r\n  \d+ B, Q5_K_M, Ollama, now\r\n")
