@@ -70,6 +70,7 @@ def python(folder: Path, cpu: str, words: list[str]) -> int:
         **kept, "QEMU_LD_PREFIX": str(folder / "root"), "QEMU_CPU": cpu, "PYTHONHOME": str(folder / "root" / "usr"),
         "PYTHONPATH": f"{ROOT}:{folder / 'site'}", "NUMBA_CPU_NAME": cpu, "NUMBA_CPU_FEATURES": FEATURES[cpu],
         "XDG_CACHE_HOME": str(folder / "cache"), "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
     command = [qemu, str(folder / "root" / "usr" / "bin" / "python3.11"), *words]
     return subprocess.run(command, cwd=ROOT, env=environment).returncode

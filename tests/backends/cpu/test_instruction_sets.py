@@ -214,6 +214,8 @@ def mat_vec(format: str) -> Kernel:
 @pytest.mark.parametrize("name", INSTRUCTIONS)
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
 def test_the_instructions_are_those_of_the_row(name: str, format: str) -> None:
+    if name != "arm-dotprod" and "sse2" not in HOST:
+        pytest.skip("LLVM aborts if it must write x86 instructions for another kind of processor")
     text = assembly(mat_vec(format), isa.named(name))
     wanted = re.findall(INSTRUCTIONS[name], text)
     every = re.findall(ANY_DOT, text)
