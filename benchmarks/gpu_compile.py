@@ -14,7 +14,7 @@ import json
 import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 from localllm.backends.base import BackendError, CacheTypes, Limits
 from localllm.backends.cuda.nvrtc import Nvrtc
@@ -22,7 +22,7 @@ from localllm.backends.gpu import cachetypes, formats
 from localllm.backends.gpu.kernels import attention, columns, experts, largest, products, recurrence, rowwise, streams
 from localllm.backends.gpu.kernels.kernel import Kernel
 from localllm.backends.gpu.kernels.products import COLUMNS
-from localllm.plan import CacheLayer
+from localllm.plan import CacheLayer, Gating
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_89", "sm_90")
 BUDGET = 32  # bytes that a kernel may spill, stored and loaded
@@ -227,7 +227,7 @@ def _experts() -> list[Labelled]:
             EXPERT_GROUPS=8,
             GROUPS_USED=4,
         )
-        for n in range(4)
+        for n in range(len(get_args(Gating)))
     ]
     return [
         ("combine", experts.CombineExperts(WIDTH=2048, STRIDE=2048, USED=4)),
