@@ -80,16 +80,17 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("folder", type=Path)
     asked.add_argument("--cpu", default="neoverse-n1", choices=FEATURES, help="with or without dot products")
-    asked.add_argument("words", nargs=argparse.REMAINDER, help="pytest's arguments; -c CODE runs Python instead")
-    given = asked.parse_args()
+    asked.add_argument("--python", metavar="CODE", help="run this instead of tests")
+    given, words = asked.parse_known_args()  # the rest is pytest's
     if shutil.which(QEMU) is None:
         print(f"{QEMU} is not installed; apt-get install qemu-user-static", file=sys.stderr)
         return 1
     folder = given.folder.resolve()
     if not (folder / "site" / "pytest").is_dir():
         make(folder)
-    words = given.words or list(SUBSET)
-    return python(folder, given.cpu, words if words[0] == "-c" else ["-m", "pytest", "-q", "-p", "no:xdist", *words])
+    if given.python:
+        return python(folder, given.cpu, ["-c", given.python])
+    return python(folder, given.cpu, ["-m", "pytest", "-q", "-p", "no:xdist", *(words or SUBSET)])
 
 
 if __name__ == "__main__":
