@@ -30,7 +30,7 @@ WHEELS = ("pytest", "hypothesis", "httpx")
 PLATFORMS = ("manylinux2014_aarch64", "manylinux_2_28_aarch64", "manylinux_2_27_aarch64", "manylinux_2_17_aarch64")
 SUBSET = (
     *("tests/backends/test_conformance.py", "tests/backends/test_reproducible.py", "tests/backends/cpu/test_pool.py"),
-    *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py"),
+    *("tests/backends/cpu/test_instruction_sets.py", "tests/models/test_demo.py", "tests/platforms/test_bits.py"),
 )
 
 

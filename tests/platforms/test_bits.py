@@ -1,0 +1,16 @@
+"""The same bits on every processor: a digest that x86 with AVX-512 and Arm with and without dot products all gave."""
+
+from __future__ import annotations
+
+import hashlib
+
+import localllm
+
+TEXT = "Once upon a time there was a little bird who wanted to book a table for two."
+LOGITS = "eec1522fe97213e7ea05ece01800a308"  # a change of the arithmetic changes it, on all processors alike
+
+
+def test_the_logits_of_the_model_in_the_box_are_those_of_other_processors() -> None:
+    with localllm.load("demo", threads=2) as model:
+        found = model.logits(model.tokenize(TEXT) * 4)
+    assert hashlib.sha256(found.tobytes()).hexdigest()[:32] == LOGITS
