@@ -128,7 +128,7 @@ class _Words:
         return self._exact(text, text) or self._exact(_MARK + text, text) or []
 
     def _exact(self, source: str, text: str) -> list[int]:
-        """Return the last tokens of `source` that are `text`; none if one of them begins before it."""
+        """Return the last tokens of `source` that make up `text`. Return none if the first of them begins before it."""
         ids, left = self._tokenizer.encode(source, add_special=False), len(text.encode())
         first = len(ids)
         while left > 0 and first > 0:

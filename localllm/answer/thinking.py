@@ -1,4 +1,4 @@
-"""How a model that can think is asked to: its template learns it by variables, of which each template knows some."""
+"""How to ask a model to think: by variables of its template. Each template knows some of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from localllm.options import OptionError
 PREFIX, FILE_VARIABLE = "LOCALLLM_", "LOCALLLM_CONFIG"
 TABLE_OF_PRESETS = "presets"
 RIVALS = (  # an option replaces its rivals from lower places
-    {"words", "model", "hf_repo", "models"},  # each of them says which model
+    {"words", "model", "hf_repo", "models"},  # each names the model
     {"json_schema", "grammar"},
     {"system_prompt", "system_prompt_file"},
 )

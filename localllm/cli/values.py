@@ -61,7 +61,7 @@ def value_of(each: Declared, raw: Any) -> Any:
 
 
 def _element(each: Declared, raw: Any) -> Any:
-    """Return a number or a text as the command line reads it. Numbers are no texts."""
+    """Return a number or a text as the command line reads it. A number is not a text."""
     if isinstance(raw, str):
         return each.option.kind.read(raw)
     if isinstance(raw, bool) or not isinstance(raw, int | float):

@@ -27,7 +27,7 @@ class Memory:
 
 
 def memory() -> Memory:
-    """Return the memory of this computer; `free` is no more than the container leaves."""
+    """Return the memory of this computer. In a container, `free` is at most what its limit leaves."""
     return _SYSTEMS.get(sys.platform, _posix)()
 
 

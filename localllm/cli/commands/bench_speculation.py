@@ -67,7 +67,7 @@ def measure(model: Model, text: str, count: int, repetitions: int, warm_up: bool
         finally:
             session.close()
         if guessing:
-            gaps.extend(after - before for before, after in pairwise(moments[:-1]))  # the last piece is no token
+            gaps.extend(after - before for before, after in pairwise(moments[:-1]))  # the last piece has no token
         assert piece.statistics is not None
         if (done := piece.statistics.speculation) is not None:
             drafted, accepted, rounds = drafted + done.drafted, accepted + done.accepted, rounds + done.rounds

@@ -70,7 +70,7 @@ def doctor(own: Doctor) -> None:
 
 
 def _section(title: str, rows: Sequence[tuple[str, str]]) -> None:
-    """Print a title and its rows; a long text goes on below itself."""
+    """Print a title and its rows. A long text continues on the next lines, in its column."""
     lines = []
     for label, text in rows:
         for number, part in enumerate(wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False) or [""]):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from pathlib import Path
 
 import pytest
 
-from localllm.cli.main import main
+from tests.localllm.cli.shell import Shell
 from tests.localllm.support import CHATML, write_model
 
 OTHER = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
@@ -20,17 +18,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model") / "tiny.gguf")
 
 
-class Shell:
-    """Runs commands in this process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.patch = capsys, patch
-
-    def __call__(self, *words: object, stdin: str = "") -> tuple[int, str, str]:
-        """The exit code, stdout and stderr."""
-        self.patch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = main([str(word) for word in words])
-        return code, *self.capsys.readouterr()
+class Asking(Shell):
+    """Asks models."""
 
     def asks(self, command: str, model: Path, *words: object) -> str:
         """The answer to "hi"."""
@@ -41,12 +30,12 @@ class Shell:
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Shell:
-    return Shell(capsys, monkeypatch)
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Asking:
+    return Asking(capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])
-def test_instructions_come_from_a_file(shell: Shell, tiny: Path, tmp_path: Path, command: str) -> None:
+def test_instructions_come_from_a_file(shell: Asking, tiny: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "system.txt").write_text("Be brief.\nBe kind.\n")
     told = shell.asks(command, tiny, "-sys", "Be brief.\nBe kind.")
     assert shell.asks(command, tiny, "-sysf", tmp_path / "system.txt") == told
@@ -54,7 +43,7 @@ def test_instructions_come_from_a_file(shell: Shell, tiny: Path, tmp_path: Path,
     assert told != shell.asks(command, tiny)
 
 
-def test_wrong_files_of_instructions(shell: Shell, tiny: Path, tmp_path: Path) -> None:
+def test_wrong_files_of_instructions(shell: Asking, tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n")
     for name, told in (("none.txt", "cannot be read: No such file or directory"), ("empty.txt", "is empty")):
         code, out, err = shell("run", tiny, "hi", "-sysf", tmp_path / name)
@@ -65,7 +54,7 @@ def test_wrong_files_of_instructions(shell: Shell, tiny: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])
-def test_a_given_template_replaces_that_of_the_file(shell: Shell, tiny: Path, tmp_path: Path, command: str) -> None:
+def test_a_given_template_replaces_that_of_the_file(shell: Asking, tiny: Path, tmp_path: Path, command: str) -> None:
     (tmp_path / "other.jinja").write_text(OTHER)
     own = write_model(tmp_path / "own.gguf", template=OTHER)
     told, usual = shell.asks(command, own), shell.asks(command, tiny)
@@ -78,7 +67,7 @@ def test_a_given_template_replaces_that_of_the_file(shell: Shell, tiny: Path, tm
     assert shell.asks(command, tiny, "--chat-template", "plain") not in (told, usual)
 
 
-def test_wrong_templates(shell: Shell, tiny: Path) -> None:
+def test_wrong_templates(shell: Asking, tiny: Path) -> None:
     code, out, err = shell("run", tiny, "hi", "--chat-template", "chatlm")
     assert (code, out) == (1, "")
     assert err.startswith("error: 'chatlm' is not a chat template: give a file, a Jinja text, or one of llama3, chatml")
@@ -86,7 +75,7 @@ def test_wrong_templates(shell: Shell, tiny: Path) -> None:
     assert (code, out, err.count("\n")) == (1, "", 1)
 
 
-def test_a_prompt_comes_from_standard_input(shell: Shell, tiny: Path) -> None:
+def test_a_prompt_comes_from_standard_input(shell: Asking, tiny: Path) -> None:
     told = shell("run", tiny, "one\ntwo", *QUICK)
     assert told[0] == 0
     assert shell("run", tiny, "-f", "-", *QUICK, stdin="one\ntwo\n") == told

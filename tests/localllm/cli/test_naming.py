@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
 
-from localllm.cli.main import main
 from localllm.cli.terminal.formatting import age
+from tests.localllm.cli.shell import Shell
 from tests.localllm.store.hub_server import HubServer, Repo, serving
 from tests.localllm.store.stores import ollama_model
 from tests.localllm.support import REPOSITORY, Terminal, localllm, write_model
@@ -49,19 +47,6 @@ def environ(server: HubServer, tmp_path: Path) -> dict[str, str]:
         "LLAMA_CACHE": str(tmp_path / "llama"),
         "OLLAMA_MODELS": str(tmp_path / ".ollama/models"),
     }
-
-
-class Shell:
-    """Runs commands in this process, as that user."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
-        self.capsys, self.patch = capsys, patch
-
-    def __call__(self, *words: object, stdin: str = "") -> tuple[int, str, str]:
-        """The exit code, stdout and stderr."""
-        self.patch.setattr(sys, "stdin", io.StringIO(stdin))
-        code = main([str(word) for word in words])
-        return code, *self.capsys.readouterr()
 
 
 @pytest.fixture

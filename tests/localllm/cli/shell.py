@@ -1,0 +1,23 @@
+"""Commands in the process of a test."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from localllm.cli.main import main
+
+
+class Shell:
+    """Runs commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch) -> None:
+        self.capsys, self.patch = capsys, patch
+
+    def __call__(self, *words: object, stdin: str = "") -> tuple[int, str, str]:
+        """The exit code, stdout and stderr."""
+        self.patch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main([str(word) for word in words])
+        return code, *self.capsys.readouterr()
