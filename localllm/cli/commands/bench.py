@@ -23,10 +23,10 @@ from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
-from localllm.cli.options import Bench
 from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
+from localllm.cli.tool_options import Bench
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
