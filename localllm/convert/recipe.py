@@ -202,10 +202,13 @@ def named(*names: str) -> Callable[[HfConfig], int]:
 
 
 def must_be(name: str, *allowed: Any) -> Check:
-    """Require that a key of config.json, if present, has one of these values."""
+    """Require that a key of config.json, if present, has one of these values; `outer.name` is in a nested table."""
 
     def check(config: HfConfig) -> str | None:
-        value = config.get(name)
+        *tables, key = name.split(".")
+        for table in tables:
+            config = config.below(table, config.table(table))
+        value = config.get(key)
         if value is None or value in allowed:
             return None
         return f"{name} is {value}; the GGUF architecture has it fixed at {allowed[0]}"

@@ -94,7 +94,7 @@ def _logits(folder: Path) -> np.ndarray:
     import torch
     import transformers
 
-    from tests.localllm.convert.hf_models import ids
+    from tests.localllm.convert.hf_models import by_tanh, ids
 
     of_pictures = "vision_config" in json.loads((folder / "config.json").read_text())
     maker = transformers.AutoModelForImageTextToText if of_pictures else transformers.AutoModelForCausalLM
@@ -102,8 +102,9 @@ def _logits(folder: Path) -> np.ndarray:
         folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
     )
     assert not any(found.values()), found
+    by_tanh(model.eval())
     with torch.no_grad():
-        logits: np.ndarray = model.eval()(torch.tensor([ids()]), use_cache=False).logits[0].float().numpy()
+        logits: np.ndarray = model(torch.tensor([ids()]), use_cache=False).logits[0].float().numpy()
     return logits[POSITIONS]
 
 

@@ -295,7 +295,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "gptneox": ("GPTNeoXConfig", {"hidden_act": "gelu_new"}, "gpt-2"),
     "gptneox-serial": ("GPTNeoXConfig", {"hidden_act": "gelu_new", "use_parallel_residual": False}, "gpt-2"),
+    "dbrx": (
+        "DbrxConfig",
+        {"d_model": 32, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 5000.0},
+         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+         "rope_parameters": {**_DEFAULT, "rope_theta": 5000.0}},
+        "llama3",
+    ),
     "minicpm3": ("MiniCPM3Config", {**_LATENT, "qk_head_dim": 18}, "spm"),
+    "mpt": (
+        "MptConfig",
+        {"hidden_size": 48, "num_attention_heads": 6, "max_seq_len": CONTEXT,
+         "attn_config": {"clip_qkv": 0.8}},
+        "gpt-2",
+    ),
     "starcoder": ("GPTBigCodeConfig", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "starcoder"),
     "hy_v3": (
         "HYV3Config",

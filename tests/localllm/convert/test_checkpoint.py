@@ -289,6 +289,17 @@ FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
     "one matrix, one number": ("falcon-h1", {"tie_word_embeddings": True}, True),
     "one matrix, two numbers": ("falcon-h1", {"tie_word_embeddings": True, "lm_head_multiplier": 2.0}, False),
     "gate after norm": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, False),
+    "MPT's own scale": ("mpt", {"attn_config": {"softmax_scale": 0.35355339, "clip_qkv": None}}, True),
+    "another scale": ("mpt", {"attn_config": {"softmax_scale": 0.5}}, False),
+    "learned positions": ("mpt", {"attn_config": {"alibi": False}}, False),
+    "norms of queries": ("mpt", {"attn_config": {"qk_ln": True}}, False),
+    "shared keys": ("mpt", {"attn_config": {"attn_type": "multiquery_attention"}}, False),
+    "scaled logits": ("mpt", {"logit_scale": "inv_sqrt_d_model"}, False),
+    "weights of one": ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": 1.0}}, True),
+    "weights as they are": ("dbrx", {"ffn_config": {"moe_normalize_expert_weights": None}}, False),
+    "experts with GELU": ("dbrx", {"ffn_config": {"ffn_act_fn": {"name": "gelu"}}}, False),
+    "base of old folders": ("dbrx", {"attn_config": {"rope_theta": 5e5}}, True),
+    "two bases": ("dbrx", {"attn_config": {"rope_theta": 5e5}, "rope_parameters": {"rope_theta": 1e4}}, False),
     "27B": ("gemma2", {"num_hidden_layers": 46, "head_dim": 16, "query_pre_attn_scalar": 8}, True),
 }
 
