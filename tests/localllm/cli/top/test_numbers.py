@@ -104,7 +104,8 @@ def test_rates_and_percentiles_are_those_of_the_time_between_looks() -> None:
 def test_only_the_last_minute_counts_and_a_new_server_begins_anew() -> None:
     metrics, recent = Metrics(), Recent()
     for at in range(0, 120, 10):
-        metrics.token(0.01)
+        for _ in range(1 if at == 110 else 7):
+            metrics.token(0.01)
         recent.add(look(at, metrics))
     assert [each.at for each in recent.looks] == [50, 60, 70, 80, 90, 100, 110]
     assert view_of(recent.looks, 1e9, True).answer_rate == 0.1  # over ten seconds
@@ -213,13 +214,14 @@ def test_huge_numbers_fit_the_screen() -> None:
 
 def test_names_cannot_steer_the_terminal() -> None:
     samples = {
-        "localllm_cache_blocks": [Sample({"model": "\x1b[31m[bold]evil\n\u202e", "state": "all"}, 1.0)],
+        "localllm_cache_blocks": [Sample({"model": "\x1b[31m[bold]evil\n\u202e" + "x" * 99, "state": "all"}, 1.0)],
         "localllm_info": [Sample({"version": "\x1b]0;title\x07"}, 1.0)],
     }
     text = "\n".join(shown([Look(0.0, samples)]))
     assert "\\x1b[31m[bold]evil\\n" in text
     assert "\x1b" not in text
     assert "\x07" not in text
+    assert "..., " in text  # a long name leaves room for the others
 
 
 SLOT: dict[str, Any] = {
