@@ -108,7 +108,7 @@ class Account:
     def __init__(self, record: Record, model: Model, roofs: Roofs, statistics: Statistics) -> None:
         assert model.plan is not None
         self.record, self.roofs, self.statistics = record, roofs, statistics
-        self.costs = costs_of(model)
+        self.costs = costs_of(model.executable, model.plan)
         self.block_bytes = sum(model.executable.block_bytes)
         self.blocks = model.pool.blocks
         self.clocked = isinstance(model.executable, Clocked)

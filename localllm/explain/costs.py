@@ -10,9 +10,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from localllm.backends.base import Clocked, state_read
+from localllm.backends.base import Clocked, Executable, state_read
 from localllm.explain.record import Step
-from localllm.model import Model
 from localllm.plan import (
     BLOCK,
     Append,
@@ -67,14 +66,12 @@ class Cost:
         return rows * self.flops + seen * self.flops_per_position
 
 
-def costs_of(model: Model) -> tuple[Cost, ...]:
-    """Return the cost of every operation that the model's executable runs, in order.
+def costs_of(executable: Executable, plan: Plan) -> tuple[Cost, ...]:
+    """Return the cost of every operation that the executable of a plan runs, in order.
 
     An operation with several kernel calls has its cost at the last one; the others have none, so that the costs match
     the clocks of the calls.
     """
-    executable, plan = model.executable, model.plan
-    assert plan is not None
     cache = executable.block_bytes
     if not isinstance(executable, Clocked):
         return tuple([_cost(op, plan, lambda weight: weight.bytes, cache) for op in plan.operations])

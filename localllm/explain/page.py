@@ -34,22 +34,22 @@ def _opening(it: Explanation) -> Iterator[Node]:
     record = it.account.record
     yield element("h1", "How this answer was made")
     yield element("p", f"{it.model} on {it.device}. Every number is of this one run.", cls="soft")
+    said = (("Prompt", it.question), ("Answer", it.answer))
     facts = (
-        ("Prompt", it.question),
-        ("Answer", it.answer),
         ("Ended by", it.ended_by),
         ("Samplers", ", ".join(record.chain)),
         ("Seed", f"{record.seed}: localllm run with --seed {record.seed} chooses the same tokens"),
     )
-    yield element("dl", *(part for name, fact in facts for part in (element("dt", name), element("dd", fact))))
+    said_pairs = [_pair(name, text, "said") for name, text in said]
+    yield element("dl", *(part for pair in (*said_pairs, *(_pair(*fact) for fact in facts)) for part in pair))
     yield element("h2", "What it shows")
     yield element("dl", *(part for each in lessons(it.account) for part in _pair(each.title, each.text)))
     if it.limits:
         yield element("p", it.limits, cls="soft")
 
 
-def _pair(name: str, text: str) -> tuple[Node, Node]:
-    return element("dt", name), element("dd", text)
+def _pair(name: str, text: str, cls: str = "") -> tuple[Node, Node]:
+    return element("dt", name), element("dd", text, cls=cls)
 
 
 # -- tokens ------------------------------------------------------------------------------------------------------------

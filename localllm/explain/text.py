@@ -17,7 +17,9 @@ def bytes_of(raw: bytes) -> str:
 
 
 def time(seconds: float) -> str:
-    """Return a time with three digits: "0.25 ms", "12.5 ms", "1.20 s"."""
+    """Return a time with two or three digits: "0", "0.25 ms", "12.5 ms", "1.20 s"."""
+    if not seconds:
+        return "0"
     if seconds >= 1:
         return f"{seconds:.2f} s"
     milliseconds = 1e3 * seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,8 @@ from localllm import load
 from localllm.cli.commands.explain_view import view
 from localllm.cli.commands.run import Asked, ask
 from localllm.cli.naming import title
-from localllm.cli.options import Display, Explain, Keeping, Opening
-from localllm.cli.terminal.answer import interruptible, tell, write
+from localllm.cli.options import Explain, Keeping, Opening
+from localllm.cli.terminal.answer import interruptible, tell
 from localllm.cli.terminal.console import LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.explain.account import Account, best, measure_roofs
@@ -24,7 +24,7 @@ from localllm.options import AnswerOptions
 from localllm.outputs import check_target, new_file
 
 if TYPE_CHECKING:
-    from localllm.generation.statistics import Piece, Statistics
+    from localllm.generation.statistics import Statistics
     from localllm.model import Model
     from localllm.template import Family
 
@@ -73,23 +73,18 @@ def explain(
 
 
 def _answer(own: Explain, model: Model, asked: Asked) -> tuple[str, Recorder, Statistics]:
-    """Write the answer as it comes, and record how."""
-    recorder, parts = Recorder(model, own.candidates), list[str]()
+    """Write the answer as it comes, and record how. Control characters are escaped in pipes too: it is a report."""
+    recorder, parts, statistics = Recorder(model, own.candidates), list[str](), None
     with recorder.watching(asked.session):
-        if own.json:
-            *_, last = _kept(asked.pieces, parts)
-            assert last.statistics is not None
-            statistics = last.statistics
-        else:
-            statistics = write(_kept(asked.pieces, parts), Display(plain=True), asked.conversation)
+        for piece in asked.pieces:
+            parts.append(piece.text)
+            statistics = piece.statistics
+            if not own.json:
+                print(piece.text, end="", flush=True)
+    assert statistics is not None, "an answer ends with its statistics"
+    if not own.json:
+        print()
     return "".join(parts), recorder, statistics
-
-
-def _kept(pieces: Iterator[Piece], parts: list[str]) -> Iterator[Piece]:
-    """Yield the pieces, and add their texts to `parts`."""
-    for piece in pieces:
-        parts.append(piece.text)
-        yield piece
 
 
 def _write(target: Path, it: Explanation, force: bool) -> None:
