@@ -135,5 +135,6 @@ class Architecture:
     encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
     bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
     classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
+    shared_fused: bool = False  # the up matrix of the expert for all holds gate and up
     activation_key: bool = False  # the key `hidden_activation` counts
     routing: ExpertGating | None = None

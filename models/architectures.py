@@ -149,7 +149,7 @@ _ROWS = (
     ),
     Architecture(
         "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
-        rope_pattern=True, routing=ExpertGating("softmax", True),
+        rope_pattern=True, shared_fused=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Granite 4.0 H
         "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,

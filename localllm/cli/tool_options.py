@@ -11,6 +11,7 @@ from localllm.options import LoadOptions, OptionError, Options, group, option, s
 from localllm.options.kinds import LAYERS, PATH, SIZE, TEXT, Kind, above, listed, one_of, optional, pair, several, whole
 
 _file = partial(option, "", kind=PATH, offers="files")
+PICTURES = (".svg", ".png", ".html")
 _words = partial(option, (), kind=several(TEXT), argument=True)
 
 
@@ -51,6 +52,12 @@ class Bench(Options):
         "", "--against", metavar="PROGRAM",
         help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
     )  # fmt: skip
+    plot: str = _file(
+        "--plot", help="draw the results and the roofs of this machine: FILE.svg, .png or .html (needs matplotlib)"
+    )
+    compare: str = _file(
+        "--compare", metavar="OLD", help="show the ratio to an older run, which -o json or jsonl printed"
+    )
     gpu_layers: tuple[int | str, ...] = same(
         LoadOptions, "gpu_layers", default=("auto",), kind=listed(LAYERS), metavar="N,..."
     )
@@ -63,9 +70,18 @@ class Bench(Options):
     load: LoadOptions = group(
         LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
     )
-    force: bool = same(LoadOptions, "force", help="take the nearest known tokenizer rule")
+    force: bool = option(False, "--force", help="overwrite the --plot FILE, and take the nearest known tokenizer rule")
     no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
     verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.plot and not self.plot.lower().endswith(PICTURES):
+            raise OptionError(
+                f"--plot {self.plot}: give a name that ends in {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
+            )
+        if self.against and (self.plot or self.compare):
+            raise OptionError("--against excludes --plot and --compare; draw a run of its own")
 
     @property
     def speculates(self) -> bool:
