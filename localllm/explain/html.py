@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import NamedTuple
 
 from localllm.printable import printable
 
@@ -27,17 +28,25 @@ def element(tag: str, *content: str, cls: str = "", **attributes: str) -> Node:
     )
 
 
-def cells(*content: str, right: Sequence[int] = (), cls: str = "") -> Node:
-    """Return a row of a table; the cells with the numbers in `right` align right."""
-    row = [element("td", each, cls="n" if number in right else "") for number, each in enumerate(content)]
-    return element("tr", *row, cls=cls)
+class Row(NamedTuple):
+    """The cells of a row of a table, and its class."""
+
+    cells: tuple[str, ...]
+    cls: str = ""
 
 
-def table(caption: str, header: Sequence[str], rows: Sequence[Node]) -> Node:
-    """Return a table that scrolls by itself where it is too wide."""
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in header)))
-    inside = element("table", element("caption", caption), head, element("tbody", *rows))
-    return element("div", inside, cls="scroll")
+def table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
+    """Return a table that scrolls by itself where it is too wide; the columns in `right` align right."""
+
+    def row(tag: str, each: Row, **attributes: str) -> Node:
+        inside = [
+            element(tag, cell, cls="n" if at in right else "", **attributes) for at, cell in enumerate(each.cells)
+        ]
+        return element("tr", *inside, cls=each.cls)
+
+    head = element("thead", row("th", Row(tuple(header)), scope="col"))
+    body = element("tbody", *(row("td", each) for each in rows))
+    return element("div", element("table", element("caption", caption), head, body), cls="scroll")
 
 
 def _escaped(text: str) -> str:

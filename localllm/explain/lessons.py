@@ -47,8 +47,8 @@ def _decoding(account: Account) -> Iterator[str]:
         return
     count = len(phase.steps)
     each = phase.whole.bytes / count
-    passes = plural(count, "pass")
-    yield f"{passes} of one token took {time(phase.seconds / count)} each and read {amount(each, 'B')} each."
+    passes, mean = plural(count, "pass"), " on average" if count > 1 else ""
+    yield f"{passes} of one token took {time(phase.seconds / count)}{mean} and read {amount(each, 'B')}{mean}."
     yield from _limits(phase, "Decoding")
     if phase.whole.bound == "memory" and phase.whole.multiplying:
         rows = phase.whole.reading / phase.whole.multiplying

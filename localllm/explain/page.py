@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from localllm.explain.account import Phase, Spent
 from localllm.explain.explanation import Explanation
-from localllm.explain.html import Node, cells, element, table
+from localllm.explain.html import Node, Row, element, table
 from localllm.explain.lessons import lessons
-from localllm.explain.record import Choice
+from localllm.explain.record import Candidate, Choice
 from localllm.explain.style import CSS
 from localllm.explain.text import amount, bytes_of, draft_line, plural, share, shown, stage_line, time
 from localllm.explain.timeline import timeline
@@ -100,23 +100,22 @@ def _time(it: Explanation) -> Iterator[Node]:
     ended = account.record.ended or 1.0
     yield element("h2", f"The time line: {time(account.record.ended)}")
     yield from timeline(account.record)
-    rows = [
-        cells(name, time(seconds), share(seconds / ended), _bar(seconds / ended), right=(1, 2))
-        for name, seconds in account.time
-    ]
-    yield table("Where the time went", ("what", "time", "share", ""), rows)
+    rows = [Row((name, time(seconds), share(seconds / ended), _bar(seconds / ended))) for name, seconds in account.time]
+    yield table("Where the time went", ("what", "time", "share", ""), rows, right=(1, 2))
     chunks = [
-        cells(
-            str(number),
-            f"{step.first} to {step.first + len(step.tokens) - 1}",
-            str(len(step.tokens)),
-            time(step.seconds),
-            f"{len(step.tokens) / step.seconds:.0f}",
-            right=(0, 2, 3, 4),
+        Row(
+            (
+                str(number),
+                f"{step.first} to {step.first + len(step.tokens) - 1}",
+                str(len(step.tokens)),
+                time(step.seconds),
+                f"{len(step.tokens) / step.seconds:.0f}",
+            )
         )
         for number, step in enumerate(account.record.chunks(), 1)
     ]
-    yield table("The chunks of the prompt", ("chunk", "positions", "tokens", "time", "tokens/s"), chunks)
+    header = ("chunk", "positions", "tokens", "time", "tokens/s")
+    yield table("The chunks of the prompt", header, chunks, right=(0, 2, 3, 4))
 
 
 def _work(it: Explanation) -> Iterator[Node]:
@@ -137,24 +136,16 @@ def _work(it: Explanation) -> Iterator[Node]:
 
 def _kinds(phase: Phase, clocked: bool) -> Node:
     header = (
-        "operation",
-        "calls",
-        "time",
-        "of the time",
-        "read",
-        "GB/s",
-        "of memory roof",
-        "",
-        "done",
-        "of arithmetic roof",
+        *("operation", "calls", "time", "of the time", "read", "GB/s", "of memory roof", ""),
+        *("done", "of arithmetic roof"),
     )
     rows = [_kind(each, phase.whole, clocked) for each in (*phase.kinds, phase.whole)]
-    return table("By kind of operation, the longest first", header, rows)
+    return table("By kind of operation, the longest first", header, rows, right=(1, 2, 3, 4, 5, 6, 8, 9))
 
 
-def _kind(each: Spent, whole: Spent, clocked: bool) -> Node:
+def _kind(each: Spent, whole: Spent, clocked: bool) -> Row:
     known = clocked and each.seconds > 0
-    return cells(
+    told = (
         each.kind,
         str(each.calls),
         time(each.seconds) if known else "",
@@ -165,8 +156,8 @@ def _kind(each: Spent, whole: Spent, clocked: bool) -> Node:
         _bar(each.read_share) if known and each.bytes else "",
         amount(each.operations, "op") if each.operations else "",
         share(each.multiply_share) if known and each.operations and each.multiplying else "",
-        right=(1, 2, 3, 4, 5, 6, 8, 9),
     )
+    return Row(told)
 
 
 def _bar(part: float) -> Node:
@@ -194,22 +185,9 @@ def _step(it: Explanation, number: int, choice: Choice) -> Node:
     told = [f"{share(chosen.model)} by the model", f"{share(chosen.drawn)} when drawn", draft_line(choice)]
     where = f"pass {choice.step + 1}, row {choice.row + 1}; chosen in {time(choice.ended - choice.began)}"
     drafted = f"; {choice.drafter} drafted {shown(it.piece(choice.draft))}" if choice.draft is not None else ""
-    rows = [
-        cells(
-            shown(it.piece(each.token)) or "\u2205",
-            bytes_of(it.piece(each.token)),
-            share(each.model),
-            _bar(each.model),
-            share(each.drawn) if not each.removed_by else "",
-            f"removed by {each.removed_by}" if each.removed_by else "",
-            right=(2, 4),
-            cls="chosen" if each.token == choice.token else "out" if each.removed_by else "",
-        )
-        for each in choice.candidates
-    ]
-    rows.append(
-        cells(f"{choice.others} others", "", share(choice.others_mass), _bar(choice.others_mass), "", "", right=(2,))
-    )
+    rows = [_candidate(it, choice, each) for each in choice.candidates]
+    others, mass = f"{choice.others} others", choice.others_mass
+    rows.append(Row((others, "", share(mass), _bar(mass), "", "")))
     return element(
         "details",
         element(
@@ -218,8 +196,20 @@ def _step(it: Explanation, number: int, choice: Choice) -> Node:
             element("span", shown(it.piece(choice.token)) or "\u2205", cls="token"),
             element("span", f" {', '.join(part for part in told if part)}", cls="soft"),
         ),
-        table("Candidates", ("token", "bytes", "model", "", "drawn from", ""), rows),
-        table("Samplers", ("what each did",), [cells(stage_line(stage)) for stage in choice.stages]),
+        table("Candidates", ("token", "bytes", "model", "", "drawn from", ""), rows, right=(2, 4)),
+        table("Samplers", ("what each did",), [Row((stage_line(stage),)) for stage in choice.stages]),
         element("p", where + drafted, cls="soft"),
         id=f"step-{number}",
     )
+
+
+def _candidate(it: Explanation, choice: Choice, each: Candidate) -> Row:
+    told = (
+        shown(it.piece(each.token)) or "\u2205",
+        bytes_of(it.piece(each.token)),
+        share(each.model),
+        _bar(each.model),
+        share(each.drawn) if not each.removed_by else "",
+        f"removed by {each.removed_by}" if each.removed_by else "",
+    )
+    return Row(told, "chosen" if each.token == choice.token else "out" if each.removed_by else "")

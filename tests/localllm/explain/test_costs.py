@@ -110,6 +110,9 @@ def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBacken
             if cost.batch and cost.weights[0][1] == cost.weights[0][2]:
                 assert cost.bytes(step(0, 50)) == cost.bytes(step(0, 1))
                 assert cost.operations(step(0, 50)) == 50 * cost.operations(step(0, 1))
+            if not cost.batch:
+                assert cost.operations(step(0, 50)) == cost.operations(step(0, 1)) > 0
+                assert cost.operations(step(0, 50, logit_rows=50)) == 50 * cost.operations(step(0, 1))
         assert any(not cost.batch for cost in costs), "the last rows alone become logits"
     finally:
         executable.close()

@@ -18,6 +18,7 @@ from localllm.options import SamplingOptions
 from localllm.plan import BLOCK
 from localllm.sampling.chain import softmax
 from localllm.session import Session
+from localllm.speculation.policy import Costs
 from localllm.speculation.rule import Guess
 from localllm.speculation.speculator import Speculator
 from tests.localllm.speculation.support import Clock, ToldDrafter, reckless
@@ -195,6 +196,29 @@ def test_accepted_and_rejected_drafts(demo: localllm.Model, sort: str, given: di
             if choice.verified:
                 assert choice.draft == step.tokens[choice.row + 1]
         assert record.held == session.length
+    finally:
+        session.close()
+
+
+def test_a_draft_that_was_not_verified_saves_no_pass(demo: localllm.Model) -> None:
+    """A third row costs so much that only the first of three right drafts is verified."""
+    options = SamplingOptions(temperature=0)
+    truth = demo.tokenize(PROMPT) + plainly(demo, options)
+    right = told(lambda text: truth[len(text)] if len(text) < len(truth) else 0)
+    costs = Costs({1: 1.0, 2: 1.0, 3: 50.0, 16: 50.0})
+    costs.observe = lambda rows, seconds: None  # type: ignore[method-assign]
+    session = demo.session()
+    session._speculator = Speculator(right.draftings, costs, 3)
+    try:
+        record, _, statistics = recorded(demo, session, options)
+        unverified = [choice for choice in record.choices if choice.draft is not None and not choice.verified]
+        assert unverified
+        assert all(choice.draft == choice.token and not choice.accepted for choice in unverified)
+        drafts = Account(record, demo, measure_roofs(demo), statistics).drafts
+        assert drafts is not None
+        assert statistics.speculation is not None
+        assert drafts.unverified == len(unverified)
+        assert drafts.accepted - statistics.speculation.accepted in (0, 1)
     finally:
         session.close()
 
