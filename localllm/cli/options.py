@@ -72,7 +72,7 @@ class Opening(Options):
         LoadOptions,
         "force",
         help="allow a harmful cache type, or the nearest known tokenizer rule; with run, replace a saved "
-        "--prompt-cache",
+        "--prompt-cache; with explain, replace the --html FILE",
     )
 
     @property
@@ -186,6 +186,19 @@ class Run(Options):
     raw: bool = option(False, "--raw", help="continue the prompt as plain text, without a chat template")
     stats: bool = option(False, "-v", "--stats", help="show statistics on stderr at the end")
     prompt_cache_all: bool = option(False, "--prompt-cache-all", help="save the answer in the prompt cache too")
+
+
+@dataclass(frozen=True, slots=True)
+class Explain(Options):
+    words: tuple[str, ...] = same(Run, "words")
+    model: str = same(Run, "model")
+    hf_repo: str = same(Run, "hf_repo")
+    prompt: str = same(Run, "prompt")
+    file: str = same(Run, "file")
+    raw: bool = same(Run, "raw")
+    html: str = _file("-o", "--html", help="also write one HTML page with every number")
+    candidates: int = option(8, "--candidates", kind=whole(1), help="candidates to list per token of the answer")
+    json: bool = option(False, "--json", help="print everything as JSON, without the answer before it")
 
 
 @dataclass(frozen=True, slots=True)

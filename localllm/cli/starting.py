@@ -32,6 +32,14 @@ def run(own: options.Run, *rest: Any) -> None:
     run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
 
 
+def explain(own: options.Explain, *rest: Any) -> None:
+    from localllm.cli.commands.explain import explain
+    from localllm.cli.commands.run import read_prompt
+
+    name, words = model_and_words(own)
+    explain(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+
+
 def _formatted(
     opening: options.Opening, answering: AnswerOptions, format_: options.Format, *rest: Any
 ) -> tuple[Any, ...]:

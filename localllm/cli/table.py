@@ -11,6 +11,7 @@ from localllm.options import AnswerOptions, SamplingOptions, ServeOptions
 
 _SERVING = (options.ModelName, ServeOptions, options.Opening, SamplingOptions)
 _ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
+_EXPLAINING = (options.Opening, AnswerOptions, options.Format, options.Keeping, SamplingOptions)
 
 _COMMANDS: dict[str, Command] = {
     "chat": Command(
@@ -27,6 +28,14 @@ _COMMANDS: dict[str, Command] = {
         "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text.",
         (options.Run, *_ANSWERING),
         starting.run,
+    ),
+    "explain": Command(
+        "MODEL [PROMPT]",
+        "show how an answer is made: tokens, time, bytes, candidates, drafts",
+        "Answers like run, with the same tokens for the same seed, and shows what happened. Every number comes from\n"
+        "this run. See docs/explain.md.",
+        (options.Explain, *_EXPLAINING),
+        starting.explain,
     ),
     "embed": Command(
         "MODEL [TEXT...]",
