@@ -9,7 +9,20 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, RowLayer, ScanLayer, StateLayer, Store, Tensor, Value
+from localllm.plan import (
+    BLOCK,
+    F32,
+    Batch,
+    CacheLayer,
+    MatrixLayer,
+    Plan,
+    RowLayer,
+    ScanLayer,
+    StateLayer,
+    Store,
+    Tensor,
+    Value,
+)
 from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
@@ -90,7 +103,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
     }
 
 
-def _state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
+def _state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
     """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
     match layer:
         case RowLayer(width, window):
@@ -99,6 +112,8 @@ def _state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):
             return 4 * width * state_dim
+        case MatrixLayer(heads, key_dim, value_dim):
+            return 4 * heads * key_dim * value_dim
 
 
 @dataclass(frozen=True, slots=True)

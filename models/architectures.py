@@ -313,6 +313,11 @@ _ROWS = (
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
+    Architecture(  # RWKV-6 Finch
+        "rwkv6", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+        recurrent=Recurrent("rwkv6", "all", channel_mix=True),
+    ),
+    Architecture("rwkv6qwen2", None, ffn_scales=False, recurrent=Recurrent("rwkv6", "all")),  # QRWKV6
     Architecture("seed_oss", "neox", ffn_scales=False, ffn_norm="post_attention_norm"),
     Architecture(
         "smallthinker", "neox", ffn_scales=False, sliding=Sliding(4, first=True, only_rope=True),
