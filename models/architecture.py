@@ -56,7 +56,7 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2", "rwkv6"]
+Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2", "rwkv6", "rwkv7"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,42 @@ def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
     return found
 
 
+def rwkv7(parts: _Parts, x: Value) -> Value:
+    """The time mix of RWKV-7; gate and norm are there if the file has them."""
+    recorder, sizes, gated = parts.builder.recorder, parts.sizes, parts.has("g1")
+    shift = parts.shift(x)
+    to_r, to_w, to_k, to_v, to_a, *to_g = (
+        parts.shifted(x, shift, lerp) for lerp in parts.lerps("rwkvag" if gated else "rwkva")
+    )
+    r, k, v = parts.linear("receptance", to_r), parts.linear("key", to_k), parts.linear("value", to_v)
+    speed = recorder.activate(parts.low_rank("w", to_w, parts.tanh, parts.vector("w0")), "sigmoid")
+    decay = recorder.activate(recorder.scale(speed, DECAY_SPEED), "exp")
+    if parts.first_values:
+        share = parts.low_rank("v", to_v, lambda inner: inner, parts.vector("v0"))
+        v = recorder.add(v, recorder.glu(share, parts.less(parts.first_values[0], v), "sigmoid"))
+    else:
+        parts.first_values.append(v)
+    rate = parts.low_rank("a", to_a, lambda inner: inner, parts.vector("a0"))
+    probe = _unit(parts, recorder.weigh(k, parts.vector("k_k")))
+    weighed = recorder.weigh(k, parts.vector("k_a"))
+    k = recorder.add(k, parts.less(recorder.glu(rate, weighed, "sigmoid"), weighed))
+    erase = recorder.glu(rate, probe, "sigmoid")
+    seen = recorder.matrix_scan(r, k, v, decay, sizes.heads, probe=probe, erase=erase)
+    seen = recorder.add(parts.head_norm(seen), parts.bonus(r, k, v, "r_k"))
+    if not gated:
+        return seen
+    gate = parts.low_rank("g", to_g[0], lambda inner: recorder.activate(inner, "sigmoid"))
+    return parts.product(gate, seen)
+
+
+def _unit(parts: _Parts, x: Value) -> Value:
+    """Each head's slice divided by its Euclidean length."""
+    size = parts.sizes.state
+    factor = size**-0.5
+    weight = parts.builder.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)
+    return parts.builder.recorder.rms_norm(x, weight, UNIT_EPS**2 / size, parts.sizes.heads)
+
+
 def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
     """The feed-forward of RWKV: squared ReLU of shifted rows; RWKV-6 also has a gate."""
     recorder = parts.builder.recorder
@@ -199,4 +235,4 @@ def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
     return recorder.glu(gate, value, "sigmoid")
 
 
-MIXERS: dict[str, Callable[[_Parts, Value], Value]] = {"rwkv6": rwkv6}
+MIXERS: dict[str, Callable[[_Parts, Value], Value]] = {"rwkv6": rwkv6, "rwkv7": rwkv7}

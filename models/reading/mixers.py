@@ -42,7 +42,7 @@ def read_recurrent(keys: Keys, row: Architecture) -> RecurrentConfig | None:
         return None
     if row.recurrent.mixer == "short_conv":
         return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
-    if row.recurrent.mixer == "rwkv6":
+    if row.recurrent.mixer in ("rwkv6", "rwkv7"):
         return _read_rwkv(keys, row.recurrent)
     sizes = RecurrentConfig(
         kernel=keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL),
