@@ -249,6 +249,11 @@ def _recurrent() -> list[Labelled]:
             Y_STRIDE=4096,
         )),
     ]  # fmt: skip
+    for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
+        found.append((f"matrix_scan{' erases' * erases}", recurrence.MatrixScan(
+            stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,
+            V_STRIDE=2560,
+        )))  # fmt: skip
     for delta, sizes in ((True, (32, 16, 128, 128)), (False, (48, 1, 128, 64))):
         shape = dict(zip(("HEADS", "KEY_HEADS", "KEY_DIM", "VALUE_DIM"), sizes, strict=True))
         append = recurrence.AppendKeys(stored=stored, **shape, K_STRIDE=8192)

@@ -56,16 +56,17 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
+Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2", "rwkv6", "rwkv7"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
+    """Layers with a recurrent mixer, which `models.recurrent` and `models.rwkv` describe, instead of attention."""
 
     mixer: Mixer
     layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
     alone: bool = False  # a layer is a mixer or a feed-forward
+    channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
 
 
 @dataclass(frozen=True, slots=True)
