@@ -14,7 +14,8 @@ class ExpertGating:
 
     gating: Gating
     normalize: bool  # divide the chosen weights by their sum
-    from_file: bool | Literal["gating"] = False  # keys of the file override the two above and may scale, or the first
+    # True: keys of the file override the two above and may scale; gating: the first alone; scaled: all but the second
+    from_file: bool | Literal["gating", "scaled"] = False
     scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
     beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
@@ -56,7 +57,7 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
+Mixer = Literal["short_conv", "delta_net", "kda", "mamba", "mamba2", "plamo2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,6 +182,10 @@ _ROWS = (
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
     _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
     Architecture(
+        "kimi-linear", None, ffn_scales=False, ignored=QKV_EXTRAS, latent=True,
+        recurrent=Recurrent("kda", "without_heads"), routing=ExpertGating("sigmoid", True, from_file="scaled"),
+    ),
+    Architecture(
         "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
         sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
     ),

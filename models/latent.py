@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localllm.models.attention import Attention
+from localllm.models.attention import NOT_ROTATED, Attention
 from localllm.models.config import LatentConfig
 from localllm.models.rope import score_factor
 from localllm.plan import Rope, Value, Weight
@@ -23,7 +23,8 @@ class LatentAttention(Attention):
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder
         config, recorder, latent = builder.config, builder.recorder, self.latent
-        name, heads, ropes = f"blk.{layer}.attn_", config.heads[layer], self.full
+        name, heads = f"blk.{layer}.attn_", config.heads[layer]
+        ropes = self.full if config.rotated[layer] else NOT_ROTATED
         q_plain, q = self.queries(name, x, heads)
         of, scale = latent.rank + latent.rotated, builder.scale(name + "kv_a_mqa")
         row = builder.norm(name + "kv_a_norm", builder.rows(name + "kv_a_mqa", x, 0, latent.rank, of, scale))
@@ -34,7 +35,7 @@ class LatentAttention(Attention):
             q = recorder.join(recorder.head_linear(q_plain, self.key_matrices(name, heads)), q, heads)
             k = recorder.join(row, k)
         self.stored[layer] = recorder.append(k, row, 1)
-        score_scale = config.attention_scale[layer] * score_factor(config.rope)
+        score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
         return recorder.attention(q, self.stored[layer], heads, score_scale)
 
     def output(self, mixed: Value, layer: int) -> Value:

@@ -14,6 +14,7 @@ from localllm.models.config import RecurrentConfig
 from localllm.plan import Value, Weight
 
 L2_EPS = 1e-6  # of the norms of queries and keys of a delta net, below the root
+OUTPUTS: dict[Mixer, str] = {"short_conv": "shortconv.out_proj", "kda": "attn_output"}  # of the others: ssm_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +32,16 @@ class Recurrence:
     def output(self, mixed: Value, layer: int) -> Value:
         recurrent = self.builder.row.recurrent
         assert recurrent is not None
-        name = "shortconv.out_proj" if recurrent.mixer == "short_conv" else "ssm_out"
-        return self.builder.linear(f"blk.{layer}.{name}", mixed, self.builder.config.width, mixed.width)
+        width, prefix = self.builder.config.width, f"blk.{layer}."
+        name = OUTPUTS.get(recurrent.mixer, "ssm_out")
+        if recurrent.mixer == "kda":
+            return bare(self.builder, prefix + name, mixed, width)
+        return self.builder.linear(prefix + name, mixed, width, mixed.width)
+
+
+def bare(builder: Builder, name: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
+    """x @ weight.T + bias, whatever scale the file has: so llama.cpp multiplies in layers of Kimi Delta Attention."""
+    return builder.recorder.linear(x, builder.tensors.folded(f"{name}.weight", rows, x.width), bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +77,7 @@ class _Parts:
     def convolved(self, name: str, parts: list[Value]) -> list[Value]:
         """Every part convolved with its channels of one kernel, whose channels are those of all parts in order."""
         builder, recorder, width = self.builder, self.builder.recorder, sum(part.width for part in parts)
-        weight = builder.tensors.matrix(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
+        weight = builder.tensors.folded(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
         found, start = [], 0
         for part in parts:
             stop = start + part.width
@@ -90,7 +99,8 @@ class _Parts:
 
     def vector(self, name: str, width: int) -> Weight:
         """A number per head; some files hold them as a column."""
-        return self.builder.tensors.either(self.prefix + name, (width,), (width, 1))
+        tensors, name = self.builder.tensors, self.prefix + name
+        return tensors.folded(name, width, 1) if tensors.dimensions(name) > 1 else tensors.vector(name, width)
 
     def norm(self, name: str, x: Value, groups: int) -> Value:
         builder = self.builder
@@ -98,12 +108,20 @@ class _Parts:
         weight = builder.tensors.either(name, (width,), (groups, width))
         return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
 
-    def unit(self, x: Value, groups: int, scale: float) -> Value:
+    def unit(self, x: Value, groups: int, scale: float, eps: float = L2_EPS) -> Value:
         """Each of `groups` slices divided by its Euclidean length, times `scale`."""
         width = x.width // groups
         factor = scale * width**-0.5
         weight = self.builder.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
-        return self.builder.recorder.rms_norm(x, weight, L2_EPS / width, groups)
+        return self.builder.recorder.rms_norm(x, weight, eps / width, groups)
+
+    def bare(self, names: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
+        """The product with a matrix, or with the two that the file has instead of it."""
+        first, *second = names.split()
+        if not second or not self.has(second[0]):
+            return bare(self.builder, self.prefix + first, x, rows, bias)
+        rank = self.builder.tensors.height(f"{self.prefix}{first}.weight")
+        return bare(self.builder, self.prefix + second[0], self.bare(first, x, rank), rows, bias)
 
 
 def short_conv(parts: _Parts, x: Value) -> Value:
@@ -136,6 +154,28 @@ def delta_net(parts: _Parts, x: Value) -> Value:
     steps, rate = parts.steps(x, alpha, scales[1]), parts.vector("ssm_a", heads)
     seen = recorder.linear_attention(q, k, v, steps, strength, rate, groups, delta=True, tiled=not paired)
     return recorder.glu(z, parts.norm("ssm_norm", seen, heads), "silu")
+
+
+def kda(parts: _Parts, x: Value) -> Value:
+    """Kimi Delta Attention (arXiv:2510.26692): the delta rule, with a decay per channel."""
+    builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
+    heads, inner, eps = sizes.heads, sizes.inner, builder.config.eps
+    q, k, v = [
+        parts.active(parts.convolved(f"ssm_conv1d_{name}", [parts.bare(f"attn_{name}", x, inner)]))[0] for name in "qkv"
+    ]
+    q, k = parts.unit(q, heads, sizes.state**-0.5, eps), parts.unit(k, heads, 1.0, eps)
+    bias = builder.tensors.vector(f"{parts.prefix}ssm_dt.bias", inner)
+    steps, rate = _channel_steps(parts, parts.bare("ssm_f_a ssm_f_b", x, inner, bias))
+    strength = recorder.activate(parts.bare("ssm_beta", x, heads), "sigmoid")
+    seen = recorder.linear_attention(q, k, v, steps, strength, rate, heads, delta=True)
+    gate = parts.bare("ssm_g" if parts.has("ssm_g") else "ssm_g_a ssm_g_b", x, inner)
+    return recorder.glu(gate, parts.norm("ssm_norm", seen, heads), "sigmoid")
+
+
+def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
+    """The steps of channels, and the rates of heads."""
+    recorder, sizes = parts.builder.recorder, parts.sizes
+    return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
 
 
 def mamba2(parts: _Parts, x: Value) -> Value:
@@ -194,6 +234,7 @@ def _normed(parts: _Parts, name: str, x: Value) -> Value:
 MIXERS: dict[Mixer, Callable[[_Parts, Value], Value]] = {
     "short_conv": short_conv,
     "delta_net": delta_net,
+    "kda": kda,
     "mamba": mamba,
     "mamba2": mamba2,
     "plamo2": plamo2,

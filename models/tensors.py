@@ -46,6 +46,16 @@ class Tensors:
         found = tuple(self._tensors[name].shape) if name in self else None
         return self._checked(name, found if found in shapes else shapes[0])
 
+    def folded(self, name: str, *shape: int) -> Weight:
+        """Return a tensor of this shape; the file may have more or fewer dimensions of 1 before the last."""
+        found = tuple(self._tensors[name].shape) if name in self else shape
+        same = [n for n in found if n != 1] == [n for n in shape if n != 1] and found[-1] == shape[-1]
+        return replace(self._checked(name, found if same else shape), shape=shape)
+
+    def dimensions(self, name: str) -> int:
+        """Number of dimensions; 0 if the file does not hold the tensor."""
+        return len(self._tensors[name].shape) if name in self else 0
+
     def ones(self, width: int) -> Weight:
         """A vector of ones, which no file holds: the weights of a norm that has none."""
         return self.numbers(f"ones({width})", [1.0] * width)

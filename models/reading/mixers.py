@@ -37,11 +37,14 @@ def read_mixers(
     return attends, recurs
 
 
-def read_recurrent(keys: Keys, row: Architecture) -> RecurrentConfig | None:
+def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> RecurrentConfig | None:
     if row.recurrent is None:
         return None
     if row.recurrent.mixer == "short_conv":
         return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
+    if row.recurrent.mixer == "kda":
+        kernel, size = keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL), keys.integer("kda.head_dim", 1, MAX_HEAD_DIM)
+        return RecurrentConfig(kernel, max(heads) * size, size, max(heads), max(heads), False)
     sizes = RecurrentConfig(
         kernel=keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL),
         inner=keys.integer("ssm.inner_size", 1, MAX_WIDTH),
