@@ -57,7 +57,7 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "kda", "mamba", "mamba2", "plamo2"]
+Mixer = Literal["short_conv", "delta_net", "kda", "lightning", "mamba", "mamba2", "plamo2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,7 @@ class Recurrent:
 
     mixer: Mixer
     layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
+    interval: int = 4  # n, where the file does not say it
     alone: bool = False  # a layer is a mixer or a feed-forward
 
 
@@ -88,6 +89,7 @@ class Architecture:
     post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
     attention_post_norm: str = "post_attention_norm"
     ffn_post_norm: str = "post_ffw_norm"
+    normed_residual: bool = False  # added to are the rows that were read, normed, times the residual scale
     sum_norms: bool = False  # the rows are normed after the addition instead, by these tensors
     root_width_embedding: bool = False  # embeddings are times sqrt(width)
     wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)

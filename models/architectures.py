@@ -228,6 +228,10 @@ _ROWS = (
         multipliers=Multipliers("multiplied", 12.0, 1.4, 256, from_file=False),
     ),
     Architecture(
+        "minimax-01", "neox", ffn_scales=False, multipliers=Multipliers(), normed_residual=True,
+        recurrent=Recurrent("lightning", "interval", interval=8), routing=ExpertGating("softmax", True),
+    ),
+    Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
         routing=ExpertGating("sigmoid", True, from_file="gating"),
     ),

@@ -14,7 +14,11 @@ from localllm.models.config import RecurrentConfig
 from localllm.plan import Value, Weight
 
 L2_EPS = 1e-6  # of the norms of queries and keys of a delta net, below the root
-OUTPUTS: dict[Mixer, str] = {"short_conv": "shortconv.out_proj", "kda": "attn_output"}  # of the others: ssm_out
+OUTPUTS: dict[Mixer, str] = {
+    "short_conv": "shortconv.out_proj",
+    "kda": "attn_output",
+    "lightning": "attn_output",
+}  # of the others: ssm_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,20 +31,20 @@ class Recurrence:
         recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
         assert recurrent is not None
         assert sizes is not None
-        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}."), x)
+        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, layer), x)
 
     def output(self, mixed: Value, layer: int) -> Value:
         recurrent = self.builder.row.recurrent
         assert recurrent is not None
         width, prefix = self.builder.config.width, f"blk.{layer}."
         name = OUTPUTS.get(recurrent.mixer, "ssm_out")
-        if recurrent.mixer == "kda":
+        if name == "attn_output":
             return bare(self.builder, prefix + name, mixed, width)
         return self.builder.linear(prefix + name, mixed, width, mixed.width)
 
 
 def bare(builder: Builder, name: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
-    """x @ weight.T + bias, whatever scale the file has: so llama.cpp multiplies in layers of Kimi Delta Attention."""
+    """x @ weight.T + bias, whatever scale the file has: llama.cpp's product in the newer recurrent layers."""
     return builder.recorder.linear(x, builder.tensors.folded(f"{name}.weight", rows, x.width), bias)
 
 
@@ -50,7 +54,11 @@ class _Parts:
 
     builder: Builder
     sizes: RecurrentConfig
-    prefix: str
+    layer: int
+
+    @property
+    def prefix(self) -> str:
+        return f"blk.{self.layer}."
 
     def has(self, name: str) -> bool:
         return f"{self.prefix}{name}.weight" in self.builder.tensors
@@ -178,6 +186,19 @@ def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
     return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
 
 
+def lightning(parts: _Parts, x: Value) -> Value:
+    """MiniMax 01 (arXiv:2501.08313): every head has a constant decay, which is slower in later layers."""
+    recorder, sizes = parts.builder.recorder, parts.sizes
+    heads, last = sizes.heads, max(1, parts.builder.config.layers - 1)
+    matrices = parts.weights("attn_qkv", x.width, (sizes.state,) * 3, heads)
+    q, k, v = parts.active([recorder.linear(x, matrix) for matrix in matrices])
+    pace, slope = 1.0 - parts.layer / last + 1e-5, 2.0 ** -(8.0 / heads)
+    rates = [-pace * slope ** (head + 1) for head in range(heads)]
+    rate = parts.builder.tensors.numbers(f"rates of {heads} heads, layer {parts.layer} of {last}", rates)
+    seen = recorder.linear_attention(q, k, v, None, None, rate, heads)
+    return recorder.glu(parts.bare("attn_gate", x, sizes.inner), parts.norm("attn_norm_2", seen, 1), "sigmoid")
+
+
 def mamba2(parts: _Parts, x: Value) -> Value:
     recorder, sizes = parts.builder.recorder, parts.sizes
     shared = sizes.groups * sizes.state
@@ -235,6 +256,7 @@ MIXERS: dict[Mixer, Callable[[_Parts, Value], Value]] = {
     "short_conv": short_conv,
     "delta_net": delta_net,
     "kda": kda,
+    "lightning": lightning,
     "mamba": mamba,
     "mamba2": mamba2,
     "plamo2": plamo2,

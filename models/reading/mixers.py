@@ -25,7 +25,7 @@ def read_mixers(
         case "beside":
             return (True,) * layers, (True,) * layers
         case "interval":
-            recurs = keys.periodic("full_attention_interval", layers, 4)
+            recurs = keys.periodic("full_attention_interval", layers, own.interval)
             if hasattr(keys.metadata.get(keys.prefix + RECURRENT_KEY), "__len__"):
                 recurs = keys.periodic(RECURRENT_KEY, len(kv_heads), 0)[:layers]
         case "without_heads":
@@ -42,6 +42,9 @@ def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> Rec
         return None
     if row.recurrent.mixer == "short_conv":
         return RecurrentConfig(keys.integer("shortconv.l_cache", 2, _MAX_KERNEL), 0, 0, 0, 0, False)
+    if row.recurrent.mixer == "lightning":
+        size = keys.integer("attention.key_length", 1, MAX_HEAD_DIM)
+        return RecurrentConfig(0, max(heads) * size, size, max(heads), max(heads), False)
     if row.recurrent.mixer == "kda":
         kernel, size = keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL), keys.integer("kda.head_dim", 1, MAX_HEAD_DIM)
         return RecurrentConfig(kernel, max(heads) * size, size, max(heads), max(heads), False)
