@@ -67,6 +67,8 @@ class Recurrent:
     mixer: Mixer
     layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
     interval: int = 4  # n, where the file does not say it
+    # the key `kda.gate_lower_bound` bounds logarithms of decays; the file holds their slopes, or these times -1
+    bounded: Literal["", "slopes", "negative"] = ""
     alone: bool = False  # a layer is a mixer or a feed-forward
 
 

@@ -51,6 +51,12 @@ _ROWS = (
         "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
         routing=ExpertGating("softmax", False, from_file=True),
     ),
+    Architecture(  # Ling 3
+        "bailingmoe3", "norm", sections=True, ffn_scales=False, gated="sigmoid", latent=True, limits="silu_clamp",
+        ignored=(*QKV_EXTRAS, "attn_output.scale"),
+        recurrent=Recurrent("kda", "without_heads", bounded="slopes"),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),

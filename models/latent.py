@@ -36,12 +36,23 @@ class LatentAttention(Attention):
             k = recorder.join(row, k)
         self.stored[layer] = recorder.append(k, row, 1)
         score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
-        return recorder.attention(q, self.stored[layer], heads, score_scale)
+        seen = recorder.attention(q, self.stored[layer], heads, score_scale)
+        if not self.gated(layer):
+            return seen
+        values, gates = self.values(seen, layer), builder.tensors.height(name + "gate.weight")
+        gate = builder.product(name + "gate", x, values.width if gates == values.width else heads)
+        return recorder.glu(gate, values, builder.row.gated or "sigmoid")
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """The values of the heads, then the output matrix."""
+        """The values of the heads unless they are gated already, then the output matrix."""
+        return Attention.output(self, mixed if self.gated(layer) else self.values(mixed, layer), layer)
+
+    def gated(self, layer: int) -> bool:
+        return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.builder.tensors
+
+    def values(self, mixed: Value, layer: int) -> Value:
         matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer])
-        return Attention.output(self, self.builder.recorder.head_linear(mixed, matrices), layer)
+        return self.builder.recorder.head_linear(mixed, matrices)
 
     @property
     def latent(self) -> LatentConfig:

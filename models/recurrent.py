@@ -39,13 +39,8 @@ class Recurrence:
         width, prefix = self.builder.config.width, f"blk.{layer}."
         name = OUTPUTS.get(recurrent.mixer, "ssm_out")
         if name == "attn_output":
-            return bare(self.builder, prefix + name, mixed, width)
+            return self.builder.product(prefix + name, mixed, width)
         return self.builder.linear(prefix + name, mixed, width, mixed.width)
-
-
-def bare(builder: Builder, name: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
-    """x @ weight.T + bias, whatever scale the file has: llama.cpp's product in the newer recurrent layers."""
-    return builder.recorder.linear(x, builder.tensors.folded(f"{name}.weight", rows, x.width), bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +102,7 @@ class _Parts:
 
     def vector(self, name: str, width: int) -> Weight:
         """A number per head; some files hold them as a column."""
-        tensors, name = self.builder.tensors, self.prefix + name
-        return tensors.folded(name, width, 1) if tensors.dimensions(name) > 1 else tensors.vector(name, width)
+        return self.builder.tensors.column(self.prefix + name, width)
 
     def norm(self, name: str, x: Value, groups: int) -> Value:
         builder = self.builder
@@ -127,9 +121,9 @@ class _Parts:
         """The product with a matrix, or with the two that the file has instead of it."""
         first, *second = names.split()
         if not second or not self.has(second[0]):
-            return bare(self.builder, self.prefix + first, x, rows, bias)
+            return self.builder.product(self.prefix + first, x, rows, bias)
         rank = self.builder.tensors.height(f"{self.prefix}{first}.weight")
-        return bare(self.builder, self.prefix + second[0], self.bare(first, x, rank), rows, bias)
+        return self.builder.product(self.prefix + second[0], self.bare(first, x, rank), rows, bias)
 
 
 def short_conv(parts: _Parts, x: Value) -> Value:
@@ -181,8 +175,12 @@ def kda(parts: _Parts, x: Value) -> Value:
 
 
 def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
-    """The steps of channels, and the rates of heads."""
-    recorder, sizes = parts.builder.recorder, parts.sizes
+    """The steps of channels, and the rates of heads; where logarithms of decays are bounded, the bound is the rate."""
+    recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
+    if sizes.bound:
+        slopes = tensors.repeated(parts.prefix + "ssm_a", sizes.heads, sizes.state, sizes.sign)
+        steps = recorder.activate(recorder.multiply(x, slopes, sizes.heads), "sigmoid")
+        return steps, tensors.numbers(f"{sizes.bound:.9g}({sizes.heads})", [sizes.bound] * sizes.heads)
     return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
 
 

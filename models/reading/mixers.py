@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from localllm.models.architecture import Architecture
 from localllm.models.config import RecurrentConfig
 from localllm.models.errors import ModelError
-from localllm.models.reading.bounds import MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
+from localllm.models.reading.bounds import MAX_FACTOR, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH
 from localllm.models.reading.keys import Keys
 
-RECURRENT_KEY = "attention.recurrent_layers"
+RECURRENT_KEY, BOUND_KEY = "attention.recurrent_layers", "kda.gate_lower_bound"
 _MAX_KERNEL = 64  # rows that a convolution sees; known models have 3 or 4
 
 
@@ -47,7 +49,8 @@ def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> Rec
         return RecurrentConfig(0, max(heads) * size, size, max(heads), max(heads), False)
     if row.recurrent.mixer == "kda":
         kernel, size = keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL), keys.integer("kda.head_dim", 1, MAX_HEAD_DIM)
-        return RecurrentConfig(kernel, max(heads) * size, size, max(heads), max(heads), False)
+        bound, sign = _bound(keys, row.recurrent.bounded), -1.0 if row.recurrent.bounded == "negative" else 1.0
+        return RecurrentConfig(kernel, max(heads) * size, size, max(heads), max(heads), False, bound, sign)
     sizes = RecurrentConfig(
         kernel=keys.integer("ssm.conv_kernel", 2, _MAX_KERNEL),
         inner=keys.integer("ssm.inner_size", 1, MAX_WIDTH),
@@ -62,3 +65,15 @@ def read_recurrent(keys: Keys, row: Architecture, heads: tuple[int, ...]) -> Rec
             f"multiple of ssm.group_count {sizes.groups}"
         )
     return sizes
+
+
+def _bound(keys: Keys, bounded: str) -> float:
+    """The least logarithm of a decay; 0 if there is none, which minus infinity says too."""
+    if not bounded:
+        return 0.0
+    if bounded == "negative":
+        bound = keys.real(BOUND_KEY, -math.inf, 0.0, default=0.0)
+        return bound if bound >= -MAX_FACTOR else 0.0
+    if not keys.flag("kda.safe_gate", True):
+        raise ModelError(f"{keys.prefix}kda.safe_gate: only bounded decays (true) are supported, found false")
+    return keys.real(BOUND_KEY, -MAX_FACTOR, -1e-6)
