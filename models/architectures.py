@@ -52,6 +52,12 @@ _ROWS = (
         "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
         routing=ExpertGating("softmax", False, from_file=True),
     ),
+    Architecture(  # Ling 3
+        "bailingmoe3", "norm", sections=True, ffn_scales=False, gated="sigmoid", latent=True, limits="silu_clamp",
+        ignored=(*QKV_EXTRAS, "attn_output.scale"),
+        recurrent=Recurrent("kda", "without_heads", bounded="slopes"),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
     Architecture("bloom", None, "gelu", ffn_scales=False, norm="layer", ffn="plain", alibi=8.0),
@@ -183,6 +189,10 @@ _ROWS = (
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
     _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
     Architecture(
+        "kimi-linear", None, ffn_scales=False, ignored=QKV_EXTRAS, latent=True,
+        recurrent=Recurrent("kda", "without_heads"), routing=ExpertGating("sigmoid", True, from_file="scaled"),
+    ),
+    Architecture(
         "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
         sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
     ),
@@ -223,6 +233,10 @@ _ROWS = (
     Architecture(
         "minicpm3", "neox", ffn_scales=False, latent=True,
         multipliers=Multipliers("multiplied", 12.0, 1.4, 256, from_file=False),
+    ),
+    Architecture(
+        "minimax-01", "neox", ffn_scales=False, multipliers=Multipliers(), normed_residual=True,
+        recurrent=Recurrent("lightning", "interval", interval=8), routing=ExpertGating("softmax", True),
     ),
     Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,

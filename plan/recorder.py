@@ -139,7 +139,7 @@ class Recorder:
         return out
 
     def linear_attention(
-        self, q: Value, k: Value, v: Value, step: Value, strength: Value, rate: Tensor, key_heads: int,
+        self, q: Value, k: Value, v: Value, step: Value | None, strength: Value | None, rate: Tensor, key_heads: int,
         delta: bool = False, tiled: bool = False, skip: Tensor | None = None,
     ) -> Value:  # fmt: skip
         out, layer = self._value(v.width, v.rows, v.name + ".attended"), len(self._layers)

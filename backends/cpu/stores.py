@@ -4,11 +4,13 @@ Of one block (64 positions), with W numbers filled up to whole vectors:
 
     RowLayer     rows (64, W)
     StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
+     channels    keys (key heads, 64, D); per head: updates (64, W), state (key_dim, W), decays (64, D)
     ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
     MatrixLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
                  newest row (W)
 
-Keys have the position as lane, as those of attention have. The two parts of a block are the two sides of a semicolon.
+Keys have the position as lane, as those of attention have; where every channel of a key has a decay, the channel, of
+which D fill whole vectors. The two parts of a block are the two sides of a semicolon.
 """
 
 from __future__ import annotations
@@ -34,11 +36,16 @@ class HeadState:
     size: int
 
 
-def head_state(key_dim: int, value_dim: int) -> HeadState:
-    row = 4 * whole(value_dim)
+def head_state(of: StateLayer) -> HeadState:
+    row = 4 * whole(of.value_dim)
     state = BLOCK * row
-    decays = state + key_dim * row
-    return HeadState(0, state, decays, decays + 4 * BLOCK)
+    decays = state + of.key_dim * row
+    return HeadState(0, state, decays, decays + 4 * BLOCK * (whole(of.key_dim) if of.channels else 1))
+
+
+def key_bytes(of: StateLayer) -> int:
+    """Bytes of one key head in a block."""
+    return 4 * BLOCK * (whole(of.key_dim) if of.channels else of.key_dim)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +77,8 @@ def store_bytes(layer: Store) -> tuple[int, int]:
     match layer:
         case RowLayer(width):
             return BLOCK * 4 * whole(width), 0
-        case StateLayer(heads, key_heads, key_dim, value_dim):
-            return 4 * key_heads * key_dim * BLOCK, heads * head_state(key_dim, value_dim).size
+        case StateLayer(heads, key_heads):
+            return key_heads * key_bytes(layer), heads * head_state(layer).size
         case ScanLayer(width, state_dim):
             states = scan_states(width, state_dim)
             return BLOCK * states.row, states.size

@@ -27,17 +27,19 @@ def convolve(low: Lowering, op: Convolve) -> None:
 
 
 def linear_attention(low: Lowering, op: LinearAttention) -> None:
-    q, k, v, steps, strengths = map(low.floats, op.inputs)
+    q, k, v, *_ = map(low.floats, op.inputs)
+    steps, strengths = (q if x is None else low.floats(x) for x in (op.step, op.strength))  # what is None is not read
     y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
-    rows = CacheOf(op.layer, "keys")
+    rows, decays = CacheOf(op.layer, "keys"), of.key_dim if of.channels else 1
     append = kernels.AppendKeys(
         stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
-        K_STRIDE=k.stride,
+        DECAYS=decays, K_STRIDE=k.stride,
     )  # fmt: skip
-    attend = kernels.LinearAttention(
+    attend = (kernels.ChannelAttention if of.channels else kernels.LinearAttention)(
         stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
-        DELTA=op.delta, TILED=op.tiled, HAS_SKIP=op.skip is not None, Q_STRIDE=q.stride, K_STRIDE=k.stride,
-        V_STRIDE=v.stride, G_STRIDE=steps.stride, B_STRIDE=strengths.stride, Y_STRIDE=y.stride,
+        DECAYS=decays, DELTA=op.delta, TILED=op.tiled, HAS_SKIP=op.skip is not None, HAS_STEPS=op.step is not None,
+        HAS_STRENGTHS=op.strength is not None, Q_STRIDE=q.stride, K_STRIDE=k.stride, V_STRIDE=v.stride,
+        G_STRIDE=steps.stride, B_STRIDE=strengths.stride, Y_STRIDE=y.stride,
     )  # fmt: skip
     buffers = kernels.LinearAttentionBuffers(
         q=q, k=k, v=v, steps=steps, strengths=strengths, tables=tables, rates=low.vector(op.rate),
