@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 WIDE, MEDIUM = 78, 56  # columns from which on the table of answers has all of its columns, or most
 BAR = 20  # characters of the cache's bar
+ENOUGH = 8  # tokens that an answer's pace is told from; the first ones come in bursts
 _STEPS = "▁▂▃▄▅▆▇█"
 _ABOVE = 20  # lines besides those of the answers
 
@@ -130,7 +131,7 @@ _CELLS: dict[str, Callable[[Slot], str]] = {
     "cached": lambda slot: count(slot.cached),
     "written": lambda slot: count(slot.written),
     "left": lambda slot: "no limit" if slot.left < 0 else count(slot.left),
-    "t/s": lambda slot: rate(slot.rate or None),
+    "t/s": lambda slot: rate(slot.rate if slot.written >= ENOUGH else None),
 }
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 from localllm.cli.top.asking import Look, Sample, Slot, samples_of, slots_of
 from localllm.cli.top.numbers import Recent, buckets_of, percentile, total, view_of
 from localllm.cli.top.screen import count, rate, screen, seconds
+from localllm.scheduler.interfaces import Load
 from localllm.scheduler.request import Usage
 from localllm.server.metrics import GAPS, SECONDS, Metrics
 
@@ -137,6 +138,7 @@ def busy() -> list[Look]:
     metrics.token(None)
     metrics.token(0.012)
     metrics.answered(Usage(10, 4, 6, 0.5, 1.0, 2.0, 5.0), "end")
+    metrics.loads = lambda: {"tiny": Load((), 0, kept_tokens=40, kept_blocks=3, free_blocks=1, blocks=8)}
     slots = [Slot(0, 7, 4096, 1024, 512, 0, 300, 0.0), Slot(1, 8, 20, 10, 10, 55, -1, 45.25)]
     slots += [Slot(2 + number, 9 + number, 10, 0, 10, 5, 5, 1.0) for number in range(60)]
     return [look(at, metrics, *slots, places=64) for at in (0.0, 2.0, 4.0, 6.0, 8.0)]
@@ -153,6 +155,8 @@ def test_a_screen_fits_its_terminal(width: int, height: int, blocks: bool) -> No
     assert text.endswith("q leaves")
     assert "prompt 38%" in text
     assert "45.2" in text
+    assert "1.0\n" not in text  # five tokens are too few to tell a pace
+    assert "50% used, 38% kept" in text
     assert "more" in text
     assert ("no limit" in text) == (width >= 78)
     assert blocks or text.isascii()
