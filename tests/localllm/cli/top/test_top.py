@@ -52,7 +52,7 @@ def program(folder: Path, *words: str) -> Iterator[str]:
         yield found[1]
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(90)
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +155,7 @@ def test_a_server_that_goes_away_and_comes_back_is_told(tmp_path: Path) -> None:
     with program(tmp_path) as url:
         terminal = Terminal("top", url, "--interval", "1", columns=100, environ={"LOCALLLM_API_KEY": KEY})
         terminal.wait_for("q leaves")
-    terminal.wait_for(r"no answer for \d+ s: nothing answers at")
+    terminal.wait_for(r"no answer for \d+ s: nothing answers at", 120)
     assert terminal.process.poll() is None
     with program(tmp_path, "--port", url.rpartition(":")[2]):
         terminal.wait_for("q leaves")
