@@ -14,6 +14,7 @@ from localllm.plan import (
     F32,
     Batch,
     CacheLayer,
+    MatrixLayer,
     Operation,
     Plan,
     RowLayer,
@@ -104,7 +105,7 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
     }
 
 
-def state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
+def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
     """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
     match layer:
         case RowLayer(width, window):
@@ -113,6 +114,8 @@ def state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):
             return 4 * width * state_dim
+        case MatrixLayer(heads, key_dim, value_dim):
+            return 4 * heads * key_dim * value_dim
 
 
 @dataclass(frozen=True, slots=True)

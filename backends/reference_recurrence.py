@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, F32, Convolve, LinearAttention, SelectiveScan, StateLayer
+from localllm.plan import BLOCK, F32, Convolve, LinearAttention, MatrixScan, SelectiveScan, StateLayer
 
 F64 = NDArray[np.float64]
 
@@ -37,17 +37,18 @@ class Block(NamedTuple):
 
     keys: F32  # (BLOCK, key_heads, key_dim)
     updates: F32  # (BLOCK, heads, value_dim)
-    decays: F32  # (BLOCK, heads)
+    decays: F32  # (BLOCK, heads, 1 or key_dim): rate times step of every row
     state: F32  # (heads, key_dim, value_dim)
 
 
 def _block(numbers: F32, of: StateLayer) -> Block:
-    ends = np.cumsum([BLOCK * of.key_heads * of.key_dim, BLOCK * of.heads * of.value_dim, BLOCK * of.heads, of.state])
+    of_rows = (of.key_heads * of.key_dim, of.heads * of.value_dim, of.heads * (of.key_dim if of.channels else 1))
+    ends = np.cumsum([*(BLOCK * width for width in of_rows), of.state])
     keys, updates, decays, state = np.split(numbers, ends[:-1])
     return Block(
         keys.reshape(BLOCK, of.key_heads, of.key_dim),
         updates.reshape(BLOCK, of.heads, of.value_dim),
-        decays.reshape(BLOCK, of.heads),
+        decays.reshape(BLOCK, of.heads, -1),
         state.reshape(of.heads, of.key_dim, of.value_dim),
     )
 
@@ -55,8 +56,9 @@ def _block(numbers: F32, of: StateLayer) -> Block:
 def linear_attention(state: State, op: LinearAttention) -> None:
     of, batch, tables = op.store, state.batch, state.tables(op.layer)
     q, k = (state.read(x).reshape(-1, of.key_heads, of.key_dim) for x in (op.q, op.k))
-    v, strength = state.read(op.v).reshape(-1, of.heads, of.value_dim), state.read(op.strength)
-    decay = state.read(op.step) * state.weight(op.rate).reshape(-1)
+    v, ones = state.read(op.v).reshape(-1, of.heads, of.value_dim), np.ones((len(batch.positions), of.heads))
+    strength, step = (ones if x is None else state.read(x) for x in (op.strength, op.step))
+    decay = step.reshape(len(ones), of.heads, -1) * state.weight(op.rate).reshape(-1, 1)  # (T, heads, 1 or key_dim)
     number = np.arange(of.heads)  # of every head's key head
     number = number % of.key_heads if op.tiled else number // (of.heads // of.key_heads)
     out = np.empty_like(v)
@@ -67,20 +69,19 @@ def linear_attention(state: State, op: LinearAttention) -> None:
             before = _block(state.stores[op.layer][table[position // BLOCK - 1]], of) if position else None
             block.state[:] = 0.0 if before is None else _advanced(before, number)
         block.keys[at] = k[row]
-        block.decays[at] = decay[row] + (block.decays[at - 1] if at else 0.0)
-        g = block.decays[: at + 1].astype(np.float64)  # (rows, heads)
-        grown, shrunk = np.exp(g[-1]), np.exp(g[-1] - g)
+        block.decays[at] = decay[row]
+        grown, shrunk = _faded(block.decays[: at + 1])  # (heads, 1 or key_dim), (rows, heads, 1 or key_dim)
         start = block.state.astype(np.float64)  # (heads, key_dim, value_dim)
         keys = block.keys[: at + 1, number].astype(np.float64)  # (rows, heads, key_dim)
         own, query = keys[-1], q[row, number]
         update = v[row].copy()
         if op.delta:
-            seen = shrunk[:-1] * (keys[:-1] * own).sum(axis=2)
-            update -= grown[:, None] * np.einsum("hkv,hk->hv", start, own)
+            seen = (shrunk[:-1] * keys[:-1] * own).sum(axis=2)
+            update -= np.einsum("hkv,hk->hv", start, grown * own)
             update -= np.einsum("th,thv->hv", seen, block.updates[:at].astype(np.float64))
         block.updates[at] = strength[row][:, None] * update
-        seen = shrunk * (keys * query).sum(axis=2)
-        out[row] = grown[:, None] * np.einsum("hkv,hk->hv", start, query)
+        seen = (shrunk * keys * query).sum(axis=2)
+        out[row] = np.einsum("hkv,hk->hv", start, grown * query)
         out[row] += np.einsum("th,thv->hv", seen, block.updates[: at + 1].astype(np.float64))
         if op.skip is not None:
             out[row] += state.weight(op.skip).reshape(-1, 1) * v[row]
@@ -89,10 +90,16 @@ def linear_attention(state: State, op: LinearAttention) -> None:
 
 def _advanced(block: Block, key_heads: NDArray[np.intp]) -> F64:
     """Return the state (heads, key_dim, value_dim) after a full block."""
-    g = block.decays.astype(np.float64)
-    keys = block.keys[:, key_heads].astype(np.float64) * np.exp(g[-1] - g)[:, :, None]
+    grown, shrunk = _faded(block.decays)
+    keys = block.keys[:, key_heads].astype(np.float64) * shrunk
     added = np.einsum("thk,thv->hkv", keys, block.updates.astype(np.float64))
-    return np.asarray(np.exp(g[-1])[:, None, None] * block.state + added)
+    return np.asarray(grown[:, :, None] * block.state + added)
+
+
+def _faded(decays: F32) -> tuple[F64, F64]:
+    """What is left at the last row of the block's start, and of every row (rows, ...)."""
+    later = np.cumsum(decays[::-1].astype(np.float64), axis=0)[::-1]  # of a row and all behind it
+    return np.exp(later[0]), np.exp(np.concatenate([later[1:], np.zeros_like(later[:1])]))
 
 
 def selective_scan(state: State, op: SelectiveScan) -> None:
@@ -119,6 +126,35 @@ def selective_scan(state: State, op: SelectiveScan) -> None:
         newest[:], tag[:] = h.reshape(-1), at
         out[row] = c[row] @ h + d * x[row]
     state.write(op.out, out)
+
+
+def matrix_scan(state: State, op: MatrixScan) -> None:
+    of, batch, tables = op.store, state.batch, state.tables(op.layer)
+    size, shape = of.key_dim * of.value_dim, (of.heads, of.key_dim, of.value_dim)
+    stored = np.concatenate([state.values[value.index] for value in op.stored], axis=1)
+    q = state.read(op.q).reshape(-1, of.heads, of.key_dim)
+    out, parts = np.empty((len(q), of.heads, of.value_dim)), np.cumsum([value.width for value in op.stored])[:-1]
+    for row, position in enumerate(batch.positions):
+        table, at = tables[batch.sequence[row]], position % BLOCK
+        numbers = state.stores[op.layer][table[position // BLOCK]]
+        rows, states = numbers[: BLOCK * of.row].reshape(BLOCK, -1), numbers[BLOCK * of.row :].reshape(of.heads, -1)
+        start, newest, tag = np.split(states, [size, 2 * size], axis=1)
+        if at == 0:
+            before = state.stores[op.layer][table[position // BLOCK - 1]][BLOCK * of.row :].reshape(of.heads, -1)
+            start[:] = before[:, size : 2 * size] if position else 0.0
+        rows[at] = stored[row]
+        follows = at > 0 and tag[0, 0] == at - 1
+        s = read = (newest if follows else start).reshape(shape).astype(np.float64)
+        for i in range(at if follows else 0, at + 1):
+            v, *keys = (part.reshape(of.heads, -1) for part in np.split(rows[i].astype(np.float64), parts))
+            read = s
+            s = keys[1][:, :, None] * s + keys[0][:, :, None] * v[:, None]
+            if of.erases:
+                s -= keys[3][:, :, None] * np.einsum("hkv,hk->hv", read, keys[2])[:, None]
+            s = s.astype(np.float32).astype(np.float64)
+        newest[:], tag[:] = s.reshape(of.heads, -1), at
+        out[row] = np.einsum("hkv,hk->hv", read if op.before else s, q[row])
+    state.write(op.out, out.reshape(len(out), -1))
 
 
 def _rows_of(store: F32, width: int) -> F32:

@@ -249,13 +249,24 @@ def _recurrent() -> list[Labelled]:
             Y_STRIDE=4096,
         )),
     ]  # fmt: skip
-    for delta, sizes in ((True, (32, 16, 128, 128)), (False, (48, 1, 128, 64))):
+    for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
+        found.append((f"matrix_scan{' erases' * erases}", recurrence.MatrixScan(
+            stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,
+            V_STRIDE=2560,
+        )))  # fmt: skip
+    for delta, decays, sizes in (
+        (True, 1, (32, 16, 128, 128)),
+        (False, 1, (48, 1, 128, 64)),
+        (True, 128, (32, 32, 128, 128)),
+    ):
         shape = dict(zip(("HEADS", "KEY_HEADS", "KEY_DIM", "VALUE_DIM"), sizes, strict=True))
-        append = recurrence.AppendKeys(stored=stored, **shape, K_STRIDE=8192)
-        attend = recurrence.LinearAttention(
-            stored=stored, **shape, DELTA=delta, TILED=delta, HAS_SKIP=not delta, **strides
-        )
-        found += [(f"append_keys {sizes}", append), (f"linear_attention {sizes}", attend)]
+        append = recurrence.AppendKeys(stored=stored, **shape, DECAYS=decays, K_STRIDE=8192)
+        kind = recurrence.LinearAttention if decays == 1 else recurrence.ChannelAttention
+        attend = kind(
+            stored=stored, **shape, DECAYS=decays, DELTA=delta, TILED=delta, HAS_SKIP=not delta, HAS_STEPS=True,
+            HAS_STRENGTHS=True, **strides,
+        )  # fmt: skip
+        found += [(f"append_keys {sizes}", append), (f"{kind.name} {sizes}", attend)]
     return found
 
 

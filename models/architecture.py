@@ -14,7 +14,8 @@ class ExpertGating:
 
     gating: Gating
     normalize: bool  # divide the chosen weights by their sum
-    from_file: bool | Literal["gating"] = False  # keys of the file override the two above and may scale, or the first
+    # True: keys of the file override the two above and may scale; gating: the first alone; scaled: all but the second
+    from_file: bool | Literal["gating", "scaled"] = False
     scales: bool = False  # apply the `.scale` tensors of the experts' matrices
     activation: GluActivation = "silu"
     beside: bool = False  # a dense feed-forward stands beside the experts, each with norms of its own
@@ -56,16 +57,20 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "mamba", "mamba2", "plamo2"]
+Mixer = Literal["short_conv", "delta_net", "kda", "lightning", "mamba", "mamba2", "plamo2", "rwkv6", "rwkv7"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
+    """Layers with a recurrent mixer, which `models.recurrent` and `models.rwkv` describe, instead of attention."""
 
     mixer: Mixer
     layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
+    interval: int = 4  # n, where the file does not say it
+    # the key `kda.gate_lower_bound` bounds logarithms of decays; the file holds their slopes, or these times -1
+    bounded: Literal["", "slopes", "negative"] = ""
     alone: bool = False  # a layer is a mixer or a feed-forward
+    channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +92,7 @@ class Architecture:
     post_norms: bool = False  # what attention and feed-forward give is normed before it is added, by these tensors
     attention_post_norm: str = "post_attention_norm"
     ffn_post_norm: str = "post_ffw_norm"
+    normed_residual: bool = False  # added to are the rows that were read, normed, times the residual scale
     sum_norms: bool = False  # the rows are normed after the addition instead, by these tensors
     root_width_embedding: bool = False  # embeddings are times sqrt(width)
     wide_scores: int = 0  # a model of so many layers divides scores by sqrt(width / heads), not sqrt(head width)

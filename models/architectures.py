@@ -41,6 +41,7 @@ _ROWS = (
         "arctic", "norm", ffn_scales=False, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", True, norm="ffn_norm_exps", dense=True),
     ),
+    Architecture("arwkv7", None, ffn_scales=False, recurrent=Recurrent("rwkv7", "all")),  # ARWKV
     Architecture(  # 7B is rotated, 13B has ALiBi
         "baichuan", "norm", ffn_scales=False, ignored=("attn_output.bias",), rope_depth=32, alibi=8.0, alibi_depth=40,
     ),
@@ -50,6 +51,12 @@ _ROWS = (
     Architecture(  # Ling 2.0
         "bailingmoe2", "neox", ffn_scales=False, qk_norm=True,
         routing=ExpertGating("softmax", False, from_file=True),
+    ),
+    Architecture(  # Ling 3
+        "bailingmoe3", "norm", sections=True, ffn_scales=False, gated="sigmoid", latent=True, limits="silu_clamp",
+        ignored=(*QKV_EXTRAS, "attn_output.scale"),
+        recurrent=Recurrent("kda", "without_heads", bounded="slopes"),
+        routing=ExpertGating("sigmoid", False, from_file=True),
     ),
     _bert("bert", None, "gelu", ffn="plain"),  # BGE, E5, MiniLM, XLM-RoBERTa, BGE rerankers, ...
     Architecture("bitnet", "neox"),
@@ -182,6 +189,10 @@ _ROWS = (
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
     _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
     Architecture(
+        "kimi-linear", None, ffn_scales=False, ignored=QKV_EXTRAS, latent=True,
+        recurrent=Recurrent("kda", "without_heads"), routing=ExpertGating("sigmoid", True, from_file="scaled"),
+    ),
+    Architecture(
         "laguna", "neox", ffn_scales=False, ignored=("attn_gate.scale",), qk_norm=True, gated="softplus",
         sliding=Sliding(4, first=True, stretched=False), routing=ExpertGating("sigmoid", False, from_file=True),
     ),
@@ -222,6 +233,10 @@ _ROWS = (
     Architecture(
         "minicpm3", "neox", ffn_scales=False, latent=True,
         multipliers=Multipliers("multiplied", 12.0, 1.4, 256, from_file=False),
+    ),
+    Architecture(
+        "minimax-01", "neox", ffn_scales=False, multipliers=Multipliers(), normed_residual=True,
+        recurrent=Recurrent("lightning", "interval", interval=8), routing=ExpertGating("softmax", True),
     ),
     Architecture(
         "minimax-m2", "neox", ffn_scales=False, ignored=("attn_output.bias",), qk_norm=True,
@@ -313,6 +328,15 @@ _ROWS = (
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
+    Architecture(  # RWKV-6 Finch
+        "rwkv6", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+        recurrent=Recurrent("rwkv6", "all", channel_mix=True),
+    ),
+    Architecture("rwkv6qwen2", None, ffn_scales=False, recurrent=Recurrent("rwkv6", "all")),  # QRWKV6
+    Architecture(  # RWKV-7 Goose
+        "rwkv7", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+        recurrent=Recurrent("rwkv7", "all", channel_mix=True),
+    ),
     Architecture("seed_oss", "neox", ffn_scales=False, ffn_norm="post_attention_norm"),
     Architecture(
         "smallthinker", "neox", ffn_scales=False, sliding=Sliding(4, first=True, only_rope=True),

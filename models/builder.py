@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from localllm.models.architecture import Architecture
 from localllm.models.config import Config
 from localllm.models.tensors import Tensors
-from localllm.plan import Recorder, Value
+from localllm.plan import Recorder, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,10 @@ class Builder:
         """(x @ weight.T) * scale + bias: the scale belongs to the matrix, as in NVFP4 files."""
         weight = self.tensors.matrix(f"{name}.weight", rows, columns)
         return self.recorder.linear(x, weight, self.tensors.optional(f"{name}.bias", rows), self.scale(name))
+
+    def product(self, name: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
+        """x @ weight.T + bias, whatever scale the file has: llama.cpp's product in the newer recurrent models."""
+        return self.recorder.linear(x, self.tensors.folded(f"{name}.weight", rows, x.width), bias)
 
     def rows(self, name: str, x: Value, start: int, stop: int, of: int, scale: float = 1.0) -> Value:
         """`linear` of rows start..stop of a matrix (of, width)."""

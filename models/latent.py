@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from localllm.models.attention import Attention
+from localllm.models.attention import NOT_ROTATED, Attention
 from localllm.models.config import LatentConfig
 from localllm.models.rope import score_factor
 from localllm.plan import Rope, Value, Weight
@@ -23,7 +23,8 @@ class LatentAttention(Attention):
     def mixed(self, x: Value, layer: int) -> Value:
         builder = self.builder
         config, recorder, latent = builder.config, builder.recorder, self.latent
-        name, heads, ropes = f"blk.{layer}.attn_", config.heads[layer], self.full
+        name, heads = f"blk.{layer}.attn_", config.heads[layer]
+        ropes = self.full if config.rotated[layer] else NOT_ROTATED
         q_plain, q = self.queries(name, x, heads)
         of, scale = latent.rank + latent.rotated, builder.scale(name + "kv_a_mqa")
         row = builder.norm(name + "kv_a_norm", builder.rows(name + "kv_a_mqa", x, 0, latent.rank, of, scale))
@@ -34,13 +35,24 @@ class LatentAttention(Attention):
             q = recorder.join(recorder.head_linear(q_plain, self.key_matrices(name, heads)), q, heads)
             k = recorder.join(row, k)
         self.stored[layer] = recorder.append(k, row, 1)
-        score_scale = config.attention_scale[layer] * score_factor(config.rope)
-        return recorder.attention(q, self.stored[layer], heads, score_scale)
+        score_scale = config.attention_scale[layer] * (score_factor(config.rope) if config.rotated[layer] else 1.0)
+        seen = recorder.attention(q, self.stored[layer], heads, score_scale)
+        if not self.gated(layer):
+            return seen
+        values, gates = self.values(seen, layer), builder.tensors.height(name + "gate.weight")
+        gate = builder.product(name + "gate", x, values.width if gates == values.width else heads)
+        return recorder.glu(gate, values, builder.row.gated or "sigmoid")
 
     def output(self, mixed: Value, layer: int) -> Value:
-        """The values of the heads, then the output matrix."""
+        """The values of the heads unless they are gated already, then the output matrix."""
+        return Attention.output(self, mixed if self.gated(layer) else self.values(mixed, layer), layer)
+
+    def gated(self, layer: int) -> bool:
+        return self.builder.row.gated is not None and f"blk.{layer}.attn_gate.weight" in self.builder.tensors
+
+    def values(self, mixed: Value, layer: int) -> Value:
         matrices = self.value_matrices(f"blk.{layer}.attn_", self.builder.config.heads[layer])
-        return Attention.output(self, self.builder.recorder.head_linear(mixed, matrices), layer)
+        return self.builder.recorder.head_linear(mixed, matrices)
 
     @property
     def latent(self) -> LatentConfig:

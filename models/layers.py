@@ -42,9 +42,12 @@ class LayerRecorder:
             return self.alone(x, layer)
         normed = self.input_norm(name + row.attention_norm, x)
         # Falcon 40B: attention has a norm of its own. Jina's encoder of code has that name for something else.
-        second = x if row.sum_norms else builder.optional_norm(name + "attn_norm_2", x)
+        other = row.sum_norms or builder.config.recurs[layer]  # and so do MiniMax 01's recurrent layers
+        second = x if other else builder.optional_norm(name + "attn_norm_2", x)
         mixers = self.mixers(layer)
         mixed = [mixer.mixed(normed if second is x else second, layer) for mixer in mixers]
+        if row.normed_residual:
+            x = normed
         selects = self.selects(layer)
         if selects:
             mixed, x = [recorder.select_rows(value) for value in mixed], recorder.select_rows(x)
@@ -53,8 +56,9 @@ class LayerRecorder:
             before, x = x, self.residual(x, y, name + row.attention_post_norm)
             if row.sum_norms and name + "attn_norm_2.weight" in builder.tensors:
                 x = self.residual(before, x, name + "attn_norm_2")
-            z = self.feed_forward(self.input_norm(name + row.ffn_norm, x), layer, x, before)
-            x = self.residual(x, z, name + row.ffn_post_norm)
+            normed = self.input_norm(name + row.ffn_norm, x)
+            z = self.feed_forward(normed, layer, x, before)
+            x = self.residual(normed if row.normed_residual else x, z, name + row.ffn_post_norm)
             if self.per_layer is not None:
                 x = recorder.add(x, self.per_layer.branch(x, layer))
             if row.embedding_skip:  # its number is not of the layer's result
@@ -93,8 +97,10 @@ class LayerRecorder:
         return not self.every_row and layer == max(self.builder.config.kv_layer)
 
     def residual(self, x: Value, y: Value, norm: str) -> Value:
-        """x + y; the architecture may norm or scale y first."""
+        """x + y; the architecture may norm or scale y first, or scale x."""
         builder = self.builder
+        if builder.row.normed_residual:
+            return builder.recorder.add(builder.recorder.scale(x, builder.config.residual_scale), y)
         if builder.row.sum_norms:
             return builder.norm(norm, builder.recorder.add(x, y))
         if builder.row.post_norms:

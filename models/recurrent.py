@@ -14,6 +14,11 @@ from localllm.models.config import RecurrentConfig
 from localllm.plan import Value, Weight
 
 L2_EPS = 1e-6  # of the norms of queries and keys of a delta net, below the root
+OUTPUTS: dict[Mixer, str] = {
+    "short_conv": "shortconv.out_proj",
+    "kda": "attn_output",
+    "lightning": "attn_output",
+}  # of the others: ssm_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +31,16 @@ class Recurrence:
         recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
         assert recurrent is not None
         assert sizes is not None
-        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}."), x)
+        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, layer), x)
 
     def output(self, mixed: Value, layer: int) -> Value:
         recurrent = self.builder.row.recurrent
         assert recurrent is not None
-        name = "shortconv.out_proj" if recurrent.mixer == "short_conv" else "ssm_out"
-        return self.builder.linear(f"blk.{layer}.{name}", mixed, self.builder.config.width, mixed.width)
+        width, prefix = self.builder.config.width, f"blk.{layer}."
+        name = OUTPUTS.get(recurrent.mixer, "ssm_out")
+        if name == "attn_output":
+            return self.builder.product(prefix + name, mixed, width)
+        return self.builder.linear(prefix + name, mixed, width, mixed.width)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,11 @@ class _Parts:
 
     builder: Builder
     sizes: RecurrentConfig
-    prefix: str
+    layer: int
+
+    @property
+    def prefix(self) -> str:
+        return f"blk.{self.layer}."
 
     def has(self, name: str) -> bool:
         return f"{self.prefix}{name}.weight" in self.builder.tensors
@@ -68,7 +80,7 @@ class _Parts:
     def convolved(self, name: str, parts: list[Value]) -> list[Value]:
         """Every part convolved with its channels of one kernel, whose channels are those of all parts in order."""
         builder, recorder, width = self.builder, self.builder.recorder, sum(part.width for part in parts)
-        weight = builder.tensors.matrix(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
+        weight = builder.tensors.folded(f"{self.prefix}{name}.weight", width, self.sizes.kernel)
         found, start = [], 0
         for part in parts:
             stop = start + part.width
@@ -90,7 +102,7 @@ class _Parts:
 
     def vector(self, name: str, width: int) -> Weight:
         """A number per head; some files hold them as a column."""
-        return self.builder.tensors.either(self.prefix + name, (width,), (width, 1))
+        return self.builder.tensors.column(self.prefix + name, width)
 
     def norm(self, name: str, x: Value, groups: int) -> Value:
         builder = self.builder
@@ -98,12 +110,20 @@ class _Parts:
         weight = builder.tensors.either(name, (width,), (groups, width))
         return builder.recorder.rms_norm(x, weight, builder.config.eps, groups)
 
-    def unit(self, x: Value, groups: int, scale: float) -> Value:
+    def unit(self, x: Value, groups: int, scale: float, eps: float = L2_EPS) -> Value:
         """Each of `groups` slices divided by its Euclidean length, times `scale`."""
         width = x.width // groups
         factor = scale * width**-0.5
         weight = self.builder.tensors.numbers(f"{factor:.9g}({width})", [factor] * width)
-        return self.builder.recorder.rms_norm(x, weight, L2_EPS / width, groups)
+        return self.builder.recorder.rms_norm(x, weight, eps / width, groups)
+
+    def bare(self, names: str, x: Value, rows: int, bias: Weight | None = None) -> Value:
+        """The product with a matrix, or with the two that the file has instead of it."""
+        first, *second = names.split()
+        if not second or not self.has(second[0]):
+            return self.builder.product(self.prefix + first, x, rows, bias)
+        rank = self.builder.tensors.height(f"{self.prefix}{first}.weight")
+        return self.builder.product(self.prefix + second[0], self.bare(first, x, rank), rows, bias)
 
 
 def short_conv(parts: _Parts, x: Value) -> Value:
@@ -136,6 +156,45 @@ def delta_net(parts: _Parts, x: Value) -> Value:
     steps, rate = parts.steps(x, alpha, scales[1]), parts.vector("ssm_a", heads)
     seen = recorder.linear_attention(q, k, v, steps, strength, rate, groups, delta=True, tiled=not paired)
     return recorder.glu(z, parts.norm("ssm_norm", seen, heads), "silu")
+
+
+def kda(parts: _Parts, x: Value) -> Value:
+    """Kimi Delta Attention (arXiv:2510.26692): the delta rule, with a decay per channel."""
+    builder, recorder, sizes = parts.builder, parts.builder.recorder, parts.sizes
+    heads, inner, eps = sizes.heads, sizes.inner, builder.config.eps
+    q, k, v = [
+        parts.active(parts.convolved(f"ssm_conv1d_{name}", [parts.bare(f"attn_{name}", x, inner)]))[0] for name in "qkv"
+    ]
+    q, k = parts.unit(q, heads, sizes.state**-0.5, eps), parts.unit(k, heads, 1.0, eps)
+    bias = builder.tensors.vector(f"{parts.prefix}ssm_dt.bias", inner)
+    steps, rate = _channel_steps(parts, parts.bare("ssm_f_a ssm_f_b", x, inner, bias))
+    strength = recorder.activate(parts.bare("ssm_beta", x, heads), "sigmoid")
+    seen = recorder.linear_attention(q, k, v, steps, strength, rate, heads, delta=True)
+    gate = parts.bare("ssm_g" if parts.has("ssm_g") else "ssm_g_a ssm_g_b", x, inner)
+    return recorder.glu(gate, parts.norm("ssm_norm", seen, heads), "sigmoid")
+
+
+def _channel_steps(parts: _Parts, x: Value) -> tuple[Value, Weight]:
+    """The steps of channels, and the rates of heads; where logarithms of decays are bounded, the bound is the rate."""
+    recorder, sizes, tensors = parts.builder.recorder, parts.sizes, parts.builder.tensors
+    if sizes.bound:
+        slopes = tensors.repeated(parts.prefix + "ssm_a", sizes.heads, sizes.state, sizes.sign)
+        steps = recorder.activate(recorder.multiply(x, slopes, sizes.heads), "sigmoid")
+        return steps, tensors.numbers(f"{sizes.bound:.9g}({sizes.heads})", [sizes.bound] * sizes.heads)
+    return recorder.activate(x, "softplus"), parts.vector("ssm_a", sizes.heads)
+
+
+def lightning(parts: _Parts, x: Value) -> Value:
+    """MiniMax 01 (arXiv:2501.08313): every head has a constant decay, which is slower in later layers."""
+    recorder, sizes = parts.builder.recorder, parts.sizes
+    heads, last = sizes.heads, max(1, parts.builder.config.layers - 1)
+    matrices = parts.weights("attn_qkv", x.width, (sizes.state,) * 3, heads)
+    q, k, v = parts.active([recorder.linear(x, matrix) for matrix in matrices])
+    pace, slope = 1.0 - parts.layer / last + 1e-5, 2.0 ** -(8.0 / heads)
+    rates = [-pace * slope ** (head + 1) for head in range(heads)]
+    rate = parts.builder.tensors.numbers(f"rates of {heads} heads, layer {parts.layer} of {last}", rates)
+    seen = recorder.linear_attention(q, k, v, None, None, rate, heads)
+    return recorder.glu(parts.bare("attn_gate", x, sizes.inner), parts.norm("attn_norm_2", seen, 1), "sigmoid")
 
 
 def mamba2(parts: _Parts, x: Value) -> Value:
@@ -194,6 +253,8 @@ def _normed(parts: _Parts, name: str, x: Value) -> Value:
 MIXERS: dict[Mixer, Callable[[_Parts, Value], Value]] = {
     "short_conv": short_conv,
     "delta_net": delta_net,
+    "kda": kda,
+    "lightning": lightning,
     "mamba": mamba,
     "mamba2": mamba2,
     "plamo2": plamo2,

@@ -5,6 +5,7 @@ The class records the names that were used, so that `show` can list the tensors 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +47,16 @@ class Tensors:
         found = tuple(self._tensors[name].shape) if name in self else None
         return self._checked(name, found if found in shapes else shapes[0])
 
+    def folded(self, name: str, *shape: int) -> Weight:
+        """Return a tensor of this shape; the file may have more or fewer dimensions of 1 before the last."""
+        found = tuple(self._tensors[name].shape) if name in self else shape
+        same = [n for n in found if n != 1] == [n for n in shape if n != 1] and found[-1] == shape[-1]
+        return replace(self._checked(name, found if same else shape), shape=shape)
+
+    def column(self, name: str, width: int) -> Weight:
+        """A vector, or the column that some files hold instead."""
+        return self.folded(name, width, 1) if self.height(name) else self.vector(name, width)
+
     def ones(self, width: int) -> Weight:
         """A vector of ones, which no file holds: the weights of a norm that has none."""
         return self.numbers(f"ones({width})", [1.0] * width)
@@ -54,13 +65,22 @@ class Tensors:
         """A vector that no file holds; equal names mean equal values."""
         return Weight.of(_Numbers(name, tuple(values)))
 
+    def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
+        """The numbers of a small tensor in another shape than those that it may have in the file, one of `stored`."""
+        weight = self.either(name, *stored)
+        return weight if weight.shape == shape else Weight.of(_Shaped(weight, shape))
+
+    def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
+        """A matrix of equal rows that no file holds; equal names mean equal rows."""
+        return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
+
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """A stack as one matrix, with the rows of all."""
         return replace(self.stack(name, matrices, rows, columns), shape=(matrices * rows, columns))
 
-    def repeated(self, name: str, heads: int, width: int) -> Weight:
-        """A vector of one number per head as weights (heads, width), each number `width` times."""
-        return Weight.of(_Repeated(self._checked(name, (heads, 1)), width))
+    def repeated(self, name: str, heads: int, width: int, factor: float = 1.0) -> Weight:
+        """A vector of one number per head as weights (heads, width), each number times `factor` `width` times."""
+        return Weight.of(_Repeated(self.column(name, heads), width, factor))
 
     def inverse(self, name: str, width: int) -> Weight:
         """One divided by each number of a vector."""
@@ -158,23 +178,42 @@ class _Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Repeated:
-    """Weights of heads, of which each has one number."""
+class _Shaped:
+    """The numbers of a tensor, float32, in another shape."""
 
-    weight: Weight  # (heads, 1)
-    width: int
+    weight: Weight
+    shape: tuple[int, ...]
     format: str = "F32"
 
     @property
     def name(self) -> str:
-        return f"{self.weight.name} x {self.width}"
+        return self.weight.name
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        numbers = quant.dequantize(self.weight.read(0, math.prod(self.weight.shape[:-1])), self.weight.format)
+        return np.ascontiguousarray(numbers.astype(np.float32).reshape(-1, self.shape[-1])[start:stop]).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """Weights of heads, of which each has one number."""
+
+    weight: Weight  # (heads,) or (heads, 1)
+    width: int
+    factor: float
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return f"{self.weight.name} x {self.width}" + (f" times {self.factor:g}" if self.factor != 1.0 else "")
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (self.weight.shape[0], self.width)
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
-        numbers = quant.dequantize(self.weight.read(start, stop), self.weight.format)
+        every = self.weight.read(0, self.weight.shape[0] if len(self.weight.shape) > 1 else 1)
+        numbers = quant.dequantize(every, self.weight.format).reshape(-1, 1)[start:stop] * self.factor
         return np.repeat(numbers.astype(np.float32), self.width, axis=1).view(np.uint8)
 
 

@@ -35,7 +35,7 @@ class RowLayer:
 
 @dataclass(frozen=True, slots=True)
 class StateLayer:
-    """The store of linear attention, float32. A row: keys, updates, decays since the block's start.
+    """The store of linear attention, float32. A row: keys, updates, decays; a decay per head, or per channel of a key.
 
     The state (heads, key_dim, value_dim) is the one before the first row of the block.
     """
@@ -44,6 +44,7 @@ class StateLayer:
     key_heads: int
     key_dim: int
     value_dim: int
+    channels: bool = False  # every channel of a head's key has a decay of its own
 
     @property
     def window(self) -> int:
@@ -52,7 +53,8 @@ class StateLayer:
 
     @property
     def row(self) -> int:
-        return self.key_heads * self.key_dim + self.heads * (self.value_dim + 1)
+        decays = self.key_dim if self.channels else 1
+        return self.key_heads * self.key_dim + self.heads * (self.value_dim + decays)
 
     @property
     def state(self) -> int:
@@ -116,24 +118,30 @@ class LinearAttention(Producer):
         S = exp(rate step) S;  u = strength (v - S^T k);  S = S + k u^T;  out = S^T q + skip v
 
     which is the gated delta rule (arXiv:2412.06464). Without `delta`, u = strength v, which is Mamba-2
-    (arXiv:2405.21060) with k = B, q = C and strength = step. A product of rate and step is not positive.
+    (arXiv:2405.21060) with k = B, q = C and strength = step. A product of rate and step is not positive. A step or
+    strength that is None is 1: lightning attention (arXiv:2401.04658) has neither.
+
+    With a step for every channel of a head's key, each row of S has a decay of its own: Kimi Delta Attention
+    (arXiv:2510.26692).
 
     Value head h has key head h // (heads / key_heads), or h % key_heads if they are `tiled`.
 
-    The store holds k, u and the sum g of rate times step since the block's start. With the state S0 at that start, a
-    row is computed as follows (the chunkwise form of both papers, one row at a time), so its bits do not depend on how
-    the rows are divided into steps:
+    The store holds k, u and rate times step, or sums or exponentials of it. With the state S0 at the start of the block
+    and the sum g of rate times step since then, a row is computed as follows (the chunkwise form of the papers, one row
+    at a time), so its bits do not depend on how the rows are divided into steps:
 
         u_t = strength (v_t - exp(g_t) S0^T k_t - sum_{i<t} exp(g_t - g_i) (k_i . k_t) u_i)
         out_t = exp(g_t) S0^T q_t + sum_{i<=t} exp(g_t - g_i) (k_i . q_t) u_i + skip v_t
         next S0 = exp(g_last) S0 + sum_i exp(g_last - g_i) k_i u_i^T
+
+    An exponential per channel multiplies the key or query inside the product.
     """
 
     q: Value  # (T, key_heads * key_dim)
     k: Value  # (T, key_heads * key_dim)
     v: Value  # (T, heads * value_dim)
-    step: Value  # (T, heads)
-    strength: Value  # (T, heads)
+    step: Value | None  # (T, heads), or (T, heads * key_dim)
+    strength: Value | None  # (T, heads)
     rate: Weight  # (heads,)
     layer: int
     key_heads: int
@@ -143,7 +151,7 @@ class LinearAttention(Producer):
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return self.q, self.k, self.v, self.step, self.strength
+        return tuple([x for x in (self.q, self.k, self.v, self.step, self.strength) if x is not None])
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
@@ -155,8 +163,9 @@ class LinearAttention(Producer):
 
     @property
     def store(self) -> StateLayer:
-        heads = self.step.width
-        return StateLayer(heads, self.key_heads, self.q.width // self.key_heads, self.v.width // heads)
+        heads, key_dim = self.rate.shape[0], self.q.width // self.key_heads
+        channels = self.step is not None and self.step.width != heads
+        return StateLayer(heads, self.key_heads, key_dim, self.v.width // heads, channels)
 
 
 @dataclass(frozen=True, slots=True)

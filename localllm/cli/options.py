@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from localllm.notice import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
 from localllm.options.kinds import PATH, TEXT, Kind, one_of, several, whole
@@ -253,6 +254,18 @@ class Doctor(Options):
     yes: bool = option(False, "-y", "--yes", help="with --clean: delete without asking")
     cache_dir: str = same(ServeOptions, "cache_dir", help="also look at this folder of localllm serve")
     json: bool = same(Show, "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Top(Options):
+    words: tuple[str, ...] = _words(help="the server's address (default: http://127.0.0.1:8080)", metavar="URL")
+    once: bool = option(False, "--once", help="print the numbers once and end, as is done in a pipe anyway")
+    interval: int = option(2, "--interval", kind=whole(1), unit="seconds", help="time from one look to the next")
+    api_key: tuple[str, ...] = same(
+        ServeOptions, "api_key",
+        help=Notice("the server's API key (other users of this machine see it: prefer ", Setting("api_key_file"), ")"),
+    )  # fmt: skip
+    api_key_file: str = same(ServeOptions, "api_key_file", help="use the first API key in this file")
 
 
 @dataclass(frozen=True, slots=True)

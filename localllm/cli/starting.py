@@ -69,6 +69,12 @@ def web(model: options.ModelName, own: ServeOptions, opening: options.Opening, s
     serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
 
 
+def top(own: options.Top) -> None:
+    from localllm.cli.top.command import top
+
+    top(own)
+
+
 def show(model: options.ModelName, own: options.Show) -> None:
     if own.formats or own.archs:
         from localllm.cli.commands import tables

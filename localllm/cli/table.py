@@ -59,6 +59,14 @@ _COMMANDS: dict[str, Command] = {
         _SERVING,
         starting.web,
     ),
+    "top": Command(
+        "[URL]",
+        "watch a running localllm serve (default: http://127.0.0.1:8080)",
+        "Requests, tokens per second, cache, and percentiles of the time to the first token (TTFT) and between tokens\n"
+        "(ITL), estimated from the buckets of GET /metrics. Leave with q or Ctrl-C.",
+        (options.Top,),
+        starting.top,
+    ),
     "pull": Command(
         "USER/REPO[:QUANT]",
         "fetch a model from the Hugging Face hub",

@@ -120,7 +120,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
         sparsity=read_sparsity(keys, row, layers),
         per_layer_width=_per_layer_width(keys, row),
-        recurrent=read_recurrent(keys, row),
+        recurrent=read_recurrent(keys, row, heads),
         attends=attends,
         recurs=recurs,
         heads_after=heads_after,

@@ -79,8 +79,9 @@ def read_experts(keys: Keys, row: Architecture, blocks: int) -> ExpertConfig | N
     if routing.from_file:
         number = keys.integer("expert_gating_func", 0, len(_GATINGS), default=0)
         gating, biased = (_GATINGS[number - 1],) * 2 if number else (gating, biased)
-        if routing.from_file != "gating":
+        if routing.from_file is True:
             normalize = keys.flag("expert_weights_norm", normalize)
+        if routing.from_file != "gating":
             scale = keys.real("expert_weights_scale", 0.0, MAX_FACTOR, default=0.0)
     used = keys.integer("expert_used_count", 1, min(count, MAX_USED), reason=REASON if count > MAX_USED else "")
     limits = read_limits(keys, row, "exp", blocks)

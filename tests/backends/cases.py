@@ -12,6 +12,7 @@ from tests.backends.rounding import (
     capped,
     exact,
     exceeding,
+    exponential,
     few,
     layer,
     mixed,
@@ -87,6 +88,7 @@ CASES: dict[str, Case] = {
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
     "activate relu": Case(33, lambda r, x: r.activate(x, "relu"), exact),
     "activate relu2": Case(34, lambda r, x: r.activate(x, "relu2"), few),
+    "activate exp": Case(35, lambda r, x: r.activate(r.clamp(x, 80.0), "exp"), exponential),
     "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
@@ -196,17 +198,31 @@ def products(r: Recorder, x: Value, **widths: int) -> list[Value]:
     return [r.linear(x, MemoryWeight.of(name, values)) for name, values in made.items()]
 
 
-def linear_attention(heads: int, key_heads: int, key_dim: int, dim: int, delta: bool, tiled: bool) -> Build:
+def linear_attention(
+    heads: int, key_heads: int, key_dim: int, dim: int, delta: bool, tiled: bool, channels: bool = False
+) -> Build:
     def build(r: Recorder, x: Value) -> Value:
-        q, k, v, g, b = products(r, x, q=key_heads * key_dim, k=key_heads * key_dim, v=heads * dim, g=heads, b=heads)
+        keys, decays = key_heads * key_dim, heads * key_dim if channels else heads
+        q, k, v, g, b = products(r, x, q=keys, k=keys, v=heads * dim, g=decays, b=heads)
         k = r.rms_norm(k, MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5)), 1e-6, key_heads)
         steps, strength, rate = r.activate(g, "softplus"), r.activate(b, "sigmoid"), -vectors("rate", heads)
+        rate[0] *= 8.0 if channels else 1.0  # a head that forgets all within some rows
         skip = None if delta else vectors("skip", heads)
         negative = MemoryWeight.of("rate", rate)
         return r.linear_attention(
             q, k, v, steps, strength, negative, key_heads, delta, tiled,
             None if skip is None else MemoryWeight.of("skip", skip),
         )  # fmt: skip
+
+    return build
+
+
+def lightning(heads: int, key_dim: int, dim: int) -> Build:
+    """Steps and strengths that are all 1."""
+
+    def build(r: Recorder, x: Value) -> Value:
+        q, k, v = products(r, x, q=heads * key_dim, k=heads * key_dim, v=heads * dim)
+        return r.linear_attention(q, k, v, None, None, MemoryWeight.of("rate", -vectors("rate", heads)), heads)
 
     return build
 
@@ -224,10 +240,30 @@ def selective_scan(width: int, state_dim: int) -> Build:
     return build
 
 
+def matrix_scan(heads: int, key_dim: int, dim: int, erases: bool, before: bool) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        keys = heads * key_dim
+        q, k, v, w, p, a = products(r, x, q=keys, k=keys, v=heads * dim, w=keys, p=keys, a=keys)
+        decay, unit = r.activate(w, "sigmoid"), MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5))
+        if not erases:
+            return r.matrix_scan(q, k, v, decay, heads, before)
+        probe = r.rms_norm(p, unit, 1e-6, heads)
+        return r.matrix_scan(q, k, v, decay, heads, before, probe, r.glu(a, probe, "sigmoid"))
+
+    return build
+
+
 RECURRENT: dict[str, Build] = {
     "convolution": convolution,
     "delta rule, a key head for two": linear_attention(4, 2, 24, 40, delta=True, tiled=False),
     "delta rule, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True),
     "Mamba-2": linear_attention(6, 2, 16, 80, delta=False, tiled=False),
+    "lightning attention": lightning(3, 20, 24),
+    "delta rule, decays by channel": linear_attention(4, 4, 24, 40, delta=True, tiled=False, channels=True),
+    "delta rule, decays by channel, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True, channels=True),
+    "decays by channel, one key head": linear_attention(2, 1, 64, 80, delta=False, tiled=False, channels=True),
     "selective scan": selective_scan(40, 10),
+    "matrix scan": matrix_scan(3, 10, 40, erases=False, before=False),
+    "matrix scan, read first": matrix_scan(2, 18, 100, erases=False, before=True),
+    "matrix scan that erases": matrix_scan(3, 33, 17, erases=True, before=False),
 }

@@ -36,7 +36,10 @@ ATTENDING: dict[str, Callable[[], Plan]] = {
 RECURRENT: dict[str, Callable[[], Plan]] = {
     "convolutions": lambda: plan_of(*KIT["lfm2-dense"].loaded()),
     "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
+    "decays by channel": lambda: plan_of(*KIT["kimi-linear-moe"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
+    "RWKV-6": lambda: plan_of(*KIT["rwkv6"].loaded()),
+    "RWKV-7": lambda: plan_of(*KIT["rwkv7"].loaded()),
     "Mamba-2": lambda: plan_of(*KIT["granitehybrid-dense"].loaded()),
 }
 PLANS = {**ATTENDING, **RECURRENT}

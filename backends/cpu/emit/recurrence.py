@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
+from localllm.backends.cpu.kernels import channels
+from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.stores import whole
-from localllm.plan import Convolve, LinearAttention, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
 
 
 def _step(low: Lowering, layer: int) -> StepOf:
@@ -26,17 +28,21 @@ def convolve(low: Lowering, op: Convolve) -> None:
 
 
 def linear_attention(low: Lowering, op: LinearAttention) -> None:
-    q, k, v, sizes, strength = map(low.floats, op.inputs)
+    q, k, v, *_ = map(low.floats, op.inputs)
+    sizes, strength = (q if x is None else low.floats(x) for x in (op.step, op.strength))  # what is None is not read
     step, of, keys = _step(low, op.layer), op.store, CacheOf(op.layer, "keys")
+    emits = channels.ChannelHead if of.channels else kernels.Head
     append = kernels.KeysArguments(step=step, k=rows_in(k), keys=keys)
-    low.call(kernels.append_keys(of.key_heads, of.key_dim), append, "batch", "append keys")
-    scratch = low.list(kernels.SCRATCH * low.threads)
+    stores = channels.append_key_rows(of) if of.channels else kernels.append_keys(of.key_heads, of.key_dim)
+    low.call(stores, append, "batch", "append keys")
+    size = emits.scratch_bytes(of)
     arguments = kernels.AttendArguments(
         step=step, q=rows_in(q), k=rows_in(k), v=rows_in(v), step_sizes=rows_in(sizes), strength=rows_in(strength),
         y=output_to(low.make(op.out)), keys=keys, states=CacheOf(op.layer, "values"), rate=VectorOf(op.rate, LANES),
-        skip=vector(op.skip), counter=COUNTER, scratch=Rows(address=scratch, stride=kernels.SCRATCH),
+        skip=vector(op.skip), counter=COUNTER, scratch=Rows(address=low.list(size * low.threads), stride=size),
     )  # fmt: skip
-    low.call(kernels.linear_attention(of, op.delta, op.tiled), arguments, "tasks", "linear attention")
+    kind = kernels.Attending(of, op.delta, op.tiled, op.step is not None, op.strength is not None)
+    low.call(kernels.linear_attention(kind, emits), arguments, "tasks", "linear attention")
 
 
 def selective_scan(low: Lowering, op: SelectiveScan) -> None:
@@ -48,3 +54,15 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
     )  # fmt: skip
     low.call(kernels.append_scanned(op.store), arguments, "batch", "append scanned")
     low.call(kernels.selective_scan(op.store), arguments, "tasks", "selective scan")
+
+
+def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+    q, v, k, decay, *erasing = map(low.floats, op.inputs)
+    probe, erase = erasing or (k, k)
+    arguments = matrices.MatrixArguments(
+        step=_step(low, op.layer), q=rows_in(q), k=rows_in(k), v=rows_in(v), decay=rows_in(decay), probe=rows_in(probe),
+        erase=rows_in(erase), y=output_to(low.make(op.out)), rows=CacheOf(op.layer, "keys"),
+        states=CacheOf(op.layer, "values"), counter=COUNTER,
+    )  # fmt: skip
+    low.call(matrices.append_matrices(op.store), arguments, "batch", "append scanned")
+    low.call(matrices.matrix_scan(op.store, op.before), arguments, "tasks", "matrix scan")

@@ -8,16 +8,16 @@ a row's result depends neither on the other rows of a step nor on the threads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from localllm.backends.cpu.arguments import Address, AddressOrZero, Output, Rows, Struct, Target
 from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows, tasks
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
-from localllm.backends.cpu.stores import HeadState, head_state, scan_states, whole
+from localllm.backends.cpu.stores import HeadState, head_state, key_bytes, scan_states, whole
 from localllm.plan import BLOCK, ScanLayer, StateLayer
 
 TILE = 4  # vectors of a row that are computed together
 CHAINS = 4  # partial sums of a score, added in pairs: one chain would wait for each product
-SCRATCH = 4 * BLOCK * 4  # bytes per thread: weights of updates for keys and queries, and two rows of keys
 
 
 class ConvolveArguments(Struct):
@@ -105,19 +105,37 @@ class AttendArguments(Struct):
     rate: Address  # float32 (heads,)
     skip: AddressOrZero  # float32 (heads,)
     counter: Address
-    scratch: Rows  # one of `SCRATCH` bytes per thread
+    scratch: Rows  # one of `Head.scratch_bytes` per thread
 
 
-def linear_attention(of: StateLayer, delta: bool, tiled: bool) -> PlanKernel[AttendArguments]:
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """Which of the forms of `plan.LinearAttention` a kernel has."""
+
+    of: StateLayer
+    delta: bool
+    tiled: bool
+    steps: bool  # not all 1
+    strengths: bool
+
+    @property
+    def name(self) -> str:
+        flags = ("delta", self.delta), ("tiled", self.tiled), ("even", not self.steps), ("full", not self.strengths)
+        of, said = self.of, "".join([f"_{name}" for name, on in flags if on])
+        return f"{of.heads}_{of.key_heads}_{of.key_dim}_{of.value_dim}{said}{'_channels' * of.channels}"
+
+
+def linear_attention(kind: Attending, emits: type[Head]) -> PlanKernel[AttendArguments]:
     """Emit `plan.LinearAttention`."""
+    of = kind.of
     heads, group = of.heads, of.heads // of.key_heads
 
     def body(f: Function, a: AttendArguments, thread: Value, threads: Value) -> None:
         step = Step.at(a.step)
         with tasks(f, a.counter, step.runs * heads, thread, threads) as task:
             head, run = task % heads, task // heads
-            key_head = head % of.key_heads if tiled else head // group
-            emitter = _Head(f, a, of, head, key_head, a.scratch.row(thread), delta)
+            key_head = head % of.key_heads if kind.tiled else head // group
+            emitter = emits(f, a, kind, head, key_head, a.scratch.row(thread))
             first, last = f.load_i32(step.run_starts, run), f.load_i32(step.run_starts, run + 1)
             table = step.tables + f.load_i32(step.sequence, first) * step.table_stride
             with f.loop(first, last) as row:
@@ -131,25 +149,42 @@ def linear_attention(of: StateLayer, delta: bool, tiled: bool) -> PlanKernel[Att
                         emitter.advance(f.load_i32(table, column - 1), block)
                 emitter.token(row, block, position % BLOCK)
 
-    name = f"linear_attention_{heads}_{of.key_heads}_{of.key_dim}_{of.value_dim}{'_delta' * delta}{'_tiled' * tiled}"
-    return kernel(name, AttendArguments, body)
+    return kernel(f"linear_attention_{kind.name}", AttendArguments, body)
+
+
+class Reads(NamedTuple):
+    """What a row multiplies the state and the updates by."""
+
+    query: Value  # address of float32 (key_dim,)
+    key: Value
+    grown: Value | None  # a factor of both, a vector; None: they hold it
+    by_query: Value  # address of float32 (64,)
+    by_key: Value
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
-    """Emits the steps of one head."""
+class Head:
+    """Emits the steps of one head whose state decays as a whole."""
 
     f: Function
     a: AttendArguments
-    of: StateLayer
+    kind: Attending
     head: Value
     key_head: Value
     scratch: Value
-    delta: bool
+
+    @staticmethod
+    def scratch_bytes(of: StateLayer) -> int:
+        """Weights of updates for keys and queries, and two rows of keys."""
+        return 4 * BLOCK * 4
+
+    @property
+    def of(self) -> StateLayer:
+        return self.kind.of
 
     @property
     def at(self) -> HeadState:
-        return head_state(self.of.key_dim, self.of.value_dim)
+        return head_state(self.of)
 
     @property
     def row_bytes(self) -> int:
@@ -164,7 +199,7 @@ class _Head:
         return self.a.states + (block * self.of.heads + self.head) * self.at.size
 
     def keys(self, block: Value) -> Value:
-        return self.a.keys + (block * self.of.key_heads + self.key_head) * (4 * BLOCK * self.of.key_dim)
+        return self.a.keys + (block * self.of.key_heads + self.key_head) * key_bytes(self.of)
 
     def clear(self, block: Value) -> None:
         f, state = self.f, self.own(block) + self.at.state
@@ -173,8 +208,8 @@ class _Head:
 
     def advance(self, before: Value, block: Value) -> None:
         """Make the state of a block from the full block before it."""
-        f, of, row = self.f, self.of, self.row_bytes
-        old, keys, state = self.own(before), self.keys(before), self.own(block) + self.at.state
+        f, of = self.f, self.of
+        old, keys = self.own(before), self.keys(before)
         decays = old + self.at.decays
         last = f.broadcast(decays + 4 * (BLOCK - 1), F32)
         grown = exp(f, last)
@@ -185,48 +220,45 @@ class _Head:
             with f.loop(0, 4 * BLOCK, 64) as i:
                 weights = f.load(self.scratch + i, f32x16)
                 f.store(weighted + i, f.load(keys + (d * (4 * BLOCK) + i), f32x16) * weights)
-            source, target = old + self.at.state + d * row, state + d * row
-            for offset, vectors in self.tiles():
-                sums = [f.var(f.load(source + (offset + 64 * n), f32x16) * grown) for n in range(vectors)]
-                with f.loop(0, BLOCK) as i:
-                    weight, update = f.broadcast(weighted + i * 4, F32), old + (i * row + offset)
-                    for n, total in enumerate(sums):
-                        total.set(f.fma(weight, f.load(update + 64 * n, f32x16), total.get()))
+            self.gather(d, old, block, grown, weighted, 4)
+
+    def gather(self, d: Value, old: Value, block: Value, grown: Value, weights: Value, stride: int) -> None:
+        """Make row d of the state: the row before times `grown`, and the updates times their weights."""
+        f, row = self.f, self.row_bytes
+        source, target = old + self.at.state + d * row, self.own(block) + self.at.state + d * row
+        for offset, vectors in self.tiles():
+            sums = [f.var(f.load(source + (offset + 64 * n), f32x16) * grown) for n in range(vectors)]
+            with f.loop(0, BLOCK) as i:
+                weight, update = f.broadcast(weights + i * stride, F32), old + (i * row + offset)
                 for n, total in enumerate(sums):
-                    f.store(target + (offset + 64 * n), total.get())
+                    total.set(f.fma(weight, f.load(update + 64 * n, f32x16), total.get()))
+            for n, total in enumerate(sums):
+                f.store(target + (offset + 64 * n), total.get())
 
     def token(self, row: Value, block: Value, at: Value) -> None:
         """One row: its update goes to the block, its output to y."""
-        f, a, of, size = self.f, self.a, self.of, self.row_bytes
-        own, key_bytes = self.own(block), 4 * of.key_dim
-        q, k = (rows.row(row) + self.key_head * key_bytes for rows in (a.q, a.k))
+        f, a, of, size, delta = self.f, self.a, self.of, self.row_bytes, self.kind.delta
+        own, state = self.own(block), self.own(block) + self.at.state
         v, y = (rows.row(row) + self.head * (4 * of.value_dim) for rows in (a.v, a.y))
-        decays, state = own + self.at.decays, own + self.at.state
-        g = f.var(f.load(a.step_sizes.row(row) + self.head * 4, F32) * f.load(a.rate + self.head * 4, F32))
-        with f.when(at > 0):
-            g.set(g.get() + f.load(decays + (at * 4 - 4), F32))
-        f.store(decays + at * 4, g.get())
-        now = f.splat(g.get())
-        grown = exp(f, now)
-        by_key, by_query = self.scratch, self.scratch + 4 * BLOCK
-        self._weights(block, at, now, decays, q, k, by_key, by_query)
-        strength = f.broadcast(a.strength.row(row) + self.head * 4, F32)
+        q, k, grown, by_query, by_key = self.reads(row, block, at)
+        strength = f.broadcast(a.strength.row(row) + self.head * 4, F32) if self.kind.strengths else None
         newest = f.broadcast(by_query + at * 4, F32)
         skip = f.var(f.zeros(f32x16))
         with f.when(a.skip.differs(0)):
             skip.set(f.broadcast(f.pointer(a.skip) + self.head * 4, F32))
         for offset, vectors in self.tiles():
             seen = [f.var(f.zeros(f32x16)) for _ in range(vectors)]  # by the query
-            known = [f.var(f.zeros(f32x16)) for _ in range(vectors if self.delta else 0)]  # by the key
+            known = [f.var(f.zeros(f32x16)) for _ in range(vectors if delta else 0)]  # by the key
             with f.loop(0, of.key_dim) as d:
                 line, query, key = state + (d * size + offset), f.broadcast(q + d * 4, F32), f.broadcast(k + d * 4, F32)
                 for n, total in enumerate(seen):
                     part = f.load(line + 64 * n, f32x16)
                     total.set(f.fma(part, query, total.get()))
-                    if self.delta:
+                    if delta:
                         known[n].set(f.fma(part, key, known[n].get()))
-            for total in (*seen, *known):
-                total.set(total.get() * grown)
+            if grown is not None:
+                for total in (*seen, *known):
+                    total.set(total.get() * grown)
             with f.loop(0, at) as i:
                 update, query, key = (
                     own + (i * size + offset), f.broadcast(by_query + i * 4, F32), f.broadcast(by_key + i * 4, F32)
@@ -234,15 +266,30 @@ class _Head:
                 for n, total in enumerate(seen):
                     part = f.load(update + 64 * n, f32x16)
                     total.set(f.fma(part, query, total.get()))
-                    if self.delta:
+                    if delta:
                         known[n].set(f.fma(part, key, known[n].get()))
             for n, total in enumerate(seen):
                 value = f.load(v + (offset + 64 * n), f32x16)
-                made = (value - known[n].get() if self.delta else value) * strength
+                made = value - known[n].get() if delta else value
+                made = made if strength is None else made * strength
                 f.store(own + (at * size + (offset + 64 * n)), made)
                 out = f.fma(skip.get(), value, f.fma(newest, made, total.get()))
                 left = of.value_dim - (offset // 4 + LANES * n)
                 f.store_lanes(y + (offset + 64 * n), out, min(LANES, left))
+
+    def reads(self, row: Value, block: Value, at: Value) -> Reads:
+        """Store the sum of decays up to this row, and weigh the rows of the block."""
+        f, a, of = self.f, self.a, self.of
+        q, k = (rows.row(row) + self.key_head * (4 * of.key_dim) for rows in (a.q, a.k))
+        decays, rate = self.own(block) + self.at.decays, f.load(a.rate + self.head * 4, F32)
+        g = f.var(f.load(a.step_sizes.row(row) + self.head * 4, F32) * rate if self.kind.steps else rate)
+        with f.when(at > 0):
+            g.set(g.get() + f.load(decays + (at * 4 - 4), F32))
+        f.store(decays + at * 4, g.get())
+        now = f.splat(g.get())
+        by_key, by_query = self.scratch, self.scratch + 4 * BLOCK
+        self._weights(block, at, now, decays, q, k, by_key, by_query)
+        return Reads(q, k, exp(f, now), by_query, by_key)
 
     def _weights(
         self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
@@ -256,7 +303,7 @@ class _Head:
             seen = lanes <= number
             apart = f.select(seen, now - f.load(decays + panel * 64, f32x16), f.zeros(f32x16))
             shrunk = exp(f, apart)
-            scores = [(by_query, q)] + ([(by_key, k)] if self.delta else [])
+            scores = [(by_query, q)] + ([(by_key, k)] if self.kind.delta else [])
             sums = [[f.var(f.zeros(f32x16)) for _ in range(CHAINS)] for _ in scores]
 
             def add(d: Value, chains: int) -> None:

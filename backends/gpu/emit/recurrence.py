@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import recurrence as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed
-from localllm.plan import Convolve, LinearAttention, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
@@ -27,17 +27,19 @@ def convolve(low: Lowering, op: Convolve) -> None:
 
 
 def linear_attention(low: Lowering, op: LinearAttention) -> None:
-    q, k, v, steps, strengths = map(low.floats, op.inputs)
+    q, k, v, *_ = map(low.floats, op.inputs)
+    steps, strengths = (q if x is None else low.floats(x) for x in (op.step, op.strength))  # what is None is not read
     y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
-    rows = CacheOf(op.layer, "keys")
+    rows, decays = CacheOf(op.layer, "keys"), of.key_dim if of.channels else 1
     append = kernels.AppendKeys(
         stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
-        K_STRIDE=k.stride,
+        DECAYS=decays, K_STRIDE=k.stride,
     )  # fmt: skip
-    attend = kernels.LinearAttention(
+    attend = (kernels.ChannelAttention if of.channels else kernels.LinearAttention)(
         stored=stored, HEADS=of.heads, KEY_HEADS=of.key_heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim,
-        DELTA=op.delta, TILED=op.tiled, HAS_SKIP=op.skip is not None, Q_STRIDE=q.stride, K_STRIDE=k.stride,
-        V_STRIDE=v.stride, G_STRIDE=steps.stride, B_STRIDE=strengths.stride, Y_STRIDE=y.stride,
+        DECAYS=decays, DELTA=op.delta, TILED=op.tiled, HAS_SKIP=op.skip is not None, HAS_STEPS=op.step is not None,
+        HAS_STRENGTHS=op.strength is not None, Q_STRIDE=q.stride, K_STRIDE=k.stride, V_STRIDE=v.stride,
+        G_STRIDE=steps.stride, B_STRIDE=strengths.stride, Y_STRIDE=y.stride,
     )  # fmt: skip
     buffers = kernels.LinearAttentionBuffers(
         q=q, k=k, v=v, steps=steps, strengths=strengths, tables=tables, rates=low.vector(op.rate),
@@ -64,3 +66,18 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
         states=CacheOf(op.layer, "values"), y=y,
     )  # fmt: skip
     low.dispatch("selective scan", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
+
+
+def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+    q, v, k, decay, *erasing = map(low.floats, op.inputs)
+    probe, erase = erasing or (k, k)
+    y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
+    kernel = kernels.MatrixScan(
+        stored=stored, HEADS=of.heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim, ERASES=of.erases, BEFORE=op.before,
+        K_STRIDE=k.stride, V_STRIDE=v.stride,
+    )  # fmt: skip
+    buffers = kernels.MatrixScanBuffers(
+        q=q, k=k, v=v, decay=decay, probe=probe, erase=erase, tables=tables, rows=CacheOf(op.layer, "keys"),
+        states=CacheOf(op.layer, "values"), y=y,
+    )  # fmt: skip
+    low.dispatch("matrix scan", "batch", [kernel.launch((-(-op.v.width // 128), ("batch", 1, 1), 1), buffers)])

@@ -15,6 +15,7 @@
 #define LOCAL_ARGUMENT , __local float *local_memory
 #define LOCAL_MEMORY
 #define BARRIER() barrier(CLK_LOCAL_MEM_FENCE)
+#define SHARED_BARRIER() barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE)  // for what a group shares in global memory
 #define ITEM ((int)get_local_id(0))
 #define GROUP_X ((int)get_group_id(0))
 #define GROUP_Y ((int)get_group_id(1))
@@ -63,6 +64,7 @@ typedef signed char i8;
 #define LOCAL_ARGUMENT
 #define LOCAL_MEMORY extern __shared__ float local_memory[];
 #define BARRIER() __syncthreads()
+#define SHARED_BARRIER() __syncthreads()
 #define ITEM ((int)threadIdx.x)
 #define GROUP_X ((int)blockIdx.x)
 #define GROUP_Y ((int)blockIdx.y)

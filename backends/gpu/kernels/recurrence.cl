@@ -28,15 +28,15 @@ KERNEL(128, convolve)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const int *s
 }
 #endif
 
-#if defined(APPEND_KEYS) || defined(LINEAR_ATTENTION)
+#if defined(APPEND_KEYS) || defined(LINEAR_ATTENTION) || defined(CHANNEL_ATTENTION)
 // Numbers of a block: keys (KEY_HEADS, KEY_DIM, positions), updates (HEADS, positions, VALUE_DIM), decays (HEADS,
-// positions); and apart from it the state (HEADS, KEY_DIM, VALUE_DIM).
+// DECAYS, positions); and apart from it the state (HEADS, KEY_DIM, VALUE_DIM).
 #define UPDATES_AT (BLOCK_TOKENS * KEY_HEADS * KEY_DIM)
 #define DECAYS_AT (UPDATES_AT + BLOCK_TOKENS * HEADS * VALUE_DIM)
-#define ROWS_OF_BLOCK ((size_t)DECAYS_AT + BLOCK_TOKENS * HEADS)
+#define ROWS_OF_BLOCK ((size_t)DECAYS_AT + BLOCK_TOKENS * HEADS * DECAYS)
 #endif
 
-#ifdef APPEND_KEYS  // The keys of a row. Constants: HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, K_STRIDE
+#ifdef APPEND_KEYS  // The keys of a row. Constants: HEADS, KEY_HEADS, KEY_DIM, VALUE_DIM, DECAYS, K_STRIDE
 KERNEL(128, append_keys)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const int *step, GLOBAL float *rows) {
   int d = GROUP_X * 128 + ITEM, slot = SLOTS_OF(step)[GROUP_Y];
   if (d >= KEY_HEADS * KEY_DIM) return;
@@ -47,8 +47,8 @@ KERNEL(128, append_keys)(SHAPE_PARAMETER GLOBAL const float *k, GLOBAL const int
 
 #ifdef LINEAR_ATTENTION
 // One head of all rows of a sequence. A work-item has some numbers of a value; for scores, a position of the block: the
-// first 64 those of the key, the others those of the query. Constants besides: DELTA, TILED, HAS_SKIP, Q_STRIDE,
-// K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
+// first 64 those of the key, the others those of the query. Constants besides: DELTA, TILED, HAS_SKIP, HAS_STEPS,
+// HAS_STRENGTHS, Q_STRIDE, K_STRIDE, V_STRIDE, G_STRIDE, B_STRIDE, Y_STRIDE
 KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
                               GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
                               GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
@@ -99,8 +99,8 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       query[d] = q[(size_t)row * Q_STRIDE + key_head * KEY_DIM + d];
     }
     BARRIER();
-    float decay = steps[(size_t)row * G_STRIDE + head] * rate, g = at ? sums[at - 1] + decay : decay;
-    float grown = exponential(g), strength = strengths[(size_t)row * B_STRIDE + head];
+    float decay = HAS_STEPS ? steps[(size_t)row * G_STRIDE + head] * rate : rate, g = at ? sums[at - 1] + decay : decay;
+    float grown = exponential(g), strength = HAS_STRENGTHS ? strengths[(size_t)row * B_STRIDE + head] : 1.0f;
     BARRIER();
     if (ITEM == 0) block[of_decays + at] = sums[at] = g;
     int t = ITEM % BLOCK_TOKENS, by_query = ITEM >= BLOCK_TOKENS;
@@ -129,6 +129,101 @@ KERNEL(128, linear_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL cons
       float made = (value - known) * strength;
       block[of_updates + (size_t)at * VALUE_DIM + i] = made;
       y[(size_t)row * Y_STRIDE + head * VALUE_DIM + i] = FMA(skip, value, FMA(weights[BLOCK_TOKENS + at], made, seen));
+    }
+  }
+}
+#endif
+
+#ifdef CHANNEL_ATTENTION
+// The same where every channel of a key has a decay. A work-item has a position of the block and half of the channels.
+// The decays of a block are sums since its start; before its first row, the faded keys of the block before stand there.
+KERNEL(128, channel_attention)(SHAPE_PARAMETER GLOBAL const float *q, GLOBAL const float *k, GLOBAL const float *v,
+                               GLOBAL const float *steps, GLOBAL const float *strengths, GLOBAL const int *step,
+                               GLOBAL const int *tables, GLOBAL const float *rates, GLOBAL const float *skips,
+                               GLOBAL float *rows, GLOBAL float *states, GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  GLOBAL const int *sequence = SEQUENCE_OF(step);
+  int head = GROUP_X, row = GROUP_Y, count = step[0];
+  int own = sequence[row], key_head = TILED ? head % KEY_HEADS : head / (HEADS / KEY_HEADS);
+  GLOBAL const int *table = tables + (size_t)own * step[TABLE_STRIDE_AT];
+  LOCAL float *key = local_memory, *query = key + KEY_DIM, *sums = query + KEY_DIM, *grown = sums + KEY_DIM;
+  LOCAL float *by_query = grown + KEY_DIM, *by_key = by_query + 2 * BLOCK_TOKENS;
+  float rate = rates[head], skip = HAS_SKIP ? skips[head] : 0.0f;
+  size_t of_keys = (size_t)key_head * KEY_DIM * BLOCK_TOKENS, of_state = (size_t)head * KEY_DIM * VALUE_DIM;
+  size_t of_updates = UPDATES_AT + (size_t)head * BLOCK_TOKENS * VALUE_DIM;
+  size_t of_decays = DECAYS_AT + (size_t)head * BLOCK_TOKENS * DECAYS;
+  int t = ITEM % BLOCK_TOKENS, part = ITEM / BLOCK_TOKENS, stop = row;
+  int from = part * (KEY_DIM / 2), to = part ? KEY_DIM : KEY_DIM / 2;
+  if (starts_run(sequence, row))
+    while (stop < count && sequence[stop] == own) stop++;
+  for (; row < stop; row++) {
+    int position = POSITIONS_OF(step)[row], at = position % BLOCK_TOKENS, column = position / BLOCK_TOKENS;
+    GLOBAL float *block = rows + (size_t)table[column] * ROWS_OF_BLOCK, *decays = block + of_decays;
+    GLOBAL float *state = states + (size_t)table[column] * HEADS * KEY_DIM * VALUE_DIM + of_state;
+    int last = at == 0 && column ? column - 1 : column;
+    GLOBAL const float *before = rows + (size_t)table[last] * ROWS_OF_BLOCK;
+    GLOBAL const float *old = states + (size_t)table[last] * HEADS * KEY_DIM * VALUE_DIM + of_state;
+    if (at == 0 && !column) {
+      for (int i = ITEM; i < VALUE_DIM; i += 128)
+        for (int d = 0; d < KEY_DIM; d++) state[d * VALUE_DIM + i] = 0.0f;
+    }
+    if (at == 0 && column) {
+      for (int d = from; d < to; d++) {
+        GLOBAL const float *sum = before + of_decays + (size_t)d * BLOCK_TOKENS;
+        float whole = sum[BLOCK_TOKENS - 1], apart = t == BLOCK_TOKENS - 1 ? 0.0f : whole - sum[t];
+        decays[(size_t)d * BLOCK_TOKENS + t] = before[of_keys + (size_t)d * BLOCK_TOKENS + t] * exponential(apart);
+        if (t == 0) sums[d] = exponential(whole);  // `grown` is still read for the row before
+      }
+    }
+    SHARED_BARRIER();
+    if (at == 0 && column) {  // the state follows from the block before
+      for (int i = ITEM; i < VALUE_DIM; i += 128) {
+        for (int d = 0; d < KEY_DIM; d++) {
+          float sum = old[d * VALUE_DIM + i] * sums[d];
+          for (int n = 0; n < BLOCK_TOKENS; n++)
+            sum = FMA(decays[(size_t)d * BLOCK_TOKENS + n], before[of_updates + n * VALUE_DIM + i], sum);
+          state[d * VALUE_DIM + i] = sum;
+        }
+      }
+    }
+    SHARED_BARRIER();
+    for (int d = ITEM; d < KEY_DIM; d += 128) {
+      key[d] = k[(size_t)row * K_STRIDE + key_head * KEY_DIM + d];
+      query[d] = q[(size_t)row * Q_STRIDE + key_head * KEY_DIM + d];
+      float decay = steps[(size_t)row * G_STRIDE + head * KEY_DIM + d] * rate;
+      float g = at ? decays[(size_t)d * BLOCK_TOKENS + at - 1] + decay : decay;
+      decays[(size_t)d * BLOCK_TOKENS + at] = sums[d] = g;
+      grown[d] = exponential(g);
+    }
+    float strength = HAS_STRENGTHS ? strengths[(size_t)row * B_STRIDE + head] : 1.0f;
+    SHARED_BARRIER();
+    float of_query = 0.0f, of_key = 0.0f;
+    if (t <= at) {
+      for (int d = from; d < to; d++) {
+        float apart = t == at ? 0.0f : sums[d] - decays[(size_t)d * BLOCK_TOKENS + t];
+        float faded = block[of_keys + (size_t)d * BLOCK_TOKENS + t] * exponential(apart);
+        of_query = FMA(faded, query[d], of_query);
+        if (DELTA) of_key = FMA(faded, key[d], of_key);
+      }
+    }
+    by_query[ITEM] = of_query;
+    by_key[ITEM] = of_key;
+    BARRIER();
+    for (int i = ITEM; i < VALUE_DIM; i += 128) {
+      float seen = 0.0f, known = 0.0f, value = v[(size_t)row * V_STRIDE + head * VALUE_DIM + i];
+      for (int d = 0; d < KEY_DIM; d++) {
+        float left = state[(size_t)d * VALUE_DIM + i] * grown[d];
+        seen = FMA(left, query[d], seen);
+        if (DELTA) known = FMA(left, key[d], known);
+      }
+      for (int n = 0; n < at; n++) {
+        float update = block[of_updates + (size_t)n * VALUE_DIM + i];
+        seen = FMA(update, by_query[n] + by_query[BLOCK_TOKENS + n], seen);
+        if (DELTA) known = FMA(update, by_key[n] + by_key[BLOCK_TOKENS + n], known);
+      }
+      float made = (value - known) * strength, newest = by_query[at] + by_query[BLOCK_TOKENS + at];
+      block[of_updates + (size_t)at * VALUE_DIM + i] = made;
+      y[(size_t)row * Y_STRIDE + head * VALUE_DIM + i] = FMA(skip, value, FMA(newest, made, seen));
     }
   }
 }

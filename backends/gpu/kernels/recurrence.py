@@ -56,6 +56,7 @@ class AppendKeys(Kernel[AppendKeysBuffers]):
     KEY_HEADS: Shape
     KEY_DIM: Shape
     VALUE_DIM: Shape
+    DECAYS: Shape  # per row and head
     K_STRIDE: Shape
 
 
@@ -83,9 +84,12 @@ class LinearAttention(Kernel[LinearAttentionBuffers]):
     KEY_HEADS: Shape
     KEY_DIM: Shape
     VALUE_DIM: Shape
+    DECAYS: Shape
     DELTA: bool
     TILED: bool
     HAS_SKIP: bool
+    HAS_STEPS: bool
+    HAS_STRENGTHS: bool
     Q_STRIDE: Shape
     K_STRIDE: Shape
     V_STRIDE: Shape
@@ -97,6 +101,18 @@ class LinearAttention(Kernel[LinearAttentionBuffers]):
     def local_floats(self) -> int:
         """A key, a query, the sums of decays of a block, and two weights of each of its rows."""
         return 2 * self.KEY_DIM + 3 * BLOCK
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChannelAttention(LinearAttention):
+    """Decays by channel; there are steps."""
+
+    name, flag = "channel_attention", "CHANNEL_ATTENTION"
+
+    @property
+    def local_floats(self) -> int:
+        """A key, a query, the sums of decays and their exponentials, and four halves of weights of a block's rows."""
+        return 4 * self.KEY_DIM + 4 * BLOCK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,3 +141,33 @@ class SelectiveScan(Kernel[SelectiveScanBuffers]):
     B_STRIDE: Shape
     C_STRIDE: Shape
     Y_STRIDE: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixScanBuffers(Buffers):
+    q: FloatIn
+    k: FloatIn
+    v: FloatIn
+    decay: FloatIn
+    probe: FloatIn
+    erase: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    rows: FloatOut
+    states: FloatOut
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixScan(Kernel[MatrixScanBuffers]):
+    """Rows of q, k, decay, probe and erase are K_STRIDE apart, those of v and y V_STRIDE."""
+
+    name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"
+    stored: Stored
+    HEADS: Shape
+    KEY_DIM: Shape
+    VALUE_DIM: Shape
+    ERASES: bool
+    BEFORE: bool
+    K_STRIDE: Shape
+    V_STRIDE: Shape

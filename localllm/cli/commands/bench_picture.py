@@ -37,8 +37,8 @@ class Pictured:
             check_target(Path(own.plot), own.force, (*names, own.compare) if own.compare else names)
             check_installed()
             self.speed = measure_speed(memory())
-            for remark in self.speed.remarks if own.verbose else ():
-                say(f"the roofs may be too low: {remark}", YELLOW)
+            if self.speed.remarks:
+                say(f"the roofs may be too low: {'; '.join(self.speed.remarks)}", YELLOW)
 
     def add(self, result: Any) -> None:
         """Keep a result, which is a dataclass."""

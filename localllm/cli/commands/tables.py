@@ -76,9 +76,13 @@ def architectures(room: int = 0) -> str:
 MIXERS = {
     "short_conv": "convolution rows",
     "delta_net": "convolution rows, delta-net states",
+    "kda": "convolution rows, delta-net states",
+    "lightning": "lightning states",
     "mamba": "convolution rows, Mamba states",
     "mamba2": "convolution rows, Mamba-2 states",
     "plamo2": "convolution rows, Mamba-2 states",
+    "rwkv6": "shifted rows, RWKV states",
+    "rwkv7": "shifted rows, RWKV states",
 }
 
 

@@ -23,6 +23,7 @@ from localllm.backends.cpu.kernels import linear, wide
 from localllm.backends.cpu.kernels.common import kernel
 from localllm.backends.cpu.unpack import INTEGER_PANELS
 from localllm.plan import Plan, Recorder, Value
+from tests.backends.cases import linear_attention
 from tests.backends.support import Shape, bind, feed, plan, record, stored, tokens
 from tests.models.support import MemoryWeight
 
@@ -57,6 +58,14 @@ def test_a_model_has_the_same_bits(cpu: CpuBackend, name: str) -> None:
     backend = CpuBackend(2, needs(name))
     assert backend.isa.name == name
     assert digest(backend, mixed_plan()) == digest(cpu, mixed_plan())
+    backend.close()
+
+
+@pytest.mark.parametrize("name", ["avx2", "generic"])
+def test_decays_by_channel_have_the_same_bits(cpu: CpuBackend, name: str) -> None:
+    build = linear_attention(2, 2, 24, 40, delta=True, tiled=False, channels=True)
+    layer, backend = record(stored("t", "F32", (97, 48)), build), CpuBackend(2, needs(name))
+    assert digest(backend, layer) == digest(cpu, layer)
     backend.close()
 
 

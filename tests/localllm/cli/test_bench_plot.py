@@ -123,6 +123,17 @@ def test_a_picture_has_the_numbers_of_the_rows(tiny: Path, capsys: pytest.Captur
     }
 
 
+def test_roofs_that_other_programs_lowered_are_told(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    busy = Speed(2, 20e9, 900e9, ("4.9 programs wanted to run", "reading was slow"))
+    monkeypatch.setattr(bench_picture, "measure_speed", lambda main: busy)
+    assert main(["bench", str(tiny), "-p", "4", "-n", "0", "-r", "1", "--plot", str(tmp_path / "a.svg")]) == 0
+    told = "the roofs may be too low: 4.9 programs wanted to run; reading was slow"
+    assert capsys.readouterr().err.splitlines() == [told, f"wrote {tmp_path / 'a.svg'}"]
+
+
 def test_what_was_not_varied_has_no_panel() -> None:
     assert picture_of([run_of("now", [result()])]).panels == ()
     (panel,) = picture_of([run_of("now", prompts(64, 128))]).panels

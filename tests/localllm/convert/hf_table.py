@@ -97,7 +97,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "cohere2moe-softmax": (
         "Cohere2MoeConfig",
         {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": WINDOW, "num_experts": 4, "num_experts_per_tok": 2,
-         "rms_norm_eps": 1e-6, "logit_scale": 0.25},
+         "rms_norm_eps": 1e-6, "logit_scale": 0.25, "norm_topk_prob": False},
         "qwen2",
     ),
     "command-r": ("CohereConfig", {"use_qk_norm": True}, "qwen2"),
@@ -168,7 +168,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "mistral4": (
         "Mistral3Config",
         {"model_type": "mistral4", **_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 2,
-         "routed_scaling_factor": 1.5, "rope_parameters": _MINISTRAL},
+         "routed_scaling_factor": 1.5, "rope_parameters": {**_MINISTRAL}},  # a copy: transformers adds to it
         "tekken",
     ),
     "mistral3": ("Ministral3Config", {"head_dim": 16, "rope_parameters": _MINISTRAL}, "tekken"),

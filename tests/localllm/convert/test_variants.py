@@ -49,9 +49,14 @@ def test_experts_of_dbrx_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(error.value)
 
 
+_ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+_PACKED = {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline"}
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "activation of apertus": ("apertus", {"hidden_act": "silu"}, "hidden_act is silu; expected xielu"),
     "activation of BitNet 2B4T": ("bitnet", {"hidden_act": "relu2"}, "hidden_act is relu2; expected silu"),
+    "ternary weights, packed": ("bitnet", {"quantization_config": _PACKED}, "rounds what every matrix reads to 8 bits"),
+    "and while it runs": ("bitnet", {"quantization_config": _ONLINE}, "rounds what every matrix reads to 8 bits"),
+    "in another class": ("llama", {"quantization_config": _PACKED}, "rounds what every matrix reads to 8 bits"),
     "two bases of granite": (
         "granite_swa", {"layer_rope_theta": [0, 5e3, 1e4, 0, 5e3]}, "layer_rope_theta is 5000, 10000; expected 0 or one"
     ),

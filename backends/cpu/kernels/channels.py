@@ -1,0 +1,108 @@
+"""Linear attention whose state decays by channel: `plan.LinearAttention` with a step per channel of a key.
+
+The store holds what each row leaves of every channel, exp(rate step). Walking back from the newest row, the product of
+these numbers fades keys: one product per number, where an exponential of a difference of sums would take twenty
+operations. The walk has one order for every pair of rows, so bits do not depend on how rows are divided into steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.backends.cpu.kernels.common import PlanKernel, Step, exp, f32x16, kernel, own_rows
+from localllm.backends.cpu.kernels.recurrence import Head, KeysArguments, Reads
+from localllm.backends.cpu.simd import F32, LANES, Function, Value, Variable
+from localllm.backends.cpu.stores import key_bytes, whole
+from localllm.plan import BLOCK, StateLayer
+
+LEAST = 1e-30  # products below it become 0, before they are too small to be multiplied at full speed
+
+
+def _line(f: Function, at: Value, width: int) -> list[Value]:
+    """The vectors of `width` float32 numbers, filled up with zeros."""
+    found = [f.load(at + 4 * first, f32x16) for first in range(0, width, LANES)]
+    left = width % LANES
+    if left:
+        found[-1] = f.select(f.lane_numbers() < left, found[-1], f.zeros(f32x16))
+    return found
+
+
+def append_key_rows(of: StateLayer) -> PlanKernel[KeysArguments]:
+    """Write the keys of every row, channels as lanes."""
+    row_bytes = 4 * whole(of.key_dim)
+
+    def body(f: Function, a: KeysArguments, thread: Value, threads: Value) -> None:
+        step = Step.at(a.step)
+        with own_rows(f, step.rows, thread, threads) as row:
+            slot, k = f.load_i32(step.slots, row), a.k.row(row)
+            to = a.keys + (slot // BLOCK * (of.key_heads * key_bytes(of)) + slot % BLOCK * row_bytes)
+            with f.loop(0, of.key_heads) as head:
+                for n, key in enumerate(_line(f, k + head * (4 * of.key_dim), of.key_dim)):
+                    f.store(to + head * key_bytes(of) + 64 * n, key)
+
+    return kernel(f"append_key_rows_{of.key_heads}_{of.key_dim}", KeysArguments, body)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelHead(Head):
+    """Emits the steps of one head whose channels decay each at its own pace."""
+
+    @staticmethod
+    def scratch_bytes(of: StateLayer) -> int:
+        """Faded keys of a block and what is left of its start; or the weights of updates, a query and a key."""
+        line = 4 * whole(of.key_dim)
+        return max((BLOCK + 1) * line, 2 * line + 8 * BLOCK)
+
+    @property
+    def line_bytes(self) -> int:
+        return 4 * whole(self.of.key_dim)
+
+    def whole_products(self) -> list[Variable]:
+        """One for every channel: the product of no decays yet."""
+        one = self.f.constant(f32x16, 1.0)
+        return [self.f.var(one) for _ in range(whole(self.of.key_dim) // LANES)]
+
+    def fade(self, product: Variable, decay: Value) -> None:
+        f = self.f
+        less = product.get() * decay
+        product.set(f.select(less < LEAST, f.zeros(f32x16), less))  # a NaN stays one
+
+    def advance(self, before: Value, block: Value) -> None:
+        f, line, products = self.f, self.line_bytes, self.whole_products()
+        old, keys = self.own(before), self.keys(before)
+        decays, grown = old + self.at.decays, self.scratch + BLOCK * line
+        with f.loop(0, BLOCK) as back:
+            row = (f.i64(BLOCK - 1) - back) * line
+            for n, product in enumerate(products):
+                f.store(self.scratch + row + 64 * n, f.load(keys + row + 64 * n, f32x16) * product.get())
+                self.fade(product, f.load(decays + row + 64 * n, f32x16))
+        for n, product in enumerate(products):
+            f.store(grown + 64 * n, product.get())
+        with f.loop(0, self.of.key_dim) as d:
+            self.gather(d, old, block, f.broadcast(grown + d * 4, F32), self.scratch + d * 4, line)
+
+    def reads(self, row: Value, block: Value, at: Value) -> Reads:
+        """Store what this row leaves of every channel; walk back to the block's start, fading keys."""
+        f, a, width, line = self.f, self.a, self.of.key_dim, self.line_bytes
+        decays, keys = self.own(block) + self.at.decays, self.keys(block)
+        rate = f.broadcast(a.rate + self.head * 4, F32)
+        for n, step in enumerate(_line(f, a.step_sizes.row(row) + self.head * (4 * width), width)):
+            f.store(decays + at * line + 64 * n, exp(f, step * rate))
+        q, k = (_line(f, rows.row(row) + self.key_head * (4 * width), width) for rows in (a.q, a.k))
+        by_query, by_key = self.scratch, self.scratch + 4 * BLOCK
+        weighers = [(by_query, q)] + ([(by_key, k)] if self.kind.delta else [])
+        products = self.whole_products()
+        with f.loop(0, at + 1) as back:
+            i = at - back
+            sums = [f.zeros(f32x16) for _ in weighers]
+            for n, product in enumerate(products):
+                key = f.load(keys + i * line + 64 * n, f32x16) * product.get()
+                sums = [f.fma(key, x[n], total) for (_, x), total in zip(weighers, sums, strict=True)]
+                self.fade(product, f.load(decays + i * line + 64 * n, f32x16))
+            for (to, _), total in zip(weighers, sums, strict=True):
+                f.store(to + i * 4, f.reduce(total, lambda x, y: x + y))
+        query, key = self.scratch + 8 * BLOCK, self.scratch + 8 * BLOCK + line
+        for to, numbers in ((query, q), (key, k)):
+            for n, product in enumerate(products):
+                f.store(to + 64 * n, numbers[n] * product.get())
+        return Reads(query, key, None, by_query, by_key)
