@@ -37,16 +37,14 @@ class Row(NamedTuple):
 
 def table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
     """Return a table that scrolls by itself where it is too wide; the columns in `right` align right."""
-
-    def row(tag: str, each: Row, **attributes: str) -> Node:
-        inside = [
-            element(tag, cell, cls="n" if at in right else "", **attributes) for at, cell in enumerate(each.cells)
-        ]
-        return element("tr", *inside, cls=each.cls)
-
-    head = element("thead", row("th", Row(tuple(header)), scope="col"))
-    body = element("tbody", *(row("td", each) for each in rows))
-    return element("div", element("table", element("caption", caption), head, body), cls="scroll")
+    sides = ["n" if at in right else "" for at in range(len(header))]
+    named = [element("th", name, cls=side, scope="col") for name, side in zip(header, sides, strict=True)]
+    body = [
+        element("tr", *(element("td", cell, cls=n) for cell, n in zip(row.cells, sides, strict=True)), cls=row.cls)
+        for row in rows
+    ]
+    head = element("thead", element("tr", *named))
+    return element("div", element("table", element("caption", caption), head, element("tbody", *body)), cls="scroll")
 
 
 def _escaped(text: str) -> str:

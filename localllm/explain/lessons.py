@@ -38,7 +38,7 @@ def _prompt(account: Account) -> Iterator[str]:
         return
     rate = amount(phase.rows / phase.seconds, "tokens/s")
     yield f"{plural(phase.rows, 'token')} in {plural(len(phase.steps), 'chunk')} took {time(phase.seconds)} ({rate})."
-    yield from _limits(phase, "The prompt")
+    yield from _limits(phase, "the prompt")
 
 
 def _decoding(account: Account) -> Iterator[str]:
@@ -49,10 +49,11 @@ def _decoding(account: Account) -> Iterator[str]:
     each = phase.whole.bytes / count
     passes, mean = plural(count, "pass"), " on average" if count > 1 else ""
     yield f"{passes} of one token took {time(phase.seconds / count)}{mean} and read {amount(each, 'B')}{mean}."
-    yield from _limits(phase, "Decoding")
+    yield from _limits(phase, "decoding", count)
     if phase.whole.bound == "memory" and phase.whole.multiplying:
         rows = phase.whole.reading / phase.whole.multiplying
-        yield f"A pass of up to {rows:.0f} rows would read hardly longer: what drafts, batches and prompts gain."
+        if rows >= 2:
+            yield f"While one row is read, {rows:.0f} could be multiplied: the gain of drafts, batches and prompts."
     if account.clocked:
         inside = phase.whole.seconds / phase.seconds
         yield f"Kernels ran {share(inside)} of this time; the rest is the Python around them."
@@ -60,20 +61,21 @@ def _decoding(account: Account) -> Iterator[str]:
         if waited >= MUCH:
             yield (
                 f"In {share(waited)} of the kernels' time the first thread waited for another: the machine is busy, "
-                "or the work too little for so many threads (-t)."
+                "or a pass is too short for so many threads."
             )
 
 
-def _limits(phase: Phase, what: str) -> Iterator[str]:
-    """Compare what reading and multiplying would take at the measured limits."""
+def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
+    """Compare what reading and multiplying would take at the measured limits, in one of so many parts."""
     whole: Spent = phase.whole
     if not whole.bytes:
         return
     yield f"Each byte read serves {whole.intensity:.1f} operations."
     if not whole.bound:
         return
-    limits = f"Reading takes at least {time(whole.reading)} and multiplying at least {time(whole.multiplying)}"
-    yield f"{limits}, so {what[0].lower()}{what[1:]} is bound by {whole.bound}."
+    reading, multiplying = time(whole.reading / parts), time(whole.multiplying / parts)
+    limits = f"Reading alone takes {reading} at this machine's best, multiplying alone {multiplying}"
+    yield f"{limits}, so {what} is bound by {whole.bound}."
 
 
 def _cache(account: Account) -> Iterator[str]:

@@ -38,7 +38,7 @@ def _opening(it: Explanation) -> Iterator[Node]:
     facts = (
         ("Ended by", it.ended_by),
         ("Samplers", ", ".join(record.chain)),
-        ("Seed", f"{record.seed}: localllm run with --seed {record.seed} chooses the same tokens"),
+        ("Seed", f"{record.seed}; a run with this seed chooses the same tokens"),
     )
     said_pairs = [_pair(name, text, "said") for name, text in said]
     yield element("dl", *(part for pair in (*said_pairs, *(_pair(*fact) for fact in facts)) for part in pair))

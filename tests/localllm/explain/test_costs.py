@@ -118,6 +118,18 @@ def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBacken
         executable.close()
 
 
+def test_operations_without_a_barrier_between_them_are_named_together() -> None:
+    """Threads may be at different ones of them, so only their common time is known."""
+    with localllm.load("demo", ctx_size=128, threads=1) as model:
+        executable = model.executable
+        assert model.plan is not None
+        assert isinstance(executable, Clocked)
+        kinds = [cost.kind for cost in costs_of(executable, model.plan)]
+        assert {"attn_q, attn_k, attn_v", "ffn_gate, ffn_up", "ffn_down", "output"} <= set(kinds)
+        for number, barrier in enumerate(executable.barriers[:-1]):
+            assert barrier or kinds[number] == kinds[number + 1]
+
+
 def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
     """Counted one by one, with and without a window."""
     whole = Cost("attention", True, (), 0, 10, 0, 0, 4)
