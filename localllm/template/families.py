@@ -141,6 +141,13 @@ FAMILIES: tuple[Family, ...] = (  # the first match is taken
         names=("zephyr", "tinyllama", "stablelm"),
     ),
     Family(
+        "rwkv-world",
+        _turns("{{ m.role | capitalize ~ ': ' ~ m.content | trim ~ '\\n\\n' }}", "{{ 'Assistant:' }}"),
+        tokens=("<s>",),
+        names=("rwkv",),
+        stops=("\n\nUser:",),
+    ),
+    Family(
         "plain",
         _turns(
             "{{ m.content ~ '\\n\\n' if m.role == 'system' else m.role | capitalize ~ ': ' ~ m.content ~ '\\n' }}",
@@ -186,6 +193,9 @@ def choose_template(
         return ChatTemplate(given.source, bos, eos, given.stops, confined=confined), None
     source = metadata.get(_KEY)
     why = "the file has no chat template"
+    named = next((family for family in FAMILIES if family.name == source), None)  # as old files of RWKV have it
+    if named is not None:
+        return ChatTemplate(named.source, bos, eos, named.stops, confined=confined), None
     if isinstance(source, str) and source.strip():
         try:
             return ChatTemplate(source, bos, eos, confined=confined), None

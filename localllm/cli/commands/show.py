@@ -234,6 +234,14 @@ def _each(value: Any) -> str:
     return " or ".join(str(one) for one in sorted(set(value))) if isinstance(value, list) else str(value)
 
 
+def _heads(model: dict[str, Any]) -> str:
+    """Return the heads of attention as a part of a list; "" if no layer has any."""
+    if not model["heads"]:
+        return ""
+    keys_and_values = f"({_each(model['kv_heads'])} for keys and values)"
+    return f"{_each(model['heads'])} heads of {_each(model['head_dim'])} {keys_and_values}, "
+
+
 def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
     yield "file", f"{facts['file']} ({size(facts['bytes'])}, GGUF {facts['gguf_version']}{parts})"
     model = facts["model"]
@@ -244,8 +252,7 @@ def _head(facts: dict[str, Any], parts: str) -> Iterator[tuple[str, str]]:
         yield "parameters", parameters(model["parameters"])
         yield (
             "shape",
-            f"{model['layers']} layers, {model['width']} wide, {_each(model['heads'])} heads of "
-            f"{_each(model['head_dim'])} ({_each(model['kv_heads'])} for keys and values), "
+            f"{model['layers']} layers, {model['width']} wide, {_heads(model)}"
             f"{_each(model['ffn_width'])} in the feed-forward",
         )
         yield "context", f"{model['trained_context']} tokens trained on"

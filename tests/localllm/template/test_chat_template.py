@@ -277,6 +277,12 @@ def test_bos_never_doubles() -> None:
             "<|system|>\nBe brief.</s>\n<|user|>\nHi</s>\n<|assistant|>\nHello!</s>\n<|user|>\nBye</s>\n"
             "<|assistant|>\n",
         ),
+        (
+            ("<s>",),
+            "RWKV7 World",
+            "rwkv-world",
+            "<s>System: Be brief.\n\nUser: Hi\n\nAssistant: Hello!\n\nUser: Bye\n\nAssistant:",
+        ),
         ((), "", "plain", "Be brief.\n\nUser: Hi\nAssistant: Hello!\nUser: Bye\nAssistant:"),
     ],
 )
@@ -300,12 +306,18 @@ def test_a_file_without_template_gets_its_familys_and_says_so(
     bos = "<s>" if "<s>" in special else ""
     assert template.render(TALK).text == text.replace("<s>", bos)
     assert family in {row.name for row in FAMILIES}
-    assert template.stops == (("\nUser:",) if family == "plain" else ())
+    assert template.stops == {"plain": ("\nUser:",), "rwkv-world": ("\n\nUser:",)}.get(family, ())
 
 
 def test_a_file_with_a_template_gets_it_without_a_word() -> None:
     template, note = choose_template({"tokenizer.chat_template": CHATML}, tokenizer("<s>"))
     assert (template.source, note) == (CHATML, None)
+
+
+def test_a_file_may_name_a_format() -> None:
+    """llama.cpp's converter wrote "rwkv-world" where it had no template."""
+    template, note = choose_template({"tokenizer.chat_template": "rwkv-world"}, tokenizer("<|im_start|>"))
+    assert (template.source, note) == (given_template("rwkv-world").source, None)
 
 
 def test_a_template_may_be_given_by_name_as_text_or_as_a_file(tmp_path: Path) -> None:
