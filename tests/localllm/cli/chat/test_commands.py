@@ -250,7 +250,7 @@ def test_run_without_a_prompt_is_a_chat_with_its_options(tiny: Path, tmp_path: P
     terminal.type("one\r")
     terminal.wait_for(READY)
     terminal.type("/show predict\r")
-    terminal.wait_for(r"predict is 5 \(")
+    terminal.wait_for(r"predict is 5:")
     terminal.type("/bye\r")
     assert terminal.end() == 0
     assert "tokens/s" not in terminal.written
