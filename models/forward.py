@@ -13,6 +13,7 @@ from localllm.models.altup import AltUpRecorder
 from localllm.models.architecture import Architecture
 from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
+from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
@@ -57,7 +58,8 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    kind = AltUpRecorder if config.streams else LayerRecorder
+    kind: type[LayerRecorder] = CheckpointRecorder if config.checkpoint_interval else LayerRecorder
+    kind = AltUpRecorder if config.streams else kind
     attention = attention_of(builder, context or config.context_length)
     layers = kind(builder, attention, Recurrence(builder), FeedForward(builder), per_layer, every_row)
     x = layers.begin(x)
