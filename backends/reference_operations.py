@@ -23,6 +23,7 @@ from localllm.plan import (
     Add,
     Append,
     Attention,
+    Blend,
     Clamp,
     Columns,
     Convolve,
@@ -193,6 +194,7 @@ _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "gelu_alone": lambda gate, up, limit: _gelu(gate),
     "swiglu_oai": lambda gate, up, limit: _swiglu_oai(gate, up),
     "swiglu_clamp": lambda gate, up, limit: _silu(np.minimum(gate, limit)) * np.clip(up, -limit, limit),
+    "situ": lambda gate, up, limit: limit**2 * np.tanh(gate / limit) * _sigmoid(gate) * np.tanh(up / limit),
     "silu_clamp": lambda gate, up, limit: np.minimum(_silu(gate), limit) * np.clip(up, -limit, limit),
 }
 
@@ -327,6 +329,15 @@ def _mix(state: State, op: Mix) -> None:
     state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
 
 
+def _blend(state: State, op: Blend) -> None:
+    last = state.read(op.last)
+    slices = np.concatenate([state.read(op.x), last], axis=1).reshape(len(last), -1, op.last.width)
+    size = np.sqrt((slices**2).mean(axis=2) + op.eps)
+    scores = (slices * state.weight(op.weight)).sum(axis=2) / size  # (T, slices)
+    weights = np.stack([_softmax(row) for row in scores])
+    state.write(op.out, np.einsum("tn,tnd->td", weights, slices))
+
+
 def _match(state: State, op: Match) -> None:
     x, like = state.read(op.x), state.read(op.like)
     slices = x.reshape(len(x), op.groups, -1)
@@ -384,6 +395,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Columns: _columns,
     Weigh: _weigh,
     Mix: _mix,
+    Blend: _blend,
     Match: _match,
     Excess: _excess,
     Join: _join,

@@ -190,6 +190,7 @@ def _rowwise() -> list[Labelled]:
     found: list[Labelled] = [
         ("elements xielu", xielu), ("embed positions", positions), ("elements cap", capped), ("elements gate", gate),
         ("mix", streams.MixSlices(SLICES=4, C_STRIDE=16, HAS_BASE=True, **sides)),
+        ("blend", streams.BlendSlices(SLICES=8, L_STRIDE=2048, EPS=1e-5, **sides)),
         ("match", streams.MatchSlices(L_WIDTH=2048, EPS=1e-5, **sides)),
         ("excess", streams.ExcessRows(FACTOR=1.6, **sides)),
         *((f"largest, pass {n + 1}", largest.LargestLogits(PASS=n, STRIDE=128256)) for n in range(2)),

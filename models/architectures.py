@@ -189,6 +189,12 @@ _ROWS = (
     _bert("jina-bert-v2", None, "gelu", ffn="found", alibi=8.0),
     _bert("jina-bert-v3", "neox", "gelu", ffn="plain"),
     Architecture(
+        "kimi-k3", None, ffn_scales=False, gated="sigmoid", latent=True, limits="situ", checkpoints=True,
+        ignored=(*QKV_EXTRAS, "attn_output.scale"),
+        recurrent=Recurrent("kda", "without_heads", bounded="negative"),
+        routing=ExpertGating("sigmoid", False, from_file=True),
+    ),
+    Architecture(
         "kimi-linear", None, ffn_scales=False, ignored=QKV_EXTRAS, latent=True,
         recurrent=Recurrent("kda", "without_heads"), routing=ExpertGating("sigmoid", True, from_file="scaled"),
     ),

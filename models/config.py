@@ -112,6 +112,8 @@ class Config:
     parallel: bool  # attention and feed-forward read the same rows
     streams: int  # of residual rows (AltUp); 0: there is one, without AltUp
     active_stream: int  # that layers compute with
+    checkpoint_interval: int  # every so many layers rows are kept for later ones to read; 0: never
+    cap_ratio: float  # cap of what is gated by that of the gate, in the unit "situ"; elsewhere 1
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None

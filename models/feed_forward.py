@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from localllm.models.builder import Builder
@@ -41,12 +41,16 @@ class FeedForward:
         return both if routing.sum_scale == 1.0 else builder.recorder.scale(both, routing.sum_scale)
 
     def latent(self, name: str, x: Value, experts: Callable[[Value], Value]) -> Value:
-        """The experts of x; of a narrower x where the file has the matrices around it (Nemotron 3 Super)."""
-        builder, width = self.builder, self.builder.tensors.height(name + "ffn_latent_down.weight")
-        if not width:
+        """The experts of x; of a narrower x where the file has the matrices around it (Nemotron 3 Super, Kimi K3)."""
+        builder, tensors = self.builder, self.builder.tensors
+        kind = next((kind for kind in ("latent", "routed") if f"{name}ffn_{kind}_down.weight" in tensors), "")
+        if not kind:
             return experts(x)
-        low = builder.linear(name + "ffn_latent_down", x, width, x.width)
-        return builder.linear(name + "ffn_latent_up", experts(low), x.width, width)
+        width = tensors.height(f"{name}ffn_{kind}_down.weight")
+        low = experts(builder.linear(f"{name}ffn_{kind}_down", x, width, x.width))
+        return builder.linear(
+            f"{name}ffn_{kind}_up", builder.optional_norm(f"{name}ffn_{kind}_norm", low), x.width, width
+        )
 
     def both(self, layer: int, x: Value, residual: Value, experts: ExpertConfig) -> Value:
         """The dense feed-forward, plus experts that norm the residual stream on their own, as their router does."""
@@ -96,7 +100,10 @@ class FeedForward:
         row, limit = self.builder.row, self.builder.config.limits[layer]
         activation = row.limits if row.limits and limit else self.builder.config.activation
         assert activation != "xielu", "gates nothing"
-        return self.builder.recorder.glu(gate, up, activation, limit)
+        recorder, ratio = self.builder.recorder, self.builder.config.cap_ratio
+        if ratio == 1.0:
+            return recorder.glu(gate, up, activation, limit)
+        return recorder.scale(recorder.glu(gate, recorder.scale(up, 1.0 / ratio), activation, limit), ratio)
 
     def activated(self, x: Value, layer: int) -> Value:
         activation, recorder = self.builder.config.activation, self.builder.recorder
@@ -119,6 +126,10 @@ class FeedForward:
         recorder, tensors = builder.recorder, builder.tensors
         assert builder.row.routing is not None
         gate, up = self.gate_and_up(name, x.width, experts)
+        ratio = builder.config.cap_ratio
+        if ratio != 1.0:
+            assert up.scale is None, "scaled for the unit alone"
+            up = replace(up, scale=tensors.numbers(f"{1 / ratio:.9g}({experts.count})", [1 / ratio] * experts.count))
         bias = tensors.optional(name + "exp_probs_b.bias", experts.count)
         bias = bias or tensors.optional(name + "exp_probs_b", experts.count)  # as Hunyuan 3 has it
         return recorder.experts(
@@ -130,7 +141,7 @@ class FeedForward:
             experts.used,
             experts.gating if bias is None else experts.biased_gating,
             experts.normalize,
-            experts.scale,
+            experts.scale * ratio,
             builder.row.limits if builder.row.limits and limit else experts.activation,
             bias,
             limit,

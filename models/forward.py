@@ -13,6 +13,7 @@ from localllm.models.altup import AltUpRecorder
 from localllm.models.architecture import Architecture
 from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
+from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
@@ -81,6 +82,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
     """What records a layer."""
     if architecture.recurrent is not None and architecture.recurrent.channel_mix:
         return RwkvLayers
+    if config.checkpoint_interval:
+        return CheckpointRecorder
     return AltUpRecorder if config.streams else LayerRecorder
 
 

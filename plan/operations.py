@@ -16,7 +16,7 @@ from localllm.plan.weights import Weight, given
 Activation = Literal["silu", "gelu", "sigmoid", "relu", "relu2", "softplus"]  # gelu: the tanh form; relu2: relu squared
 GluActivation = Literal[
     "silu", "gelu", "sigmoid", "relu", "relu2", "softplus", "identity", "swiglu_oai", "swiglu_clamp", "silu_clamp",
-    "gelu_alone",
+    "situ", "gelu_alone",
 ]  # fmt: skip
 NormKind = Literal["rms", "layer", "none"]
 
@@ -105,6 +105,7 @@ class Glu(Producer):
 
     "swiglu_oai" is the unit of gpt-oss: g * sigmoid(1.702 g) * (u + 1) with g = min(gate, 7) and u = up within +-7.
     "swiglu_clamp" is silu(min(gate, limit)) * u and "silu_clamp" min(silu(gate), limit) * u with u = up within +-limit.
+    "situ" is limit tanh(g / limit) * sigmoid(g) * limit tanh(u / limit).
     "gelu_alone" is gelu(gate): of experts that have no up matrix.
     """
 
@@ -224,6 +225,27 @@ class Mix(Unary):
     @property
     def vectors(self) -> tuple[Weight, ...]:
         return (self.coefficients,) if isinstance(self.coefficients, Weight) else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Blend(Unary):
+    """out = a mean of equal slices of a row: those of x, and `last`. Their weights are the softmax of their scores.
+
+    The score of a slice is the sum of its numbers times `weight`, divided by its root mean square: the residual
+    attention of Kimi K3, whose slices are what earlier layers left.
+    """
+
+    last: Value
+    weight: Weight  # (width of last,)
+    eps: float  # added to a mean square
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.x, self.last
+
+    @property
+    def vectors(self) -> tuple[Weight, ...]:
+        return (self.weight,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from localllm.plan.operations import (
     Activate,
     Activation,
     Add,
+    Blend,
     Clamp,
     Columns,
     Embed,
@@ -246,6 +247,12 @@ class Recorder:
         out = self._value(x.width // slices * count, x.rows, x.name + ".mixed")
         assert base is None or base.width == out.width, f"{x.name}: {out.width} numbers on a base of {base.width}"
         self._operations.append(Mix(out, x, slices, own, base))
+        return out
+
+    def blend(self, x: Value, last: Value, weight: Tensor, eps: float) -> Value:
+        assert x.width % last.width == 0, f"{x.name}: not slices of {last.width}"
+        out = self._value(last.width, last.rows, weight.name)
+        self._operations.append(Blend(out, x, last, Weight.of(weight), eps))
         return out
 
     def match(self, x: Value, like: Value, eps: float, groups: int = 1) -> Value:

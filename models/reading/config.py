@@ -35,6 +35,7 @@ from localllm.models.reading.bounds import (
 )
 from localllm.models.reading.feed_forward import (
     read_activation,
+    read_caps,
     read_experts,
     read_ffn_width,
     read_limits,
@@ -118,6 +119,8 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         parallel=keys.flag("use_parallel_residual", True) if row.parallel_key else row.parallel,
         streams=(streams := keys.integer("altup.num_inputs", 2, _MAX_STREAMS, default=4) if row.altup else 0),
         active_stream=keys.integer("altup.active_idx", 0, streams - 1, default=0) if row.altup else 0,
+        checkpoint_interval=keys.integer("attn_res.block_size", 0, MAX_LAYERS) if row.checkpoints else 0,
+        cap_ratio=read_caps(keys)[1] / read_caps(keys)[0] if row.limits == "situ" else 1.0,
         sparsity=read_sparsity(keys, row, layers),
         per_layer_width=_per_layer_width(keys, row),
         recurrent=read_recurrent(keys, row, heads),

@@ -41,8 +41,16 @@ def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple
     """Limits of feed-forward units by layer, "exp" of experts, "shexp" of all others; numbers near 0 mean none."""
     if row.limits is None:
         return (0.0,) * blocks
+    if row.limits == "situ":
+        return (read_caps(keys)[0],) * blocks
     limits = keys.reals(f"swiglu_clamp_{which}", blocks, 0.0, MAX_FACTOR, default=0.0)
     return tuple([limit if limit > 1e-6 else 0.0 for limit in limits])
+
+
+def read_caps(keys: Keys) -> tuple[float, float]:
+    """The caps of the gate and of what it gates, in the unit "situ"."""
+    gate, gated = (keys.real(f"activation.{name}", 1e-3, MAX_FACTOR) for name in ("situ_beta", "situ_linear_beta"))
+    return gate, gated
 
 
 def read_xielu(keys: Keys, layers: int) -> tuple[tuple[float, float, float, float], ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from localllm.plan import Recorder, Rope, Value
 from tests.backends.rounding import (
     Slack,
+    blended,
     capped,
     exact,
     exceeding,
@@ -22,6 +23,7 @@ from tests.backends.rounding import (
     rms,
     rotated,
     sigmoid,
+    situated,
     sized,
     soft,
     tanh_form,
@@ -59,6 +61,7 @@ def first(width: int) -> MemoryWeight:
     return MemoryWeight.of("first", np.eye(1, width))
 
 
+BLENDS = MemoryWeight.of("blends", np.cos(np.arange(50.0)))
 CASES: dict[str, Case] = {
     "add": Case(50, lambda r, x: r.add(x, r.scale(x, 0.75)), exact),
     "add to itself": Case(64, lambda r, x: r.add(x, x), exact),
@@ -103,6 +106,11 @@ CASES: dict[str, Case] = {
     "mix": Case(60, lambda r, x: r.mix(x, 3, r.columns(x, 0, 12)), mixed),
     "mix on a base": Case(64, lambda r, x: r.mix(x, 4, r.columns(x, 3, 19), r.scale(x, 0.5)), mixed),
     "mix by the same numbers": Case(28, lambda r, x: r.mix(x, 1, vector(5, "mix")), mixed),
+    "blend": Case(
+        50, lambda r, x: r.blend(r.join(r.scale(x, -0.5), r.columns(x, 0, 50)), x, BLENDS, 1e-5), blended(50)
+    ),
+    "blend with one": Case(64, lambda r, x: r.blend(r.scale(x, 2.0), x, vector(64, "own"), 1e-5), blended(64)),
+    "situ": Case(40, lambda r, x: r.glu(r.scale(x, 2.0), x, "situ", 1.5), situated),
     "match": Case(50, lambda r, x: r.match(x, r.columns(x, 3, 40), 1e-5), sized(50)),
     "match slices": Case(51, lambda r, x: r.match(r.scale(x, 3.0), x, 1e-5, 3), sized(17)),
     "match what is all but zero": Case(32, lambda r, x: r.match(r.scale(x, 1e-9), x, 1e-5), sized(32)),

@@ -68,6 +68,11 @@ def sigmoid(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
     return (2e-7 + 8 * UNIT) * np.abs(truth) + (x * x).max(axis=1, keepdims=True) * np.exp(-88.0)
 
 
+def situated(x: np.ndarray, truth: np.ndarray) -> np.ndarray:
+    """As sigmoid; and two tanh, each times 1.5, which err by 2e-7 and the rounding of a quotient that is below 87."""
+    return sigmoid(x, truth) + 3 * (2e-7 + 8 * UNIT) * 1.5**2 * np.ones_like(truth)
+
+
 def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
     """Up to four products and a base, each rounded once; coefficients are numbers of the row, or below 4."""
     most = np.abs(x).max(axis=1, keepdims=True)
@@ -77,6 +82,11 @@ def mixed(x: np.ndarray, truth: np.ndarray) -> Any:
 def sized(width: int) -> Slack:
     """As rms, of two rows, and with a root of the quotient."""
     return lambda x, truth: 2 * (width / 16 + 14) * UNIT * np.abs(truth)
+
+
+def blended(width: int) -> Slack:
+    """Scores round as sums of 16 lanes do and are at most 4 root(width); their exponents move weights as much."""
+    return lambda x, truth: 8 * (width / 16 + 14) * UNIT * width**0.5 * np.abs(x).max(axis=1, keepdims=True)
 
 
 def exceeding(x: np.ndarray, truth: np.ndarray) -> Any:

@@ -146,6 +146,8 @@ NONE: dict[str, Build] = {
     "columns": lambda r, x: r.columns(x, 1, 6, 4),
     "weigh": lambda r, x: r.weigh(x, vector(24)),
     "mix": lambda r, x: r.mix(x, 4, vector(8, "mix")),
+    "blend": lambda r, x: r.blend(r.join(x, x), x, vector(24), 1e-5),
+    "situ": lambda r, x: r.glu(x, r.scale(x, 0.0), "situ", 3.0),
     "match": lambda r, x: r.match(x, r.scale(x, 2.0), 1e-5, 2),
     "excess": lambda r, x: r.excess(x, 0.5),
     "join": lambda r, x: r.join(x, x, 4),

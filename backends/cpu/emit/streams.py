@@ -5,11 +5,17 @@ from __future__ import annotations
 from localllm.backends.cpu.arguments import Rows, RowsOrNone
 from localllm.backends.cpu.emit.products import NOTHING
 from localllm.backends.cpu.kernels import streams as kernels
-from localllm.backends.cpu.kernels.streams import ExcessArguments, MatchArguments, MixArguments, WeighArguments
+from localllm.backends.cpu.kernels.streams import (
+    BlendArguments,
+    ExcessArguments,
+    MatchArguments,
+    MixArguments,
+    WeighArguments,
+)
 from localllm.backends.cpu.lowering import Lowering
 from localllm.backends.cpu.places import BufferOf, CountOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
 
 
 def weigh(low: Lowering, op: Weigh) -> None:
@@ -41,6 +47,17 @@ def mix(low: Lowering, op: Mix) -> None:
         rows=CountOf(op.out.rows),
     )
     low.call(kernels.mix(), arguments, op.out.rows, "mix")
+
+
+def blend(low: Lowering, op: Blend) -> None:
+    slices = op.x.width // op.last.width
+    stride = -(-4 * slices // 64) * 64  # a cache line of its own for every thread
+    arguments = BlendArguments(
+        x=rows_in(low.floats(op.x)), last=rows_in(low.floats(op.last)), y=output_to(low.make(op.out)),
+        weight=VectorOf(op.weight, LANES), slices=slices, width=op.last.width, eps=op.eps,
+        rows=CountOf(op.out.rows), scratch=Rows(address=low.list(stride * low.threads), stride=stride),
+    )  # fmt: skip
+    low.call(kernels.blend(), arguments, op.out.rows, "blend")
 
 
 def match(low: Lowering, op: Match) -> None:

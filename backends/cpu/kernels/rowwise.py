@@ -180,6 +180,8 @@ def glu(activation: GluActivation, sliced: bool = False) -> PlanKernel[GluArgume
                 return activate(f, "silu", f.fmin(limit, gate)) * up
             case "silu_clamp":
                 return f.fmin(limit, activate(f, "silu", gate)) * up
+            case "situ":
+                return limit * tanh(f, gate / limit) * sigmoid(f, gate) * (limit * tanh(f, up / limit))
             case "gelu_alone":
                 return activate(f, "gelu", gate)
         return activate(f, activation, gate) * up

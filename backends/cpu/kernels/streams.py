@@ -6,7 +6,7 @@ Rows are padded as in `rowwise`: the last vector of a slice reaches into the nex
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Address, Float32, Int64, Output, Rows, RowsOrNone, Struct
-from localllm.backends.cpu.kernels.common import PlanKernel, f32x16, kernel, own_rows
+from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel, own_rows
 from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
 
 
@@ -59,6 +59,57 @@ def mix() -> PlanKernel[MixArguments]:
                 f.store(y + i * 4, total.get())
 
     return kernel("mix", MixArguments, body)
+
+
+class BlendArguments(Struct):
+    x: Rows
+    last: Rows
+    y: Output
+    weight: Address
+    slices: Int64  # of x
+    width: Int64  # of a slice
+    eps: Float32
+    rows: Address
+    scratch: Rows  # room for the weights of the slices, per thread
+
+
+def blend() -> PlanKernel[BlendArguments]:
+    """Emit y = the mean of slices of x and of `last`, weighted by the softmax of their scores."""
+
+    def score(f: Function, a: BlendArguments, x: Value) -> Value:
+        squares, total = f.var(f.zeros(f32x16)), f.var(f.zeros(f32x16))
+        with f.loop(0, a.width, LANES) as i:
+            value = _inside(f, a.width, i, f.load(x + i * 4, f32x16))
+            squares.set(f.fma(value, value, squares.get()))
+            weight = _inside(f, a.width, i, f.load(a.weight + i * 4, f32x16))
+            total.set(f.fma(value, weight, total.get()))
+        both = [f.reduce(each.get(), lambda p, q: p + q) for each in (squares, total)]
+        return both[1] / f.sqrt(both[0] / f.to_float(a.width) + a.eps)
+
+    def body(f: Function, a: BlendArguments, thread: Value, threads: Value) -> None:
+        size, weights, slices = a.width * 4, a.scratch.row(thread), a.slices
+        with own_rows(f, f.load_int(a.rows), thread, threads) as row:
+            x, last, y = a.x.row(row), a.last.row(row), a.y.row(row)
+            own = score(f, a, last)
+            largest = f.var(own)
+            with f.loop(0, slices) as j:
+                found = score(f, a, x + j * size)
+                f.store(weights + j * 4, found)
+                largest.set(f.fmax(found, largest.get()))
+            of_last = exp(f, f.splat(own - largest.get()))
+            total = f.var(of_last)
+            with f.loop(0, slices) as j:
+                weight = exp(f, f.broadcast(weights + j * 4, F32) - f.splat(largest.get()))
+                f.store(weights + j * 4, f.lane(weight, 0))
+                total.set(total.get() + weight)
+            with f.loop(0, a.width, LANES) as i:
+                sums = f.var(f.load(last + i * 4, f32x16) * of_last)
+                with f.loop(0, slices) as j:
+                    weight = f.broadcast(weights + j * 4, F32)
+                    sums.set(f.fma(f.load(x + (j * size + i * 4), f32x16), weight, sums.get()))
+                f.store(y + i * 4, sums.get() / total.get())
+
+    return kernel("blend", BlendArguments, body)
 
 
 class MatchArguments(Struct):

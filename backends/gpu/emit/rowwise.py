@@ -135,7 +135,7 @@ def glu_expression(op: Glu | Experts) -> str:
     match op.activation:
         case "swiglu_oai":
             return "swiglu_oai(a, b)"
-        case "swiglu_clamp" | "silu_clamp":
+        case "swiglu_clamp" | "silu_clamp" | "situ":
             return f"{op.activation}(a, b, {op.limit:.9e}f)"
         case "gelu_alone":
             return "gelu(a)"

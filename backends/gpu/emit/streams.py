@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import streams as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import Fixed
-from localllm.plan import Excess, Match, Mix, Value, Weigh
+from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
 
 
 def weigh(low: Lowering, op: Weigh) -> None:
@@ -25,6 +25,16 @@ def mix(low: Lowering, op: Mix) -> None:
     )  # fmt: skip
     buffers = kernels.MixSlicesBuffers(x=x, coefficients=coefficients, base=base, y=y)
     low.dispatch("mix", rows, [kernel.launch((-(-y.stride // 128), (rows, 1, 1), 1), buffers)])
+
+
+def blend(low: Lowering, op: Blend) -> None:
+    x, last, y, rows = low.floats(op.x), low.floats(op.last), low.make(op.out), op.x.rows
+    kernel = kernels.BlendSlices(
+        WIDTH=op.last.width, SLICES=op.x.width // op.last.width, X_STRIDE=x.stride, L_STRIDE=last.stride,
+        Y_STRIDE=y.stride, EPS=float(op.eps),
+    )  # fmt: skip
+    buffers = kernels.BlendSlicesBuffers(x=x, last=last, weight=low.vector(op.weight), y=y)
+    low.dispatch("blend", rows, [kernel.launch((1, (rows, 1, 1), 1), buffers)])
 
 
 def match(low: Lowering, op: Match) -> None:

@@ -201,6 +201,9 @@ DEVICE float silu_clamp(float gate, float up, float limit) {
   float g = silu(gate);
   return (g > limit ? limit : g) * bounded(up, limit);
 }
+DEVICE float situ(float gate, float up, float limit) {
+  return limit * hyperbolic_tangent(gate / limit) * sigmoid(gate) * (limit * hyperbolic_tangent(up / limit));
+}
 // The unit of gpt-oss.
 DEVICE float swiglu_oai(float gate, float up) {
   float g = gate > 7.0f ? 7.0f : gate;

@@ -24,6 +24,33 @@ KERNEL(128, weigh)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *we
 }
 #endif
 
+#ifdef BLEND  // The largest score so far, and sums relative to it, as in attention. Constants: L_STRIDE (of `last`), EPS
+KERNEL(128, blend_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *last, GLOBAL const float *weight,
+                          GLOBAL float *y LOCAL_ARGUMENT) {
+  LOCAL_MEMORY
+  x += (size_t)GROUP_Y * X_STRIDE;
+  last += (size_t)GROUP_Y * L_STRIDE;
+  y += (size_t)GROUP_Y * Y_STRIDE;
+  float largest = 0.0f, sum = 0.0f;
+  for (int j = SLICES; j >= 0; j--) {
+    GLOBAL const float *own = j == SLICES ? last : x + (size_t)j * WIDTH;
+    float square = 0.0f, score = 0.0f;
+    for (int i = ITEM; i < WIDTH; i += 128) {
+      square = FMA(own[i], own[i], square);
+      score = FMA(own[i], weight[i], score);
+    }
+    square = group_sum(square, local_memory, 128) / (float)WIDTH;
+    score = group_sum(score, local_memory, 128) / SQRT(square + EPS);
+    float now = j == SLICES ? score : FMAX(largest, score), factor = exponential(score - now);
+    float before = j == SLICES ? 0.0f : exponential(largest - now);
+    for (int i = ITEM; i < WIDTH; i += 128) y[i] = j == SLICES ? own[i] : FMA(y[i], before, own[i] * factor);
+    sum = FMA(sum, before, factor);
+    largest = now;
+  }
+  for (int i = ITEM; i < WIDTH; i += 128) y[i] = y[i] / sum;
+}
+#endif
+
 #ifdef MATCH  // a work-group has a slice. Constants: L_WIDTH (of a row of `like`), EPS
 KERNEL(128, match_slices)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *like, GLOBAL float *y LOCAL_ARGUMENT) {
   LOCAL_MEMORY

@@ -51,6 +51,31 @@ class WeighRows(Kernel[WeighRowsBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BlendSlicesBuffers(Buffers):
+    x: FloatIn
+    last: FloatIn
+    weight: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendSlices(Kernel[BlendSlicesBuffers]):
+    """A weighted mean of slices; a work-group has a row."""
+
+    name, parts, flag = "blend_slices", "streams", "BLEND"
+    WIDTH: Shape
+    SLICES: Shape
+    X_STRIDE: Shape
+    L_STRIDE: Shape
+    Y_STRIDE: Shape
+    EPS: Factor
+
+    @property
+    def local_floats(self) -> int:
+        return 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MatchSlicesBuffers(Buffers):
     x: FloatIn
     like: FloatIn

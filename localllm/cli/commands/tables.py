@@ -55,7 +55,7 @@ def architectures(room: int = 0) -> str:
         rows.append(
             (
                 each.name,
-                f"{each.ffn}, {each.activation}",
+                f"{each.ffn}, {'situ' if each.limits == 'situ' else each.activation}",
                 norms,
                 rope,
                 each.routing.gating.replace("_", " ") if each.routing else "",

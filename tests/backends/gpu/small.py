@@ -59,6 +59,7 @@ def rows(r: Recorder, x: Value) -> Value:
     y = r.glu(r.activate(y, "gelu"), r.scale(y, 0.5), "silu")
     y = r.glu(r.activate(y, "sigmoid"), r.activate(y, "silu"), "swiglu_oai")
     y = r.glu(r.columns(x, 3, 29, 3), r.columns(y, 0, 26, 3), "silu")
+    y = r.blend(r.join(y, y), r.scale(y, 0.5), FEW, 1e-5)
     y = r.mix(r.match(r.weigh(y, FEW), x, 1e-5, 2), 2, r.columns(x, 0, 4), r.columns(x, 5, 44, 2))
     y = r.select_rows(r.join(r.excess(y, 0.5), r.columns(x, 0, 5, 3), 3))
     return r.softcap(r.rotate(y, 31, Rope("norm", 10, FREQUENCIES)), 3.0)

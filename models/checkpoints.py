@@ -1,0 +1,43 @@
+"""The layers of Kimi K3: each part reads a blend of what earlier layers left, not the residual stream alone.
+
+Every n-th layer keeps the rows that it reads (a checkpoint) and starts the residual stream anew, from its attention.
+What a part reads is a mean of all checkpoints and of the stream, weighted by scores (`plan.Blend`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from localllm.models.layers import LayerRecorder
+from localllm.plan import Value
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecorder(LayerRecorder):
+    """Records one layer: the residual stream to itself; the checkpoints so far are slices of one value."""
+
+    kept: list[Value] = field(default_factory=list)  # that value, once there is one
+
+    def end(self, x: Value) -> Value:
+        return self.blend(x, "output_res_score")
+
+    def layer(self, x: Value, layer: int) -> Value:
+        builder, recorder, name = self.builder, self.builder.recorder, f"blk.{layer}."
+        read, starts = self.blend(x, name + "attn_res_score"), layer % builder.config.checkpoint_interval == 0
+        if starts:
+            self.kept[:] = [recorder.join(self.kept[0], x) if self.kept else x]
+        (mixer,) = self.mixers(layer)
+        mixed = mixer.mixed(builder.norm(name + "attn_norm", read), layer)
+        if self.selects(layer):
+            mixed, x, self.kept[0] = (recorder.select_rows(value) for value in (mixed, x, self.kept[0]))
+        y = mixer.output(mixed, layer)
+        x = y if starts else recorder.add(x, y)
+        read = self.blend(x, name + "ffn_res_score")
+        return recorder.add(x, self.feed_forward(builder.norm(name + "ffn_norm", read), layer, x, x))
+
+    def blend(self, x: Value, name: str) -> Value:
+        if not self.kept:
+            return x
+        builder = self.builder
+        weight = builder.tensors.vector(f"{name}.weight", builder.config.width)
+        return builder.recorder.blend(self.kept[0], x, weight, builder.config.eps)
