@@ -140,6 +140,7 @@ class Architecture:
     output_norm: str = "output_norm"  # "": nothing norms the rows of the last layer
     heads_norm: bool = True  # next-token heads read rows after the norm of the output, not before it
     encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
+    diffusion: bool = False  # rows see later ones, whatever the file says; a text is filled in, not continued
     bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
     classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
     shared_fused: bool = False  # the up matrix of the expert for all holds gate and up

@@ -91,6 +91,7 @@ _ROWS = (
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture("dream", "neox", ffn_scales=False, ignored=("output.bias",), diffusion=True),
     Architecture("ernie4_5", "norm", ffn_scales=False, ignored=("attn_output.bias", "expert_count")),
     Architecture(
         "ernie4_5-moe", "norm", ffn_scales=False, ignored=("attn_output.bias",),
@@ -210,6 +211,14 @@ _ROWS = (
         "lfm2moe", "neox", ffn_scales=False, qk_norm=True, output_norm="token_embd_norm",
         recurrent=Recurrent("short_conv", "without_heads"), sliding=Sliding(0),
         routing=ExpertGating("sigmoid", True, from_file="gating"),
+    ),
+    Architecture(  # LLaDA 8B, LLaDA 1.5
+        "llada", "norm", ffn_scales=False, diffusion=True,
+        ignored=("rope_freqs.weight", "attn_output.bias", *FFN_BIASES),
+    ),
+    Architecture(
+        "llada-moe", "neox", ffn_scales=False, diffusion=True, qk_norm=True, ignored=("attn_output.bias",),
+        routing=ExpertGating("softmax", False),
     ),
     Architecture(  # its text
         "llama4", "norm", ffn_scales=False, attention_scale=True, norms_rotated=True, unit_qk_norm=True,
@@ -334,6 +343,7 @@ _ROWS = (
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
+    Architecture("rnd1", "neox", diffusion=True, qk_norm=True, routing=ExpertGating("softmax", True)),
     Architecture(  # RWKV-6 Finch
         "rwkv6", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
         recurrent=Recurrent("rwkv6", "all", channel_mix=True),

@@ -21,9 +21,7 @@ def logits(backend: Backend, model: KitModel) -> np.ndarray:
     limits, cache = Limits(rows=64, logit_rows=64, blocks=2, positions=BLOCK), CacheTypes("f32", "f32")
     executable = backend.bind(plan_of(*model.loaded()), limits, cache)
     try:
-        driver = Driver(executable)
-        parts = [model.tokens[: model.prompt], *([token] for token in model.tokens[model.prompt :])]
-        return np.concatenate([driver.step([(0, part)]) for part in parts])
+        return model.logits(Driver(executable))
     finally:
         executable.close()
 

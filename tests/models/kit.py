@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 
 from localllm.gguf import open_gguf
-from tests.models.support import MemoryWeight
+from tests.models.support import Driver, MemoryWeight
 
 EMBEDDINGS = {  # architectures that multiply the embedding by a large factor
     "gemma": 1 / 4, "gemma2": 1 / 4, "gemma3": 1 / 4, "gemma3n": 1 / 4, "gemma4": 1 / 4, "gemma-embedding": 1 / 4,
     "afmoe": 1 / 16, "grok": 1 / 32,
 }  # fmt: skip
 WEAK = ("bert", "nomic-bert", "nomic-bert-moe", "jina-bert-v2", "jina-bert-v3")  # post-norm encoders
+DIFFUSION = ("dream", "llada", "rnd1")
 SCALES = ("layer_output_scale", "altup_correct_scale", "time_mix_k_k", "time_mix_k_a")
 PLAIN = (
     "token_embd", "position_embd", "attn_sinks", "token_types", "time_mix_first.", "time_mix_decay.", "time_mix_a0.",
@@ -104,6 +105,18 @@ class KitModel:
     @property
     def tokens(self) -> list[int]:
         return [int(token) for token in self.stored["tokens"]]
+
+    def logits(self, driver: Driver) -> np.ndarray:
+        """Return the logits of all tokens, (T, vocabulary), evaluated as llama.cpp did: the prompt, then one by one.
+
+        llama.cpp has no cache for diffusion models, so that each later token was a text of its own.
+        """
+        results = [driver.step([(0, self.tokens[: self.prompt])])]
+        for token in self.tokens[self.prompt :]:
+            if self.path.stem.startswith(DIFFUSION):
+                driver.lengths[0] = 0
+            results.append(driver.step([(0, [token])]))
+        return np.concatenate(results)
 
     def write(self, path: Path, seed: int = 1) -> Path:
         """The model as a GGUF file."""

@@ -12,6 +12,7 @@ from localllm.models import ARCHITECTURES, ModelError, read_config
 from localllm.models.config import LatentConfig
 from localllm.models.reading.feed_forward import TOP_TWENTIETH
 from localllm.models.rope import magnitude, score_factor
+from tests.models.kit import KIT
 from tests.models.reading.test_config import EXPERTS, MINIMAL
 
 
@@ -204,3 +205,12 @@ def test_rows_are_in_the_order_of_their_names() -> None:
     first, *others = ARCHITECTURES
     assert first == "llama"
     assert others == sorted(others)
+
+
+@pytest.mark.parametrize("name", ["dream", "llada", "llada-moe", "rnd1"])
+def test_diffusion_models_see_later_rows(name: str) -> None:
+    """As in llama.cpp, whatever the file says."""
+    metadata = dict(KIT[next(each for each in KIT if each.startswith(f"{name}-"))].loaded()[0])
+    for key in (True, False):
+        metadata[f"{name}.attention.causal"] = key
+        assert not read_config(metadata, name).causal
