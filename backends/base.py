@@ -9,7 +9,22 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from localllm.plan import BLOCK, F32, Batch, CacheLayer, Plan, RowLayer, ScanLayer, StateLayer, Store, Tensor, Value
+from localllm.plan import (
+    BLOCK,
+    F32,
+    Batch,
+    CacheLayer,
+    MatrixLayer,
+    Operation,
+    Plan,
+    RowLayer,
+    ScanLayer,
+    StateLayer,
+    Store,
+    Tensor,
+    Value,
+    Weight,
+)
 from localllm.printable import printable
 
 Progress = Callable[[str, int, int], None]  # (what is being done, amount done, total)
@@ -86,11 +101,11 @@ def cache_reads(layers: Sequence[Store], block_bytes: Sequence[int], limits: Lim
         "window_per_token": sum(size for window, size in of_token if window),
         "window": max((window for window, _ in of_token), default=0),
         "states": sum(limits.blocks_of(layer) * size for layer, size in pairs if not isinstance(layer, CacheLayer)),
-        "state_per_token": sum(_state_read(layer) for layer in layers if not isinstance(layer, CacheLayer)),
+        "state_per_token": sum(state_read(layer) for layer in layers if not isinstance(layer, CacheLayer)),
     }
 
 
-def _state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
+def state_read(layer: RowLayer | StateLayer | ScanLayer | MatrixLayer) -> int:
     """Return the bytes that a row reads of a recurrent layer on average: its state, and half the rows of a block."""
     match layer:
         case RowLayer(width, window):
@@ -99,6 +114,8 @@ def _state_read(layer: RowLayer | StateLayer | ScanLayer) -> int:
             return 4 * (layer.state + layer.row * BLOCK // 2)
         case ScanLayer(width, state_dim):
             return 4 * width * state_dim
+        case MatrixLayer(heads, key_dim, value_dim):
+            return 4 * heads * key_dim * value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +146,32 @@ class Picks(Protocol):
     def result_largest(self, count: int) -> Largest:
         """Return what `Executable.result` returns, reduced to the `count` largest logits of each row."""
         ...
+
+
+class Roofs(NamedTuple):
+    """The upper limits of a processor, per second, measured just now with all threads."""
+
+    bytes: float  # read from the weights; 0 if they are too few to measure
+    operations: float  # multiplications and additions of bytes
+    cycles: float  # of the clock that `Clocked.clocks` reads
+
+
+@runtime_checkable
+class Clocked(Protocol):
+    """Optional for executables: the time of every operation."""
+
+    operations: tuple[Operation, ...]  # of each kernel call, in order; an operation may have several calls
+    barriers: tuple[bool, ...]  # whether threads meet after each call; only the times from one to the next are exact
+
+    def clocks(self) -> NDArray[np.int64]:
+        """Return the cycles of each kernel call since bind, (calls, 2): total, and of these waiting for threads."""
+        ...
+
+    def stored(self, weight: Weight) -> int:
+        """Return the bytes of a matrix in memory."""
+        ...
+
+    def roofs(self) -> Roofs: ...
 
 
 class Executable(Protocol):

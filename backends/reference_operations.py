@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends import cache
 from localllm.backends.base import Routing
-from localllm.backends.reference_recurrence import convolve, linear_attention, selective_scan
+from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, selective_scan
 from localllm.backends.reference_state import State
 from localllm.plan import (
     BLOCK,
@@ -36,6 +36,7 @@ from localllm.plan import (
     Linear,
     LinearAttention,
     Match,
+    MatrixScan,
     Mix,
     Norm,
     Receive,
@@ -180,6 +181,7 @@ _ACTIVATIONS: dict[str, Callable[[F64], F64]] = {
     "relu": _relu,
     "relu2": lambda x: _relu(x) ** 2,
     "softplus": _softplus,
+    "exp": np.exp,
 }
 _GLU: dict[str, Callable[[F64, F64, float], F64]] = {
     "silu": lambda gate, up, limit: _silu(gate) * up,
@@ -381,6 +383,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Convolve: convolve,
     LinearAttention: linear_attention,
     SelectiveScan: selective_scan,
+    MatrixScan: matrix_scan,
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, F32, Convolve, LinearAttention, SelectiveScan, StateLayer
+from localllm.plan import BLOCK, F32, Convolve, LinearAttention, MatrixScan, SelectiveScan, StateLayer
 
 F64 = NDArray[np.float64]
 
@@ -126,6 +126,35 @@ def selective_scan(state: State, op: SelectiveScan) -> None:
         newest[:], tag[:] = h.reshape(-1), at
         out[row] = c[row] @ h + d * x[row]
     state.write(op.out, out)
+
+
+def matrix_scan(state: State, op: MatrixScan) -> None:
+    of, batch, tables = op.store, state.batch, state.tables(op.layer)
+    size, shape = of.key_dim * of.value_dim, (of.heads, of.key_dim, of.value_dim)
+    stored = np.concatenate([state.values[value.index] for value in op.stored], axis=1)
+    q = state.read(op.q).reshape(-1, of.heads, of.key_dim)
+    out, parts = np.empty((len(q), of.heads, of.value_dim)), np.cumsum([value.width for value in op.stored])[:-1]
+    for row, position in enumerate(batch.positions):
+        table, at = tables[batch.sequence[row]], position % BLOCK
+        numbers = state.stores[op.layer][table[position // BLOCK]]
+        rows, states = numbers[: BLOCK * of.row].reshape(BLOCK, -1), numbers[BLOCK * of.row :].reshape(of.heads, -1)
+        start, newest, tag = np.split(states, [size, 2 * size], axis=1)
+        if at == 0:
+            before = state.stores[op.layer][table[position // BLOCK - 1]][BLOCK * of.row :].reshape(of.heads, -1)
+            start[:] = before[:, size : 2 * size] if position else 0.0
+        rows[at] = stored[row]
+        follows = at > 0 and tag[0, 0] == at - 1
+        s = read = (newest if follows else start).reshape(shape).astype(np.float64)
+        for i in range(at if follows else 0, at + 1):
+            v, *keys = (part.reshape(of.heads, -1) for part in np.split(rows[i].astype(np.float64), parts))
+            read = s
+            s = keys[1][:, :, None] * s + keys[0][:, :, None] * v[:, None]
+            if of.erases:
+                s -= keys[3][:, :, None] * np.einsum("hkv,hk->hv", read, keys[2])[:, None]
+            s = s.astype(np.float32).astype(np.float64)
+        newest[:], tag[:] = s.reshape(of.heads, -1), at
+        out[row] = np.einsum("hkv,hk->hv", read if op.before else s, q[row])
+    state.write(op.out, out.reshape(len(out), -1))
 
 
 def _rows_of(store: F32, width: int) -> F32:

@@ -250,6 +250,11 @@ def _recurrent() -> list[Labelled]:
             Y_STRIDE=4096,
         )),
     ]  # fmt: skip
+    for erases in (False, True):  # of RWKV-6 and 7 with 2560 numbers
+        found.append((f"matrix_scan{' erases' * erases}", recurrence.MatrixScan(
+            stored=stored, HEADS=40, KEY_DIM=64, VALUE_DIM=64, ERASES=erases, BEFORE=not erases, K_STRIDE=2560,
+            V_STRIDE=2560,
+        )))  # fmt: skip
     for delta, decays, sizes in (
         (True, 1, (32, 16, 128, 128)),
         (False, 1, (48, 1, 128, 64)),

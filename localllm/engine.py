@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Several
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import accumulate
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +59,14 @@ class Result(NamedTuple):
     largest: Largest  # (n, largest) each, largest first, ties by id, NaN first; (0, 0) if not requested
 
 
+class Watches(Protocol):
+    """Told of an engine's steps."""
+
+    def step(self, rows: Several[Rows]) -> AbstractContextManager[None]:
+        """Return what surrounds a step of these rows, which are not yet in their sequences."""
+        ...
+
+
 class Engine:
     """The sequences of an executable and its cache. Only one thread at a time may use it.
 
@@ -68,6 +76,7 @@ class Engine:
 
     def __init__(self, executable: Executable, pool: BlockPool, limits: Limits) -> None:
         self.executable, self.pool, self.limits = executable, pool, limits
+        self.watch: Watches | None = None  # told of every step
 
     # -- sequences -------------------------------------------------------------------------------------------------
 
@@ -139,6 +148,12 @@ class Engine:
         CacheFull for tokens that do not fit, StepTooLarge for more rows than the limits allow, and BackendError for a
         token outside the vocabulary.
         """
+        if self.watch is not None:
+            with self.watch.step(rows):
+                return self._step(rows)
+        return self._step(rows)
+
+    def _step(self, rows: Several[Rows]) -> list[Result]:
         starts, counts, wanted = self._checked(rows)
         try:
             batch = self._batch(rows, starts, counts, wanted)

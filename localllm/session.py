@@ -21,6 +21,7 @@ from localllm.generation.decoding import Decoding, PlainDecoding, Speculates
 from localllm.generation.prompt import prefill
 from localllm.generation.statistics import Meter, Piece, StopReason
 from localllm.generation.text import AnswerText
+from localllm.generation.watching import Watches
 from localllm.notice import Notice, Setting
 from localllm.sampling.sampler import Sampler
 from localllm.tokenizer import Tokenizer
@@ -42,6 +43,7 @@ class Session:
         self.sequence = engine.add()
         self.batch_rows = engine.limits.rows  # per pass over a prompt
         self._tokenizer, self._speculator = tokenizer, speculator
+        self.watch: Watches | None = None  # told how answers are made
 
     @property
     def tokens(self) -> list[int]:
@@ -167,9 +169,11 @@ class Session:
         yield Piece(tail + text.finish(), None, meter.finish(reason, read, decoding.passes, decoding.speculated()))
 
     def _decoding(self, sampler: Sampler, prompt: Sequence[int]) -> Decoding:
-        if self._speculator is None:
-            return PlainDecoding(self, sampler)
-        return self._speculator.decode(self, sampler, prompt)
+        if self._speculator is not None:
+            decoding: Decoding = self._speculator.decode(self, sampler, prompt)
+        else:
+            decoding = PlainDecoding(self, sampler, whole=self.watch is not None)
+        return decoding if self.watch is None else self.watch.answer(prompt, self.sequence, decoding, sampler)
 
 
 def _check_prompt(prompt: Sequence[int], context: int) -> None:

@@ -57,12 +57,12 @@ class Multipliers:
     switch: bool = False  # `rope.scaling.finetuned = false` means that nothing is rotated
 
 
-Mixer = Literal["short_conv", "delta_net", "kda", "lightning", "mamba", "mamba2", "plamo2"]
+Mixer = Literal["short_conv", "delta_net", "kda", "lightning", "mamba", "mamba2", "plamo2", "rwkv6", "rwkv7"]
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Layers with a recurrent mixer, which `models.recurrent` describes, instead of attention."""
+    """Layers with a recurrent mixer, which `models.recurrent` and `models.rwkv` describe, instead of attention."""
 
     mixer: Mixer
     layers: Literal["without_heads", "interval", "all", "beside"]  # interval: all but every n-th; beside: and attention
@@ -70,6 +70,7 @@ class Recurrent:
     # the key `kda.gate_lower_bound` bounds logarithms of decays; the file holds their slopes, or these times -1
     bounded: Literal["", "slopes", "negative"] = ""
     alone: bool = False  # a layer is a mixer or a feed-forward
+    channel_mix: bool = False  # the feed-forward is RWKV's, which also reads the row before
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,5 +142,6 @@ class Architecture:
     encoder: bool = False  # rows see later ones, and what the model gives are embeddings, not logits
     bare_start: bool = False  # nothing norms the input of the first layer's attention if the file holds no such norm
     classifier_pooling: Literal["cls", "mean"] = "cls"  # of encoders where the file does not say it
+    shared_fused: bool = False  # the up matrix of the expert for all holds gate and up
     activation_key: bool = False  # the key `hidden_activation` counts
     routing: ExpertGating | None = None

@@ -41,6 +41,7 @@ _ROWS = (
         "arctic", "norm", ffn_scales=False, ignored=("attn_output.bias",),
         routing=ExpertGating("softmax", True, norm="ffn_norm_exps", dense=True),
     ),
+    Architecture("arwkv7", None, ffn_scales=False, recurrent=Recurrent("rwkv7", "all")),  # ARWKV
     Architecture(  # 7B is rotated, 13B has ALiBi
         "baichuan", "norm", ffn_scales=False, ignored=("attn_output.bias",), rope_depth=32, alibi=8.0, alibi_depth=40,
     ),
@@ -155,7 +156,7 @@ _ROWS = (
     ),
     Architecture(
         "granite_swa", "norm", ffn_scales=False, multipliers=Multipliers(), attention_scale=True, sliding=Sliding(0),
-        rope_pattern=True, routing=ExpertGating("softmax", True),
+        rope_pattern=True, shared_fused=True, routing=ExpertGating("softmax", True),
     ),
     Architecture(  # Granite 4.0 H
         "granitehybrid", "norm", ffn_scales=False, multipliers=GRANITE, attention_scale=True,
@@ -333,6 +334,15 @@ _ROWS = (
         "qwen3vlmoe", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("softmax", True),
     ),
     Architecture("refact", None, ffn_scales=False, ignored=("attn_output.bias", *FFN_BIASES), alibi=8.0),
+    Architecture(  # RWKV-6 Finch
+        "rwkv6", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+        recurrent=Recurrent("rwkv6", "all", channel_mix=True),
+    ),
+    Architecture("rwkv6qwen2", None, ffn_scales=False, recurrent=Recurrent("rwkv6", "all")),  # QRWKV6
+    Architecture(  # RWKV-7 Goose
+        "rwkv7", None, "relu2", norm="layer", ffn="plain", ffn_norm="attn_norm_2",
+        recurrent=Recurrent("rwkv7", "all", channel_mix=True),
+    ),
     Architecture("seed_oss", "neox", ffn_scales=False, ffn_norm="post_attention_norm"),
     Architecture(
         "smallthinker", "neox", ffn_scales=False, sliding=Sliding(4, first=True, only_rope=True),

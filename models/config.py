@@ -69,6 +69,7 @@ class RecurrentConfig:
     heads: int  # Mamba-1: rank of the step sizes
     groups: int  # key heads
     norms: bool  # Mamba-1: steps, B and C are normed even where the file has no weights for it
+    rescale: int = 0  # RWKV-6: rows are halved after every so many layers; 0: never
     bound: float = 0.0  # Kimi Delta Attention: the least logarithm of a decay, which is negative; 0: none
     sign: float = 1.0  # that makes the file's slopes of such logarithms positive
 

@@ -11,6 +11,8 @@ from localllm.models.builder import Builder
 from localllm.models.config import ExpertConfig
 from localllm.plan import Stack, Value, Weight
 
+_SHARED = "_shexp"  # the end of the names of an expert for all tokens
+
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
@@ -31,7 +33,7 @@ class FeedForward:
         routed = before if routing.router == "unnormed" else read
         router = builder.linear(name + "ffn_gate_inp", routed, experts.count, builder.config.width)  # (T, experts)
         y = self.latent(name, read, lambda low: self.experts(layer, low, router, experts))
-        suffix = "" if routing.dense else "_shexp"
+        suffix = "" if routing.dense else _SHARED
         shared = builder.tensors.height(f"{name}ffn_up{suffix}.weight")
         if not shared:
             return y
@@ -86,6 +88,8 @@ class FeedForward:
     def form(self, layer: int, suffix: str, inner: int) -> Literal["gated", "fused", "plain"]:
         """Which matrices a dense feed-forward has."""
         tensors, name = self.builder.tensors, f"blk.{layer}."
+        if suffix == _SHARED and self.builder.row.shared_fused:
+            return "fused"
         if self.builder.row.ffn != "found":
             return self.builder.row.ffn
         if f"{name}ffn_gate{suffix}.weight" in tensors:
@@ -110,7 +114,7 @@ class FeedForward:
     def shared(self, layer: int, x: Value, inner: int, suffix: str) -> Value:
         """What stands beside the experts for every token; the file may hold a gate for it."""
         builder, name = self.builder, f"blk.{layer}."
-        y = self.dense(layer, x, inner, suffix)
+        y = self.dense(layer, x, inner // 2 if self.form(layer, suffix, inner) == "fused" else inner, suffix)
         if name + "ffn_gate_inp_shexp.weight" not in builder.tensors:
             return y
         own = builder.tensors.row(name + "ffn_gate_inp_shexp.weight", builder.config.width)

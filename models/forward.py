@@ -23,6 +23,8 @@ from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
 from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
+from localllm.models.rwkv import MIXERS as RWKV_MIXERS
+from localllm.models.rwkv import RwkvLayers, TimeMix
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
@@ -58,10 +60,9 @@ def record(
     per_layer = PerLayer(builder) if config.per_layer_width else None
     if per_layer is not None:
         per_layer.begin(x)
-    kind: type[LayerRecorder] = CheckpointRecorder if config.checkpoint_interval else LayerRecorder
-    kind = AltUpRecorder if config.streams else kind
     attention = attention_of(builder, context or config.context_length)
-    layers = kind(builder, attention, Recurrence(builder), FeedForward(builder), per_layer, every_row)
+    recurrence = _recurrence(builder)
+    layers = _kind(config, architecture)(builder, attention, recurrence, FeedForward(builder), per_layer, every_row)
     x = layers.begin(x)
     for layer in range(config.layers):
         recorder.begin_layer()
@@ -75,6 +76,20 @@ def record(
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
     return finish(builder, x, architecture.output_norm, "output", every_row)
+
+
+def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
+    """What records a layer."""
+    if architecture.recurrent is not None and architecture.recurrent.channel_mix:
+        return RwkvLayers
+    if config.checkpoint_interval:
+        return CheckpointRecorder
+    return AltUpRecorder if config.streams else LayerRecorder
+
+
+def _recurrence(builder: Builder) -> Recurrence:
+    own = builder.row.recurrent
+    return TimeMix(builder) if own is not None and own.mixer in RWKV_MIXERS else Recurrence(builder)
 
 
 def finish(builder: Builder, x: Value, norm: str, output: str, every_row: bool = False) -> Plan:

@@ -5,6 +5,7 @@ The class records the names that were used, so that `show` can list the tensors 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,6 +64,15 @@ class Tensors:
     def numbers(self, name: str, values: Sequence[float]) -> Weight:
         """A vector that no file holds; equal names mean equal values."""
         return Weight.of(_Numbers(name, tuple(values)))
+
+    def shaped(self, name: str, shape: tuple[int, ...], *stored: tuple[int, ...]) -> Weight:
+        """The numbers of a small tensor in another shape than those that it may have in the file, one of `stored`."""
+        weight = self.either(name, *stored)
+        return weight if weight.shape == shape else Weight.of(_Shaped(weight, shape))
+
+    def constant_rows(self, name: str, row: Sequence[float], rows: int) -> Weight:
+        """A matrix of equal rows that no file holds; equal names mean equal rows."""
+        return replace(self.numbers(f"{name}({rows})", row), shape=(rows, len(row)))
 
     def flat(self, name: str, matrices: int, rows: int, columns: int) -> Weight:
         """A stack as one matrix, with the rows of all."""
@@ -165,6 +175,23 @@ class _Numbers:
 
     def read(self, start: int, stop: int) -> NDArray[np.uint8]:
         return np.array([self.values] * (stop - start), np.float32).view(np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Shaped:
+    """The numbers of a tensor, float32, in another shape."""
+
+    weight: Weight
+    shape: tuple[int, ...]
+    format: str = "F32"
+
+    @property
+    def name(self) -> str:
+        return self.weight.name
+
+    def read(self, start: int, stop: int) -> NDArray[np.uint8]:
+        numbers = quant.dequantize(self.weight.read(0, math.prod(self.weight.shape[:-1])), self.weight.format)
+        return np.ascontiguousarray(numbers.astype(np.float32).reshape(-1, self.shape[-1])[start:stop]).view(np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

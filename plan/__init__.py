@@ -13,6 +13,7 @@ from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
+from localllm.plan.matrix_scan import MatrixLayer, MatrixScan
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import (
     Activate,
@@ -78,6 +79,8 @@ __all__ = [
     "LinearGlu",
     "LinearGroup",
     "Match",
+    "MatrixLayer",
+    "MatrixScan",
     "Mix",
     "Norm",
     "NormKind",

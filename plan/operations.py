@@ -123,7 +123,7 @@ class Glu(Producer):
 class Activate(Unary):
     """out = activation(x)."""
 
-    activation: Activation
+    activation: Activation | Literal["exp"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from localllm.plan.attention import Attention
 from localllm.plan.fused import flattened
+from localllm.plan.matrix_scan import MatrixLayer
 from localllm.plan.operation import Operation, Read
 from localllm.plan.operations import Embed, Send
 from localllm.plan.recurrence import RowLayer, ScanLayer, StateLayer
@@ -28,7 +29,7 @@ class CacheLayer:
     window: int = 0  # positions that a row sees; 0: all
 
 
-Store = CacheLayer | RowLayer | StateLayer | ScanLayer
+Store = CacheLayer | RowLayer | StateLayer | ScanLayer | MatrixLayer
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Literal
 
 from localllm.plan.attention import Append, Attention, Rotate
 from localllm.plan.experts import Experts, Gating, Stack
+from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
 from localllm.plan.operations import (
     Activate,
@@ -156,6 +158,18 @@ class Recorder:
         self._operations.append(operation)
         return out
 
+    def matrix_scan(
+        self, q: Value, k: Value, v: Value, decay: Value, heads: int, before: bool = False,
+        probe: Value | None = None, erase: Value | None = None,
+    ) -> Value:  # fmt: skip
+        assert q.width == k.width == decay.width, f"{k.name}: {k.width} numbers, not {q.width} and {decay.width}"
+        assert (probe is None) == (erase is None), f"{k.name}: what is probed is erased"
+        out, layer = self._value(v.width, v.rows, v.name + ".scanned"), len(self._layers)
+        operation = MatrixScan(out, q, k, v, decay, layer, heads, before, probe, erase)
+        self._store(operation.store)
+        self._operations.append(operation)
+        return out
+
     def glu(self, gate: Value, up: Value, activation: GluActivation, limit: float = 0.0) -> Value:
         out = self._value(up.width, up.rows, gate.name + ".glu")
         self._operations.append(Glu(out, gate, up, activation, limit))
@@ -174,7 +188,7 @@ class Recorder:
         self._operations.append(operation)
         return out
 
-    def activate(self, x: Value, activation: Activation) -> Value:
+    def activate(self, x: Value, activation: Activation | Literal["exp"]) -> Value:
         out = self._value(x.width, x.rows, f"{x.name}.{activation}")
         self._operations.append(Activate(out, x, activation))
         return out

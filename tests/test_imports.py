@@ -35,6 +35,8 @@ ALLOWED: dict[str, set[str]] = {
         *("localllm", "models", "backends", "plan", "quant", "numpy"),
         *("rich", "typer", "platformdirs"),
     },
+    "localllm/cli/plots": {"localllm", "matplotlib"},
+    "localllm/cli/top": {"localllm", "rich", "prometheus_client"},
     "localllm/cli/chat": {"localllm", "backends", "rich", "platformdirs", "prompt_toolkit"},
 }
 FILES = sorted(

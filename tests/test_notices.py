@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from localllm.cli.flags import GROUPS, flag_of, typed
-from localllm.cli.main import COMMANDS
+from localllm.cli.table import COMMANDS
 from localllm.errors import LocalLLMError
 from localllm.notice import FILE, N, Notice, Setting, Together
 from localllm.options import declared

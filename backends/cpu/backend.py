@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from localllm.backends.allocation import Buffer
-from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Routing
+from localllm.backends.base import F16_CACHE, BackendError, CacheTypes, Limits, Progress, Roofs, Routing
 from localllm.backends.checks import check_cache
 from localllm.backends.cpu import bind, budget, weights
 from localllm.backends.cpu.cache import CACHE
@@ -24,13 +25,14 @@ from localllm.backends.cpu.kernels.executor import Entry
 from localllm.backends.cpu.memory import address
 from localllm.backends.cpu.pool import Pool
 from localllm.backends.cpu.program import Program
-from localllm.backends.cpu.roofs import read_rates
+from localllm.backends.cpu.roofs import clocked_products, read_rates
 from localllm.backends.cpu.storage import Storage
 from localllm.backends.shell import RopeTables, Shell
-from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value
+from localllm.plan import F32, Batch, Experts, Plan, Tensor, Value, Weight
 from localllm.quant.codecache import default_folder
 
 READ_AT_MOST = 512 << 20  # bytes read by a bandwidth measurement
+TURNS = 1 << 18  # of a pass of products: some milliseconds
 
 
 def default_threads() -> int:
@@ -109,6 +111,8 @@ class CpuExecutable(Shell):
         ]  # fmt: skip
         self.entries = np.array(entries, np.int64).reshape(-1, Entry.size)
         self.labels = [call.label for call in program.calls]
+        self.operations = tuple(program.operations)
+        self.barriers = tuple([call.barrier for call in program.calls])
         allocated = {"batch": limits.rows, "logits": limits.logit_rows}
 
         def rows_of(value: Value, buffer: Buffer) -> F32:
@@ -174,5 +178,15 @@ class CpuExecutable(Shell):
 
     def profile(self) -> list[tuple[str, int, int]]:
         """(operation, cycles since bind, cycles waiting for other threads) in plan order."""
-        clocks = self.entries[:, [Entry.ticks, Entry.waited]].tolist()
+        clocks = self.clocks().tolist()
         return [(label, ticks, waited) for label, (ticks, waited) in zip(self.labels, clocks, strict=True)]
+
+    def clocks(self) -> NDArray[np.int64]:
+        return self.entries[:, [Entry.ticks, Entry.waited]]
+
+    def stored(self, weight: Weight) -> int:
+        return self._storage.panels[weight.name].bytes
+
+    def roofs(self) -> Roofs:
+        products = clocked_products(self._library, self.pool, TURNS, 5)
+        return Roofs(self.read_bandwidth(), max(products)[0], max(cycles for _, cycles in products))

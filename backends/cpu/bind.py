@@ -28,7 +28,9 @@ def program(
     place_barriers(low.calls, stages)
     kept = {value.index: low.floats(value) for value in keep}
     buffers, logits = Buffers(low.values.buffers, limits), low.values.find(plan.logits, None)
-    return Program(low.calls, low.kernels, low.panels, low.scratch, buffers, logits, kept, low.routings, stages)
+    return Program(
+        low.calls, low.operations, low.kernels, low.panels, low.scratch, buffers, logits, kept, low.routings, stages
+    )
 
 
 def _stage(low: Lowering, numbers: range, dying: Sequence[Collection[Value]]) -> Stage[Buffer]:
@@ -46,3 +48,4 @@ def _emit(low: Lowering, op: Operation) -> None:
         problem = f"the cpu backend has no kernels for {type(op).__name__.lower()} yet"
         raise BackendError(Notice(problem, "; ", Setting("backend", "reference"), " runs it, slowly"))
     emitter(low, op)
+    low.operations += [op] * (len(low.calls) - len(low.operations))

@@ -20,7 +20,7 @@ from localllm.backends.cpu.places import BufferOf, CountOf, ListOf, Scratch, Scr
 from localllm.backends.cpu.program import Call, Domain
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import activations_of
-from localllm.plan import Attention, Plan, Value, Weight, flattened
+from localllm.plan import Attention, Operation, Plan, Value, Weight, flattened
 
 Arguments = TypeVar("Arguments", bound=Struct)
 
@@ -38,6 +38,7 @@ class Lowering:
             what: Rows(address=ScratchOf(what), stride=stride) for what, stride in self.scratch.items()
         }
         self.calls: list[Call] = []
+        self.operations: list[Operation] = []  # of each call
         self.kernels: dict[str, Kernel] = {}
         self.routings: dict[int, tuple[ListOf, Buffer]] = {}
         self.values: Allocator[Activations | None] = Allocator()  # None: float32

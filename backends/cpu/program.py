@@ -13,6 +13,7 @@ from localllm.backends.cpu.jit import Kernel
 from localllm.backends.cpu.places import ListOf, Scratch, Shared
 from localllm.backends.cpu.weights import Panels
 from localllm.backends.stages import Stage
+from localllm.plan import Operation
 
 # How threads share the work of a kernel: runs of the rows, tasks, or runs of rows that another kernel counted.
 Domain = Literal["batch", "logits", "tasks", "select"]
@@ -41,6 +42,7 @@ class Program:
     """Everything that binding decides before it allocates memory."""
 
     calls: list[Call]
+    operations: list[Operation]  # of each call
     kernels: dict[str, Kernel]
     panels: dict[str, Panels]  # every matrix by name, without an address yet
     scratch: dict[Scratch, int]  # bytes per thread

@@ -26,11 +26,16 @@ def read_rates(library: Library, pool: Pool, start: int, size: int, passes: int)
     ).pack()
     library.load([bandwidth.read()])
     read = Entry(kernel=library.address("read"), arguments=address(arguments), barrier=1, ticks=0, waited=0)
-    return [pieces * piece / seconds for seconds in _timed(pool, read, counters, passes)]
+    return [pieces * piece / seconds for seconds, _ in _timed(pool, read, counters, passes)]
 
 
 def product_rates(library: Library, pool: Pool, turns: int, passes: int) -> list[float]:
     """Return the operations per second of each pass of multiplying and adding bytes, `turns` times on each thread."""
+    return [operations for operations, _ in clocked_products(library, pool, turns, passes)]
+
+
+def clocked_products(library: Library, pool: Pool, turns: int, passes: int) -> list[tuple[float, float]]:
+    """Return the same operations per second, each with the cycles per second of the clock of a plan's entries."""
     library.load([peak.byte_products()])
     data = np.ones(peak.OPERANDS, np.uint8)
     sink, counters = np.zeros(peak.SINK * pool.threads, np.uint8), np.zeros((1, 8), np.int64)
@@ -38,13 +43,15 @@ def product_rates(library: Library, pool: Pool, turns: int, passes: int) -> list
     code = library.address("byte_products")
     multiply = Entry(kernel=code, arguments=address(arguments), barrier=1, ticks=0, waited=0)
     operations = pool.threads * turns * peak.OPERATIONS
-    return [operations / seconds for seconds in _timed(pool, multiply, counters, passes)]
+    return [(operations / seconds, cycles / seconds) for seconds, cycles in _timed(pool, multiply, counters, passes)]
 
 
-def _timed(pool: Pool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[float]:
+def _timed(pool: Pool, entry: Entry, counters: NDArray[np.int64], passes: int) -> list[tuple[float, int]]:
+    """Return the seconds and the cycles of each pass."""
     entries, times = entry.pack()[None], []
     for _ in range(passes):
+        entries[0, Entry.ticks] = 0
         start = perf_counter()
         pool.run(entries, counters)
-        times.append(max(perf_counter() - start, 1e-9))
+        times.append((max(perf_counter() - start, 1e-9), int(entries[0, Entry.ticks])))
     return times

@@ -6,6 +6,8 @@ Of one block (64 positions), with W numbers filled up to whole vectors:
     StateLayer   keys (key heads, key_dim, 64); per head: updates (64, W), state (key_dim, W), decays (64)
      channels    keys (key heads, 64, D); per head: updates (64, W), state (key_dim, W), decays (64, D)
     ScanLayer    rows (64) of {inputs (W), steps (W), B (N)}; states before and after (state_dim, W), newest row (W)
+    MatrixLayer  rows (64) of {values (W), keys (N), decays (N), ...}; per head: states (key_dim, W) before and after,
+                 newest row (W)
 
 Keys have the position as lane, as those of attention have; where every channel of a key has a decay, the channel, of
 which D fill whole vectors. The two parts of a block are the two sides of a semicolon.
@@ -16,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from localllm.backends.cpu.simd import LANES
-from localllm.plan import BLOCK, CacheLayer, RowLayer, ScanLayer, StateLayer, Store
+from localllm.plan import BLOCK, CacheLayer, MatrixLayer, RowLayer, ScanLayer, StateLayer, Store
 
 
 def whole(width: int) -> int:
@@ -48,7 +50,7 @@ def key_bytes(of: StateLayer) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ScanStates:
-    """Sizes and offsets, in bytes, of a `ScanLayer`."""
+    """Sizes of a row and of the states, and offsets of the states, in bytes, of a layer that scans."""
 
     row: int
     before: int
@@ -62,6 +64,14 @@ def scan_states(width: int, state_dim: int) -> ScanStates:
     return ScanStates(4 * (2 * whole(width) + whole(state_dim)), 0, state, 2 * state, 2 * state + 4 * whole(width))
 
 
+def matrix_states(of: MatrixLayer) -> ScanStates:
+    """Of a `MatrixLayer`; offsets are those of a head, and so is the size of the states."""
+    keys, state = whole(of.heads * of.key_dim) * (4 if of.erases else 2), 4 * whole(of.value_dim) * of.key_dim
+    return ScanStates(
+        4 * (whole(of.heads * of.value_dim) + keys), 0, state, 2 * state, 2 * state + 4 * whole(of.value_dim)
+    )
+
+
 def store_bytes(layer: Store) -> tuple[int, int]:
     """Return the bytes of the two parts of a block."""
     match layer:
@@ -72,5 +82,8 @@ def store_bytes(layer: Store) -> tuple[int, int]:
         case ScanLayer(width, state_dim):
             states = scan_states(width, state_dim)
             return BLOCK * states.row, states.size
+        case MatrixLayer(heads):
+            of_head = matrix_states(layer)
+            return BLOCK * of_head.row, heads * of_head.size
         case CacheLayer():
             raise AssertionError("keys and values have types")

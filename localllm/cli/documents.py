@@ -19,7 +19,7 @@ from localllm.outputs import new_file
 
 def commands() -> str:
     """Return every command and every option. Options that several commands share follow once, at the end."""
-    from localllm.cli.main import COMMANDS
+    from localllm.cli.table import COMMANDS
 
     users: dict[type[Options], list[str]] = {}
     for name, command in COMMANDS.items():

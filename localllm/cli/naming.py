@@ -79,7 +79,7 @@ def several_models(given: options.ModelNames) -> tuple[str, ...]:
     return tuple(names) or (one_model(options.ModelName()),)
 
 
-def model_and_words(own: options.Run | options.Embed) -> tuple[str, list[str]]:
+def model_and_words(own: options.Run | options.Explain | options.Embed) -> tuple[str, list[str]]:
     """Return the model and the other words of a command whose first word is the model, unless a flag names it."""
     words = list(own.words)
     if own.model or own.hf_repo:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from localllm.notice import Notice, Setting
 from localllm.options import AnswerOptions, LoadOptions, OptionError, Options, ServeOptions, group, option, same
 from localllm.options.answer import content
-from localllm.options.kinds import LAYERS, PATH, SIZE, TEXT, Kind, above, listed, one_of, optional, pair, several, whole
+from localllm.options.kinds import PATH, TEXT, Kind, one_of, several, whole
 
 if TYPE_CHECKING:
     from localllm.template import Family
@@ -72,7 +72,7 @@ class Opening(Options):
         LoadOptions,
         "force",
         help="allow a harmful cache type, or the nearest known tokenizer rule; with run, replace a saved "
-        "--prompt-cache",
+        "--prompt-cache; with explain, replace the --html FILE",
     )
 
     @property
@@ -189,6 +189,19 @@ class Run(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Explain(Options):
+    words: tuple[str, ...] = same(Run, "words")
+    model: str = same(Run, "model")
+    hf_repo: str = same(Run, "hf_repo")
+    prompt: str = same(Run, "prompt")
+    file: str = same(Run, "file")
+    raw: bool = same(Run, "raw")
+    html: str = _file("-o", "--html", help="also write one HTML page with every number")
+    candidates: int = option(8, "--candidates", kind=whole(1), help="candidates to list per token of the answer")
+    json: bool = option(False, "--json", help="print everything as JSON, without the answer before it")
+
+
+@dataclass(frozen=True, slots=True)
 class Embed(Options):
     words: tuple[str, ...] = _words(help="the model and the texts", metavar="MODEL [TEXT...]", offers="models")
     model: str = _model("-m", "--model", help="same as MODEL")
@@ -244,6 +257,18 @@ class Doctor(Options):
 
 
 @dataclass(frozen=True, slots=True)
+class Top(Options):
+    words: tuple[str, ...] = _words(help="the server's address (default: http://127.0.0.1:8080)", metavar="URL")
+    once: bool = option(False, "--once", help="print the numbers once and end, as is done in a pipe anyway")
+    interval: int = option(2, "--interval", kind=whole(1), unit="seconds", help="time from one look to the next")
+    api_key: tuple[str, ...] = same(
+        ServeOptions, "api_key",
+        help=Notice("the server's API key (other users of this machine see it: prefer ", Setting("api_key_file"), ")"),
+    )  # fmt: skip
+    api_key_file: str = same(ServeOptions, "api_key_file", help="use the first API key in this file")
+
+
+@dataclass(frozen=True, slots=True)
 class ModelNames(Options):
     """One or several MODELs."""
 
@@ -254,133 +279,3 @@ class ModelNames(Options):
         help="same as MODEL; repeatable, one model after the other",
     )  # fmt: skip
     hf_repo: str = _hub()
-
-
-def _prompt_and_answer(text: str) -> tuple[int, int]:
-    """Parse a test of llama-bench: "512,128" evaluates 512 tokens and decodes 128."""
-    try:
-        prompt, answer = (whole(1).read(part) for part in text.split(","))
-    except (OptionError, ValueError):
-        raise OptionError(f"{text!r} is not two whole numbers such as 512,128") from None
-    return prompt, answer
-
-
-@dataclass(frozen=True, slots=True)
-class Bench(Options):
-    n_prompt: tuple[int, ...] = option(
-        (512,), "-p", "--n-prompt", kind=listed(whole(0)), unit="tokens", shown="512",
-        help="prompt tokens to evaluate (pp)",
-    )  # fmt: skip
-    n_gen: tuple[int, ...] = option(
-        (128,), "-n", "--n-gen", kind=listed(whole(0)), unit="tokens", shown="128", help="tokens to decode (tg)"
-    )
-    pg: tuple[tuple[int, int], ...] = option(
-        (), "-pg", kind=several(Kind(_prompt_and_answer, lambda value: "", "PP,TG")), repeat=True, unit="tokens",
-        help="also a prompt of PP tokens and TG decoded ones, timed together (repeatable)",
-    )  # fmt: skip
-    n_depth: tuple[int, ...] = option(
-        (0,), "-d", "--n-depth", kind=listed(whole(0)), unit="tokens", shown="0", help="tokens already in the cache"
-    )
-    threads: tuple[int | None, ...] = same(
-        LoadOptions, "threads", default=(None,), kind=listed(optional(whole(1))), metavar="N,..."
-    )
-    repetitions: int = option(5, "-r", "--repetitions", kind=whole(1), help="runs per test")
-    output: str = option(
-        "md", "-o", "--output", kind=one_of("md", "json", "jsonl", "csv", "sql"), metavar="KIND",
-        help="output format: md, json, jsonl, csv or sql",
-    )  # fmt: skip
-    against: str = option(
-        "", "--against", metavar="PROGRAM",
-        help="run llama-bench in turn, and show the ratio: a program on the PATH, or a path",
-    )  # fmt: skip
-    gpu_layers: tuple[int | str, ...] = same(
-        LoadOptions, "gpu_layers", default=("auto",), kind=listed(LAYERS), metavar="N,..."
-    )
-    cache_type_k: tuple[str, ...] = same(
-        LoadOptions, "cache_type_k", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
-    )
-    cache_type_v: tuple[str, ...] = same(
-        LoadOptions, "cache_type_v", default=("f16",), kind=listed(TEXT), metavar="TYPE,..."
-    )
-    load: LoadOptions = group(
-        LoadOptions, without=("ctx_size", "threads", "gpu_layers", "cache_type_k", "cache_type_v", "force")
-    )
-    force: bool = same(LoadOptions, "force", help="take the nearest known tokenizer rule")
-    no_warmup: bool = option(False, "--no-warmup", help="skip the warm-up run")
-    verbose: bool = option(False, "-v", "--verbose", help="say on stderr what is not measured, and why")
-
-    @property
-    def speculates(self) -> bool:
-        return self.load.speculation.kind != "off"
-
-    @property
-    def loads(self) -> list[LoadOptions]:
-        """How to load a model: every combination of the lists, the last one fastest."""
-        names = ("gpu_layers", "cache_type_k", "cache_type_v")
-        return [
-            self.load.changed(dict(zip(names, values, strict=True)))
-            for values in product(self.gpu_layers, self.cache_type_k, self.cache_type_v)
-        ]
-
-
-@dataclass(frozen=True, slots=True)
-class Perplexity(Options):
-    file: str = _file("-f", "--file", help="the text (default: stdin)")
-    chunks: int = option(
-        0, "--chunks", kind=whole(0), unit="windows", shown="all", help="maximum number of windows (0: the whole text)"
-    )
-    kld: str = _file("--kld", metavar="BASE", help="compare with a model, or with a file from --save-base or llama.cpp")
-    save_base: str = _file("--save-base", help="write log-probabilities in llama.cpp's --kl-divergence-base format")
-    force: bool = option(
-        False, "--force", help="overwrite the --save-base FILE, and take the nearest known tokenizer rule"
-    )
-    json: bool = same(Show, "json")
-
-
-@dataclass(frozen=True, slots=True)
-class Imatrix(Options):
-    file: str = same(Perplexity, "file")
-    output: str = option(
-        "imatrix.gguf", "-o", "--output", kind=PATH, offers="files", help="output file (.dat: the older format)"
-    )
-    chunks: int = same(Perplexity, "chunks")
-    process_output: bool = option(False, "--process-output", help="include the output matrix")
-    force: bool = option(False, "--force", help="overwrite FILE, and take the nearest known tokenizer rule")
-
-
-@dataclass(frozen=True, slots=True)
-class Quantize(Options):
-    words: tuple[str, ...] = _words(
-        help="the input, the output, and the type to write", metavar="IN [OUT] TYPE", offers="types"
-    )
-    force: bool = option(False, "--force", help="overwrite OUT, and take the nearest known tokenizer rule")
-    dry_run: bool = option(False, "--dry-run", help="show the new format of every tensor and the size; write nothing")
-    allow_requantize: bool = option(
-        False, "--allow-requantize", help="allow quantized input, which loses more than F16 input"
-    )
-    imatrix: str = _file("--imatrix", help="importance matrix (ours or llama.cpp's), or auto: measure one on -f")
-    method: str = option(
-        "", "--method", kind=one_of("awq", "gptq"), help="awq or gptq: fit the weights to the text of -f"
-    )
-    fit: int = option(
-        0, "--fit", kind=SIZE, unit="bytes", shown="",
-        help="instead of TYPE: the best mix for this file size (6GB, 700MiB)",
-    )  # fmt: skip
-    max_kld: float = option(
-        0.0, "--max-kld", kind=above(0), shown="", help="instead of TYPE: the smallest file with this KL divergence"
-    )
-    pure: bool = option(False, "--pure", help="use one format for all matrices")
-    tensor_type: tuple[tuple[str, str], ...] = option(
-        (), "--tensor-type", kind=several(pair("REGEX=FORMAT")), repeat=True,
-        help="format of tensors whose names match (repeatable; the first match counts)",
-    )  # fmt: skip
-    output_tensor_type: str = option("", "--output-tensor-type", metavar="FORMAT", help="format of output.weight")
-    token_embedding_type: str = option("", "--token-embedding-type", metavar="FORMAT", help="format of the embeddings")
-    leave_output_tensor: bool = option(False, "--leave-output-tensor", help="keep output.weight unchanged")
-    report: bool = option(
-        False, "--report", help="show the error of every tensor and, with a text, perplexity before and after"
-    )
-    file: str = same(Perplexity, "file", help="text to measure on")
-    test: str = _file("--test", shown="that of -f", help="another text for perplexity and divergence")
-    chunks: int = same(Perplexity, "chunks")
-    threads: int | None = same(LoadOptions, "threads")

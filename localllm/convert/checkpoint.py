@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from localllm import quant
 from localllm.closing import Closing
 from localllm.convert import tensor as t
 from localllm.convert.card import general_keys, sampling_keys
@@ -67,12 +68,14 @@ class Checkpoint(Closing):
             if recipe.head_dim is not None:
                 head_dim = recipe.head_dim(config)
             rope = rope_of(config, head_dim, recipe.rope_tensors)
+            numbers: dict[str, Any] = {}
             shards, notes = self._shards[: len(self._shards) - len(dense)], _dropped(modules, recipe)
             if recipe.mapped is not None:
                 named = mapped_tensors(shards, recipe, recipe.mapped, sizes)
                 made = [*_untied([_stored(tensor, recipe.norm_offset) for tensor in named]), *rope.tensors]
             else:
                 shelf = Shelf(shards, layers, packing)
+                numbers = {key: _numbers(shelf, name, layers) for key, name in recipe.numbers.items()}
                 made, notes = list(_tensors(shelf, recipe, sizes, rope.tensors)), [*shelf.notes, *notes]
                 _check_rest(shelf.rest(), recipe)
             further = list(dense_tensors(dense))
@@ -80,7 +83,7 @@ class Checkpoint(Closing):
             if "token_embd.weight" not in self.tensors:
                 raise ConvertError("the tensor of token embeddings is missing; download the model again")
             rows = self.tensors["token_embd.weight"].shape[0]
-            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further))
+            keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further)) | numbers
             parameters = _verify(folder, keys, recipe, self.tensors)
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates)
             stored = {
@@ -168,6 +171,19 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
     for key, tensors in top.items():
         if key != "token_embd":
             yield from tensors
+
+
+def _numbers(shelf: Shelf, name: str, layers: int) -> np.ndarray:
+    """Return the numbers float32 (layers,) that a tensor of one value holds in each layer."""
+    found = []
+    for layer in range(layers):
+        parts = shelf.take(prefix := f"model.layers.{layer}.", (name,))
+        if parts is None:
+            raise ConvertError(f"tensor '{prefix}{name}' is missing; download the model again")
+        if parts[0].format not in t.FLOATS or parts[0].nbytes != t.ITEM_BYTES[parts[0].format]:
+            raise ConvertError(f"{prefix}{name}: is {parts[0].format} {parts[0].shape}; expected one number")
+        found.append(quant.dequantize(parts[0].read(0, 1), parts[0].format).item())
+    return np.array(found, np.float32)
 
 
 def _untied(tensors: list[LazyTensor]) -> list[LazyTensor]:

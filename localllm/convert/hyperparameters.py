@@ -52,6 +52,7 @@ _ACTIVATIONS = {
     "silu": ("silu", "swish"),
     "gelu": ("gelu_pytorch_tanh", "gelu", "gelu_new", "gelu_fast"),
     "relu2": ("relu2",),
+    "xielu": ("xielu",),
 }
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of 2026 whose layers differ: Hunyuan 3, Laguna and Mellum 2."""
+"""Models of 2026 whose layers differ: North, Granite with windows, Hunyuan 3, Laguna, Mellum 2 and MiMo V2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import Key, Layer, Recipe, must_be, taken
+from localllm.convert.recipe import From, Key, Layer, Recipe, half, must_be, named, taken
 
 _HUNYUAN: Layer = {
     **of.QWEN,
@@ -24,6 +24,32 @@ _LAGUNA: Layer = {
     "exp_probs_b.bias": taken("mlp.experts.e_score_correction_bias"),
     **of.NUMBERED,
     **{f"ffn_{x}_shexp": taken(f"mlp.shared_expert.{x}_proj") for x in ("gate", "up", "down")},
+}
+_COHERE: Layer = {
+    "attn_norm": taken("input_layernorm"), **of.QKV, **of.OUT, **of.GATED, **of.ROUTED, **of.SHARED,
+}  # fmt: skip
+_GRANITE: Layer = {
+    **of.LLAMA,
+    "attn_sinks.weight": taken("self_attn.sinks"),
+    "ffn_gate_inp": (From(("block_sparse_moe.router",)), From(("block_sparse_moe.router.layer",))),
+    **{
+        f"ffn_{x}_exps.weight": (
+            From(("block_sparse_moe.experts.gate_up_proj",), half(which)),
+            From(("block_sparse_moe.input_linear.weight",), half(which)),
+        )
+        for which, x in enumerate(("gate", "up"))
+    },
+    "ffn_down_exps.weight": (
+        From(("block_sparse_moe.experts.down_proj",)), From(("block_sparse_moe.output_linear.weight",)),
+    ),
+    "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up
+    "ffn_down_shexp": taken("shared_mlp.output_linear"),
+}  # fmt: skip
+_MIMO: Layer = {
+    **of.QWEN,
+    **of.ROUTED,
+    "attn_sinks.weight": (From(("self_attn.attention_sink_bias",)), From(("self_attn.sinks",))),
+    "exp_probs_b.bias": taken("mlp.gate.e_score_correction_bias"),
 }
 _SIGMOID: dict[str, Key] = {"expert_gating_func": 2, "expert_weights_norm": True}
 
@@ -67,7 +93,161 @@ def _rotated_when_sliding(config: HfConfig) -> int:
     return int(config.needed("head_dim") * (1.0 if share is None else share))
 
 
+def _slides(config: HfConfig) -> list[bool]:
+    """Return which layers have a window."""
+    kinds, layers = config.get("layer_types"), config.needed("num_hidden_layers")
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise config.error("layer_types", kinds, f"the kinds of {layers} layers")
+    return [kind == "sliding_attention" for kind in kinds]
+
+
+def _named_kinds(slides: list[bool]) -> list[str]:
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def _cohere_kinds(config: HfConfig) -> list[str]:
+    """Return the kinds of layers where config.json tells periods alone, which start again after the dense layers."""
+    dense = config.integer("first_k_dense_replace") or 0
+    first, period = config.integer("prefix_dense_sliding_window_pattern") or 1, config.integer("sliding_window_pattern")
+    rest = config.needed("num_hidden_layers") - dense
+    starts = [(i + 1) % first != 0 for i in range(dense)]
+    return _named_kinds([*starts, *((i + 1) % (period or 4) != 0 for i in range(rest))])
+
+
+def _cohere_widths(config: HfConfig) -> list[str]:
+    dense, layers = config.integer("first_k_dense_replace") or 0, config.needed("num_hidden_layers")
+    return ["dense" if layer < dense else "sparse" for layer in range(layers)]
+
+
+def _cohere_gating(config: HfConfig) -> int:
+    """Return GGUF's number of the function that weighs the chosen experts."""
+    functions = {"sigmoid": 2, "softmax": 3}
+    name = config.get("expert_selection_fn") or "softmax"
+    if name not in functions:
+        raise config.error("expert_selection_fn", name, " or ".join(functions))
+    return functions[name]
+
+
+def _rms_eps(config: HfConfig) -> float | None:
+    """Return the epsilon of RMS norms; without one, the norms are layer norms."""
+    return config.real("rms_norm_eps")
+
+
+def _layer_eps(config: HfConfig) -> float | None:
+    return config.real("layer_norm_eps")
+
+
+def _average(config: HfConfig) -> str | None:
+    strategy = config.get("shared_expert_combination_strategy") or "average"
+    if not config.integer("num_shared_experts") or strategy == "average":
+        return None
+    return f"shared_expert_combination_strategy is {strategy}; the GGUF architecture has it fixed at average"
+
+
+def _turned_as_told(config: HfConfig) -> str | None:
+    """Require windows somewhere (all layers rotate without), and rotated dense layers."""
+    slides, dense = _slides(config), _leading(config)
+    if config.values.get("sliding_window", 0) is None or not any(slides):
+        return "no layer has a window; the GGUF architecture rotates all layers then, transformers none"
+    if all(slides[:dense]) or (config.integer("prefix_dense_sliding_window_pattern") or 1) == 1:
+        return None
+    return "prefix_dense_sliding_window_pattern is not 1; the GGUF architecture rotates all dense layers"
+
+
+def _layer_bases(config: HfConfig) -> list[float]:
+    """Return the base of each layer's rotation, 0 where it is not rotated."""
+    found, layers = config.get("layer_rope_theta"), config.needed("num_hidden_layers")
+    if found is None:
+        rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+        return [rope.real("rope_theta") or config.real("rope_theta") or 10000.0] * layers
+    if (
+        not isinstance(found, list)
+        or len(found) != layers
+        or not all(type(x) in (int, float) and x >= 0 for x in found)
+    ):
+        raise config.error("layer_rope_theta", found, f"{layers} numbers from 0 up")
+    return [float(base) for base in found]
+
+
+def _granite_base(config: HfConfig) -> float | None:
+    bases = {base for base in _layer_bases(config) if base}
+    if len(bases) > 1:
+        found = ", ".join(f"{base:g}" for base in sorted(bases))
+        raise config.error("layer_rope_theta", found, "0 or one number for all layers, as GGUF files have it")
+    return max(bases, default=None)
+
+
+def _granite_kinds(config: HfConfig) -> list[str]:
+    return _named_kinds([layer % 4 != 0 for layer in range(config.needed("num_hidden_layers"))])
+
+
+def _mimo_kinds(config: HfConfig) -> list[str]:
+    """Return the kinds of layers as in folders of 2025, which tell 1 for a window, or by the usual period."""
+    told, layers = config.get("hybrid_layer_pattern"), config.needed("num_hidden_layers")
+    if told is None:
+        return _named_kinds([layer > 0 and (layer + 1) % 6 != 0 for layer in range(layers)])
+    if not isinstance(told, list) or len(told) != layers or not all(flag in (0, 1) for flag in told):
+        raise config.error("hybrid_layer_pattern", told, f"0 or 1, {layers} times")
+    return _named_kinds([flag == 1 for flag in told])
+
+
+def _mimo_kv_heads(config: HfConfig) -> np.ndarray:
+    """Return the heads of keys and values by layer; layers with a window have twice as many."""
+    full = config.needed("num_key_value_heads")
+    few = config.integer("swa_num_key_value_heads") or 2 * full
+    return np.array([few if slide else full for slide in _slides(config)], np.int32)
+
+
+def _mimo_window(config: HfConfig) -> int:
+    """Return the positions that a row sees, its own too; folders of 2025 tell the others."""
+    others = config.integer("sliding_window_size")
+    return others + 1 if others else config.needed("sliding_window")
+
+
+def _value_scale(config: HfConfig) -> float | None:
+    told = "attention_value_scale" in config.values  # null there is none
+    return config.real("attention_value_scale") if told else 0.707
+
+
+def _mimo_alike(config: HfConfig) -> str | None:
+    """Require heads of the same sizes in layers with a window and without."""
+    rope = config.below("rope_parameters", config.table("rope_parameters"))
+    shares = {
+        rope.below(x, rope.table(x)).real("partial_rotary_factor") for x in ("full_attention", "sliding_attention")
+    }
+    if len(shares) > 1:
+        return "partial_rotary_factor is not the same with a window and without; the GGUF architecture has one for both"
+    for name in ("num_attention_heads", "head_dim", "v_head_dim"):
+        if config.integer(f"swa_{name}") not in (None, config.integer(name)):
+            return f"swa_{name} is not {name}; the GGUF architecture has one for both"
+    return None
+
+
 ROWS = (
+    Recipe(
+        "cohere2moe", ("Cohere2MoeForCausalLM",), _COHERE, eps="layer_norm_eps",
+        keys={
+            "attention.layer_norm_epsilon": lambda config: _layer_eps(config) if _rms_eps(config) is None else None,
+            "attention.layer_norm_rms_epsilon": _rms_eps, "leading_dense_block_count": _leading,
+            "feed_forward_length": named("prefix_dense_intermediate_size", "intermediate_size"),
+            "expert_feed_forward_length": "intermediate_size", "expert_gating_func": _cohere_gating,
+            "expert_shared_count": lambda config: config.integer("num_shared_experts") or None,
+        },
+        checks=(must_be("attention_bias", False), _average, _turned_as_told),
+        defaults={
+            "layer_norm_eps": 1e-5, "head_dim": 128, "logit_scale": 0.0625, "norm_topk_prob": True,
+            "sliding_window": 4096, "num_experts": 8, "num_experts_per_tok": 2, "layer_types": _cohere_kinds,
+            "mlp_layer_types": _cohere_widths,
+        },
+    ),
+    Recipe(
+        "granite_swa", ("GraniteSWAForCausalLM", "GraniteMoeSWAForCausalLM"), _GRANITE, rope_tensors=True,
+        keys={
+            "rope.freq_base": _granite_base,
+            "attention.rope_pattern": lambda config: np.array([base > 0 for base in _layer_bases(config)]),
+        },
+        defaults={"sliding_window": 128, "layer_types": _granite_kinds},
+    ),
     Recipe(
         "hy_v3", ("HYV3ForCausalLM",), _HUNYUAN,
         keys={
@@ -87,5 +267,22 @@ ROWS = (
     Recipe(
         "mellum", ("MellumForCausalLM",), {**of.NORMS, **of.QKV, **of.OUT, **of.HEAD_NORMS, **of.QWEN2_MOE},
         checks=(must_be("norm_topk_prob", True), _all_sparse),
+    ),
+    Recipe(
+        "mimo2", ("MiMoV2FlashForCausalLM",), _MIMO,
+        keys={
+            "attention.head_count_kv": _mimo_kv_heads, "attention.value_length": "v_head_dim",
+            "attention.value_scale": _value_scale, "attention.sliding_window": _mimo_window,
+        },
+        checks=(
+            must_be("attention_bias", False), must_be("n_group", 1), must_be("norm_topk_prob", True),
+            must_be("routed_scaling_factor", 1.0), must_be("scoring_func", "sigmoid"),
+            must_be("topk_method", "noaux_tc"), must_be("n_shared_experts", 0), _mimo_alike,
+        ),
+        defaults={
+            "head_dim": 192, "v_head_dim": 128, "sliding_window": 129, "layer_types": _mimo_kinds, "rope_theta": 5e6,
+            "rope_local_base_freq": lambda config: config.real("swa_rope_theta") or 1e4,
+            "partial_rotary_factor": 0.334, "rms_norm_eps": lambda config: config.real("layernorm_epsilon") or 1e-5,
+        },
     ),
 )  # fmt: skip

@@ -39,6 +39,11 @@ def read_packing(config: HfConfig) -> Packing:
     """Read `quantization_config`; ConvertError for a method that cannot be read."""
     packing = config.table("quantization_config")
     method = " ".join(str(packing[key]) for key in ("quant_method", "format") if packing.get(key))
+    if method == "bitnet":
+        raise ConvertError(
+            f"{config.path}: quantization_config is bitnet: transformers rounds what every matrix reads to 8 bits, "
+            "which GGUF files cannot say; this model cannot be converted"
+        )
     if method and method not in _READABLE:
         raise ConvertError(
             f"{config.path}: the weights are already quantized ({printable(method)}); convert the model that they were "

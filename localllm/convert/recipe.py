@@ -202,10 +202,13 @@ def named(*names: str) -> Callable[[HfConfig], int]:
 
 
 def must_be(name: str, *allowed: Any) -> Check:
-    """Require that a key of config.json, if present, has one of these values."""
+    """Require that a key of config.json, if present, has one of these values; `outer.name` is in a nested table."""
 
     def check(config: HfConfig) -> str | None:
-        value = config.get(name)
+        *tables, key = name.split(".")
+        for table in tables:
+            config = config.below(table, config.table(table))
+        value = config.get(key)
         if value is None or value in allowed:
             return None
         return f"{name} is {value}; the GGUF architecture has it fixed at {allowed[0]}"
@@ -274,6 +277,7 @@ class Recipe:
     top: Mapping[str, From] = field(default_factory=dict)  # sources of tensors outside of layers, if they differ
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
+    numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:

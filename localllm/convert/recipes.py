@@ -44,6 +44,14 @@ def _all_dimensions(config: HfConfig) -> float | None:
     return 0.1 * scale if scale else None  # files hold a tenth of it
 
 
+def _growth_length(config: HfConfig) -> int | None:
+    """Return the positions per e-fold of the queries' growth, which llama.cpp asks for where they grow."""
+    rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
+    if not rope.real("llama_4_scaling_beta"):
+        return None
+    return rope.needed("original_max_position_embeddings")
+
+
 def _one_mscale(config: HfConfig) -> str | None:
     rope = config.below("rope_parameters", config.table("rope_parameters", "rope_scaling"))
     one, all_dim = rope.real("mscale"), rope.real("mscale_all_dim")
@@ -56,6 +64,13 @@ def _softmax_as_is(config: HfConfig) -> str | None:
     if _gating(config) == 2 or not config.flag("norm_topk_prob"):
         return None
     return "norm_topk_prob is true, which transformers does not compute"
+
+
+def _one_table(config: HfConfig) -> str | None:
+    """Require an output matrix that is the table of embeddings."""
+    if config.flag("tie_word_embeddings"):
+        return None
+    return "tie_word_embeddings is not true, and there is no other output matrix"
 
 
 _LATENT_KEYS: dict[str, Key] = {
@@ -82,7 +97,15 @@ _ROWS = (
         "afmoe", ("AfmoeForCausalLM",), of.AFMOE, keys={"expert_gating_func": 2, "expert_weights_norm": True},
         checks=(must_be("mup_enabled", True),),
     ),
+    Recipe(
+        "apertus", ("ApertusForCausalLM",), of.APERTUS, rope_tensors=True, defaults={"rope_theta": 12e6},
+        numbers={f"xielu.{x}": f"mlp.act_fn.{x}" for x in ("alpha_p", "alpha_n", "beta", "eps")},
+    ),
     Recipe("arcee", ("ArceeForCausalLM",), {**of.NORMS, **of.QKV_PERMUTED, **of.OUT, **of.UP_DOWN}, rope_tensors=True),
+    Recipe(
+        "bitnet", ("BitNetForCausalLM",), of.BITNET, checks=(must_be("attention_bias", False), _one_table),
+        defaults={"rope_theta": 5e5},
+    ),
     Recipe("cohere2", ("Cohere2ForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe("command-r", ("CohereForCausalLM",), of.PARALLEL, eps="layer_norm_eps"),
     Recipe(
@@ -140,6 +163,15 @@ _ROWS = (
         "attn_norm": taken("input_layernorm"), "post_attention_norm": taken("post_attention_layernorm"),
         **of.QKV, **of.OUT, **of.GATED,
     }),
+    Recipe(
+        "mistral4", ("Mistral4ForCausalLM", "Mistral3ForConditionalGeneration"), of.LATENT,
+        keys={
+            **_LATENT_KEYS, "expert_gating_func": 1, "expert_group_count": None, "expert_group_used_count": None,
+            "attention.temperature_length": _growth_length,
+        },
+        checks=(must_be("rope_interleave", True), must_be("n_group", 1), _one_mscale),
+        when=lambda config: config.get("model_type") == "mistral4", defaults={"norm_topk_prob": True},
+    ),
     Recipe("mistral3", ("Mistral3ForConditionalGeneration", "Ministral3ForCausalLM"), of.LLAMA, rope_tensors=True),
     Recipe("gemma", ("GemmaForCausalLM",), of.QWEN, norm_offset=1.0),
     Recipe(

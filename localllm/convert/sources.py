@@ -145,6 +145,19 @@ STARCODER2: Layer = {
 }
 UP_DOWN: Layer = {f"ffn_{x}": taken(f"mlp.{x}_proj") for x in ("up", "down")}
 PARALLEL: Layer = {"attn_norm": taken("input_layernorm"), **QKV, **OUT, **HEAD_NORMS, **GATED}
+APERTUS: Layer = {
+    "attn_norm": taken("attention_layernorm"),
+    "ffn_norm": taken("feedforward_layernorm"),
+    **QKV,
+    **OUT,
+    **HEAD_NORMS,
+    **UP_DOWN,
+}
+BITNET: Layer = {
+    **QWEN,
+    "attn_sub_norm": taken("self_attn.attn_sub_norm"),
+    "ffn_sub_norm": taken("mlp.ffn_sub_norm"),
+}
 PHI2: Layer = {
     "attn_norm": taken("input_layernorm"),
     **QKV,

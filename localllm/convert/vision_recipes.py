@@ -53,6 +53,10 @@ _QWEN3: dict[str, Key] = {**_QWEN2, "n_deepstack_layers": _deepstack}
 
 ROWS = (
     Recipe(
+        "paddleocr", ("PaddleOCRVLForConditionalGeneration",), of.QWEN, keys=_QWEN2,
+        checks=(must_be("use_bias", False),), defaults={"head_dim": 128, "rope_theta": 5e5},
+    ),
+    Recipe(
         "qwen2vl", ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"), of.QWEN, keys=_QWEN2,
     ),
     Recipe("qwen3vl", ("Qwen3VLForConditionalGeneration",), {**of.QWEN, **of.HEAD_NORMS}, keys=_QWEN3),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +14,22 @@ from localllm.generation.statistics import Speculated
 from localllm.sampling.sampler import Sampler
 
 
+class Deciding(NamedTuple):
+    """What decides the next token of an answer: logits, and the token that was drafted in its place."""
+
+    logits: NDArray[np.float32]  # (V,), a view that the next pass overwrites
+    draft: int | None = None
+    verified: bool = False  # whether the draft was in the last pass, so that accepting it costs no pass
+    drafter: str = ""
+
+
 class Decoding(Protocol):
     """The source of an answer's tokens: `sample` returns the next one, `feed` evaluates it, in turn."""
 
-    passes: int  # of the model
+    @property
+    def passes(self) -> int:
+        """Number of passes of the model."""
+        ...
 
     @property
     def held(self) -> int:
@@ -29,6 +41,10 @@ class Decoding(Protocol):
         ...
 
     def sample(self) -> int: ...
+
+    def deciding(self) -> Deciding:
+        """Return what `sample` decides by, before and after it, until `feed`."""
+        ...
 
     def feed(self, token: int, wanted: int) -> None:
         """Feed the token that the sampler has accepted; at most `wanted` more will be requested."""
@@ -63,11 +79,12 @@ class EvaluatesLargest(Evaluates, Protocol):
 class PlainDecoding:
     """One pass per token. If the device can select the largest logits, it returns only those that decide."""
 
-    def __init__(self, session: EvaluatesLargest, sampler: Sampler) -> None:
+    def __init__(self, session: EvaluatesLargest, sampler: Sampler, whole: bool = False) -> None:
+        """`whole`: return all logits, although fewer decide."""
         self._session, self._sampler = session, sampler
         self._logits: NDArray[np.float32] | None = None
         self._largest: Largest | None = None
-        self._wanted = sampler.looks_at if sampler.looks_at <= session.most_picked else 0
+        self._wanted = sampler.looks_at if sampler.looks_at <= session.most_picked and not whole else 0
         self.passes = 0
 
     @property
@@ -82,6 +99,10 @@ class PlainDecoding:
             return self._sampler.sample_largest(self._largest.ids[-1], self._largest.logits[-1])
         assert self._logits is not None
         return self._sampler.sample(self._logits[-1])
+
+    def deciding(self) -> Deciding:
+        assert self._logits is not None, "only some logits are here"
+        return Deciding(self._logits[-1])
 
     def feed(self, token: int, wanted: int) -> None:
         if self._wanted:

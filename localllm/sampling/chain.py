@@ -311,16 +311,23 @@ SAMPLERS: dict[str, SamplerStage] = {
 }
 
 
-def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
+def enabled_names(options: SamplingOptions) -> list[str]:
     """Return the samplers that `options` enable, in order. Greedy sampling skips those that keep the largest logit."""
-    chain = [SAMPLERS[name] for name in options.samplers if SAMPLERS[name].wanted(options)]
-    for at, pair in enumerate(pairwise(chain)):
-        if pair == (SAMPLERS["top_p"], SAMPLERS["min_p"]):
+    names = [name for name in options.samplers if SAMPLERS[name].wanted(options)]
+    if options.greedy:
+        names = names[: names.index("temperature")]
+        while names and SAMPLERS[names[-1]].keeps_peak:
+            names.pop()
+        names.append("temperature")
+    return names
+
+
+def enabled(options: SamplingOptions) -> tuple[SamplerStage, ...]:
+    """Return the functions of these samplers; top_p and min_p after it are one."""
+    names = enabled_names(options)
+    chain = [SAMPLERS[name] for name in names]
+    for at, pair in enumerate(pairwise(names)):
+        if pair == ("top_p", "min_p"):
             chain[at : at + 2] = [SamplerStage(top_p_min_p, lambda o: True, keeps_peak=True)]
             break
-    if options.greedy:
-        chain = chain[: chain.index(SAMPLERS["temperature"])]
-        while chain and chain[-1].keeps_peak:
-            chain.pop()
-        chain.append(SAMPLERS["temperature"])
     return tuple(chain)

@@ -14,7 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.options import SamplingOptions
-from localllm.sampling.chain import HIGHEST, SAMPLERS, Candidates, Context, Ids, changed, enabled, quick_draw, softmax
+from localllm.sampling.chain import (
+    HIGHEST,
+    SAMPLERS,
+    Candidates,
+    Context,
+    Ids,
+    changed,
+    enabled,
+    enabled_names,
+    quick_draw,
+    softmax,
+)
 from localllm.sampling.errors import SamplingError
 from localllm.sampling.repetition import Breakers
 from localllm.sampling.select import Doubles
@@ -134,6 +145,24 @@ class Sampler:
         for stage in self._stages:
             candidates = stage.run(candidates, self.options, self._context)
         return candidates
+
+    def stages(self, logits: NDArray[np.float32]) -> Iterator[tuple[str, Candidates]]:
+        """Yield what is left of all tokens before the chain and after each part of it, with its name.
+
+        It changes no state. Between `sample` and `write` it shows how that token was chosen, to the bit: the last
+        candidates are those that it was drawn from.
+        """
+        candidates = Candidates(np.arange(len(logits), dtype=np.int32), logits)
+        yield "logits", candidates
+        if len(self._bias_ids):
+            candidates = self._biased(candidates)
+            yield "logit_bias", candidates
+        if self._constraint is not None:
+            candidates = self._constrained(candidates)
+            yield "grammar", candidates
+        for name in enabled_names(self.options):
+            candidates = SAMPLERS[name].run(candidates, self.options, self._context)
+            yield name, candidates
 
     def draw(self, ids: Ids, probabilities: Doubles) -> int:
         """Draw one of `ids` by inverting the cumulative sum of `probabilities`, in order, with one random number."""

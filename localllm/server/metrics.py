@@ -8,18 +8,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from localllm import __version__
 from localllm.printable import printable
 from localllm.scheduler import interfaces
 from localllm.scheduler.request import Usage
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+GAPS = (  # seconds between two tokens: finer, because they are what decoding differs by
+    *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0),
+)
 log = logging.getLogger("localllm.server")
 Load = Callable[[], tuple[int, int]]  # answers that are written now, and those that wait
 Loads = Callable[[], Mapping[str, interfaces.Load]]  # of the schedulers, by the names of their models
@@ -84,18 +89,31 @@ class Metrics(Collector):
         self._seconds = self._times("request_seconds", "Seconds of HTTP requests", "route")
         self._queued = self._times("queued_seconds", "Seconds that answers waited")
         self._first = self._times("first_token_seconds", "Seconds to the first token")
+        self._gaps = self._times("inter_token_seconds", "Seconds from one token of an answer to the next", buckets=GAPS)
+        self._generated = self._counter("generated_tokens", "Tokens of answers, each when it is made")
+        self._evaluated = self._counter("evaluated_tokens", "Prompt tokens evaluated, each when its step has ended")
 
     def _counter(self, name: str, meaning: str, *labels: str) -> Counter:
         return Counter(f"localllm_{name}", meaning, labels, registry=self.registry)
 
-    def _times(self, name: str, meaning: str, *labels: str) -> Histogram:
-        return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=SECONDS)
+    def _times(self, name: str, meaning: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+        return Histogram(f"localllm_{name}", meaning, labels, registry=self.registry, buckets=buckets)
 
     def step(self, sequences: int, drafts: int = 0) -> None:
         """Count a step of the scheduler with so many sequences, of which `drafts` verified a draft. Any thread."""
         with self.tally.lock:
             self.tally.add({"n_decode": 1, "drafts": drafts})
             self.tally.busy += sequences
+
+    def token(self, gap: float | None) -> None:
+        """Count a token of an answer, `gap` seconds after the one before it; None for the first."""
+        self._generated.inc()
+        if gap is not None:
+            self._gaps.observe(gap)
+
+    def evaluated(self, tokens: int) -> None:
+        """Count prompt tokens that were evaluated now."""
+        self._evaluated.inc(tokens)
 
     def answered(self, usage: Usage, reason: str) -> None:
         """Count an answer at its end."""
@@ -122,6 +140,7 @@ class Metrics(Collector):
         """Count texts that became vectors or scores."""
         with self.tally.lock:
             self.tally.add({"prompt_tokens": tokens, "prompt_seconds": seconds})
+        self.evaluated(tokens)
 
     def responded(self, route: str, status: int, seconds: float) -> None:
         """Count a response."""
@@ -151,6 +170,10 @@ class Metrics(Collector):
             for state, count in (("all", one.blocks), ("free", one.free_blocks), ("kept", one.kept_blocks)):
                 blocks.add_metric((model, state), count)
         yield blocks
+        yield GaugeMetricFamily("localllm_start_time_seconds", "When the server started, since 1970", self.started)
+        version = GaugeMetricFamily("localllm_info", "The version of the server", labels=("version",))
+        version.add_metric((__version__,), 1)
+        yield version
 
     def describe(self) -> list[Metric]:
         """No names in advance, so that registering reads nothing."""

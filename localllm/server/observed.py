@@ -44,6 +44,12 @@ class Open:
     began: float = 0.0
     first: float = 0.0  # when the first token came
     last: float = 0.0
+    latest: float = 0.0  # when the last token came
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second after the first one; 0 until there are two."""
+        return (self.tokens - 1) / (self.latest - self.first) if self.latest > self.first > 0 else 0.0
 
     def usage(self) -> Usage:
         """Return what the answer took until now, for one that ends before its time."""
@@ -110,11 +116,14 @@ class Observed:
                 each.running, each.began = True, time.monotonic()
                 each.prompt_tokens, each.reused = event.prompt_tokens, event.reused
             case Evaluated():
+                self.metrics.evaluated(max(event.tokens - max(each.evaluated, each.reused), 0))
                 each.evaluated = event.tokens
             case More():
                 each.last = time.monotonic()
                 each.first = each.first or each.last
-                each.tokens += event.token is not None
+                if event.token is not None:
+                    self.metrics.token(each.last - each.latest if each.tokens else None)
+                    each.tokens, each.latest = each.tokens + 1, each.last
                 each.lines = each.lines or any("\n" in getattr(part, "text", "") for part in event.parts)
             case Done():
                 if self.open.pop(each.number, None) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class Settings:
     def of(cls, options: ServeOptions, max_tokens: int | None = None) -> Settings:
         """Return the settings that `options` ask for; reads the file of keys."""
         addresses = tuple(part.strip() for part in options.host.split(","))
-        keys = (*options.api_key, *_keys(options.api_key_file))
+        keys = (*options.api_key, *keys_in(options.api_key_file))
         return cls(
             limits=Limits(
                 body_bytes=options.max_body,
@@ -78,7 +78,8 @@ def digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
-def _keys(path: str) -> Iterable[str]:
+def keys_in(path: str) -> Sequence[str]:
+    """Return the API keys in a file, one per line; none without a path. SettingsError if it has none."""
     if not path:
         return ()
     try:

@@ -14,6 +14,7 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from localllm.generation.decoding import Deciding
 from localllm.generation.prompt import Evaluates
 from localllm.generation.statistics import Speculated
 from localllm.sampling.sampler import Sampler
@@ -81,6 +82,13 @@ class SpeculativeDecoding:
         token, likelihood = choose(self._sampler, self._rows[self._at], guess)
         self._by.judge.acceptance.observe(guess.trust, likelihood)  # also of unverified drafts
         return token
+
+    def deciding(self) -> Deciding:
+        assert self._rows is not None
+        row = self._rows[self._at]
+        if self._at >= len(self._guesses) or self._by is None:
+            return Deciding(row)
+        return Deciding(row, self._guesses[self._at].token, self._at < self._checked, self._by.drafter.name)
 
     def feed(self, token: int, wanted: int) -> None:
         """Feed the token that the sampler has accepted; at most `wanted` more will be requested."""

@@ -14,6 +14,7 @@ from typing import Generic, TypeVar
 
 from localllm.plan.attention import Append, Attention
 from localllm.plan.fused import Fused
+from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
@@ -103,6 +104,6 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    if isinstance(op, Append | Attention | Convolve | LinearAttention | SelectiveScan):
+    if isinstance(op, Append | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan):
         return replace(op, layer=numbers[op.layer])
     return op

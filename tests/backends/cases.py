@@ -13,6 +13,7 @@ from tests.backends.rounding import (
     capped,
     exact,
     exceeding,
+    exponential,
     few,
     layer,
     mixed,
@@ -90,6 +91,7 @@ CASES: dict[str, Case] = {
     "activate sigmoid": Case(32, lambda r, x: r.activate(x, "sigmoid"), sigmoid),
     "activate relu": Case(33, lambda r, x: r.activate(x, "relu"), exact),
     "activate relu2": Case(34, lambda r, x: r.activate(x, "relu2"), few),
+    "activate exp": Case(35, lambda r, x: r.activate(r.clamp(x, 80.0), "exp"), exponential),
     "xielu": Case(45, lambda r, x: r.xielu(r.scale(x, 0.25), 0.8, 0.6, 0.5, -1e-6), xielu),
     "softcap": Case(33, lambda r, x: r.softcap(x, 5.0), capped),
     "clamp": Case(34, lambda r, x: r.clamp(x, 0.5), exact),
@@ -246,6 +248,19 @@ def selective_scan(width: int, state_dim: int) -> Build:
     return build
 
 
+def matrix_scan(heads: int, key_dim: int, dim: int, erases: bool, before: bool) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        keys = heads * key_dim
+        q, k, v, w, p, a = products(r, x, q=keys, k=keys, v=heads * dim, w=keys, p=keys, a=keys)
+        decay, unit = r.activate(w, "sigmoid"), MemoryWeight.of("unit", np.full(key_dim, key_dim**-0.5))
+        if not erases:
+            return r.matrix_scan(q, k, v, decay, heads, before)
+        probe = r.rms_norm(p, unit, 1e-6, heads)
+        return r.matrix_scan(q, k, v, decay, heads, before, probe, r.glu(a, probe, "sigmoid"))
+
+    return build
+
+
 RECURRENT: dict[str, Build] = {
     "convolution": convolution,
     "delta rule, a key head for two": linear_attention(4, 2, 24, 40, delta=True, tiled=False),
@@ -256,4 +271,7 @@ RECURRENT: dict[str, Build] = {
     "delta rule, decays by channel, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True, channels=True),
     "decays by channel, one key head": linear_attention(2, 1, 64, 80, delta=False, tiled=False, channels=True),
     "selective scan": selective_scan(40, 10),
+    "matrix scan": matrix_scan(3, 10, 40, erases=False, before=False),
+    "matrix scan, read first": matrix_scan(2, 18, 100, erases=False, before=True),
+    "matrix scan that erases": matrix_scan(3, 33, 17, erases=True, before=False),
 }

@@ -22,7 +22,10 @@ SHAPES = {
     "llama": Shape(biased=True),
     "qwen3": Shape("qwen3", heads=12, kv_heads=4, head_dim=8, tied=True),  # groups of 3, heads that fill no vector
 }
-RECURRENT = ["lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense", "kimi-linear-moe", "minimax-01-moe"]
+RECURRENT = [
+    "lfm2-dense", "qwen35-mtp", "jamba-dense", "granitehybrid-dense", "kimi-linear-moe", "minimax-01-moe", "rwkv6",
+    "rwkv7",
+]  # fmt: skip
 MODELS = [*[(format, "llama") for format in FORMATS], ("Q8_0", "qwen3"), *[("kit", name) for name in RECURRENT]]
 
 

@@ -38,6 +38,8 @@ RECURRENT: dict[str, Callable[[], Plan]] = {
     "delta net": lambda: plan_of(*KIT["qwen35-mtp"].loaded()),
     "decays by channel": lambda: plan_of(*KIT["kimi-linear-moe"].loaded()),
     "selective scan": lambda: plan_of(*KIT["jamba-dense"].loaded()),
+    "RWKV-6": lambda: plan_of(*KIT["rwkv6"].loaded()),
+    "RWKV-7": lambda: plan_of(*KIT["rwkv7"].loaded()),
     "Mamba-2": lambda: plan_of(*KIT["granitehybrid-dense"].loaded()),
 }
 PLANS = {**ATTENDING, **RECURRENT}

@@ -13,15 +13,9 @@ from tests.models.tiny import VARIANTS
 from tests.models.tiny_families import FAMILIES
 
 OF_KIT = (
-    "dbrx-moe",
-    "deepseek2-groups",
-    "gemma3n-e2b",
-    "gemma4-e2b",
-    "apertus",
-    "qwen35-mtp",
-    "jamba-dense",
+    "dbrx-moe", "deepseek2-groups", "gemma3n-e2b", "gemma4-e2b", "apertus", "qwen35-mtp", "jamba-dense", "rwkv7",
     "kimi-k3-moe",
-)
+)  # fmt: skip
 MODELS = {**VARIANTS, **FAMILIES, **{name: KIT[name].loaded for name in OF_KIT}}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
 from localllm.backends.cpu.kernels import channels
+from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.stores import whole
-from localllm.plan import Convolve, LinearAttention, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
 
 
 def _step(low: Lowering, layer: int) -> StepOf:
@@ -53,3 +54,15 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
     )  # fmt: skip
     low.call(kernels.append_scanned(op.store), arguments, "batch", "append scanned")
     low.call(kernels.selective_scan(op.store), arguments, "tasks", "selective scan")
+
+
+def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+    q, v, k, decay, *erasing = map(low.floats, op.inputs)
+    probe, erase = erasing or (k, k)
+    arguments = matrices.MatrixArguments(
+        step=_step(low, op.layer), q=rows_in(q), k=rows_in(k), v=rows_in(v), decay=rows_in(decay), probe=rows_in(probe),
+        erase=rows_in(erase), y=output_to(low.make(op.out)), rows=CacheOf(op.layer, "keys"),
+        states=CacheOf(op.layer, "values"), counter=COUNTER,
+    )  # fmt: skip
+    low.call(matrices.append_matrices(op.store), arguments, "batch", "append scanned")
+    low.call(matrices.matrix_scan(op.store, op.before), arguments, "tasks", "matrix scan")

@@ -300,6 +300,7 @@ _ACTIVATIONS: dict[str, Callable[[Function, Value], Value]] = {
     "relu": _relu,
     "relu2": _relu2,
     "softplus": softplus,
+    "exp": exp,
     "identity": lambda f, x: x,
 }
 

@@ -7,6 +7,7 @@ whole vectors; nothing reads the padding.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from localllm.backends.cpu.arguments import (
     Address,
@@ -250,7 +251,7 @@ def scale() -> PlanKernel[FactorArguments]:
     return kernel("scale", FactorArguments, body)
 
 
-def apply(name: Activation) -> PlanKernel[MapArguments]:
+def apply(name: Activation | Literal["exp"]) -> PlanKernel[MapArguments]:
     """Emit y = activation(x)."""
 
     def body(f: Function, a: MapArguments, thread: Value, threads: Value) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import recurrence as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed
-from localllm.plan import Convolve, LinearAttention, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
@@ -66,3 +66,18 @@ def selective_scan(low: Lowering, op: SelectiveScan) -> None:
         states=CacheOf(op.layer, "values"), y=y,
     )  # fmt: skip
     low.dispatch("selective scan", "batch", [kernel.launch((-(-op.x.width // 128), ("batch", 1, 1), 1), buffers)])
+
+
+def matrix_scan(low: Lowering, op: MatrixScan) -> None:
+    q, v, k, decay, *erasing = map(low.floats, op.inputs)
+    probe, erase = erasing or (k, k)
+    y, of, (stored, tables) = low.make(op.out), op.store, _stored(low, op.layer)
+    kernel = kernels.MatrixScan(
+        stored=stored, HEADS=of.heads, KEY_DIM=of.key_dim, VALUE_DIM=of.value_dim, ERASES=of.erases, BEFORE=op.before,
+        K_STRIDE=k.stride, V_STRIDE=v.stride,
+    )  # fmt: skip
+    buffers = kernels.MatrixScanBuffers(
+        q=q, k=k, v=v, decay=decay, probe=probe, erase=erase, tables=tables, rows=CacheOf(op.layer, "keys"),
+        states=CacheOf(op.layer, "values"), y=y,
+    )  # fmt: skip
+    low.dispatch("matrix scan", "batch", [kernel.launch((-(-op.v.width // 128), ("batch", 1, 1), 1), buffers)])

@@ -108,7 +108,8 @@ def scale(low: Lowering, op: Scale) -> None:
 
 
 def activate(low: Lowering, op: Activate) -> None:
-    _elements(low, op.activation, f"{op.activation}(a)", op.out, op.x, op.x)
+    name = "exponential" if op.activation == "exp" else op.activation
+    _elements(low, op.activation, f"{name}(a)", op.out, op.x, op.x)
 
 
 def xielu(low: Lowering, op: Xielu) -> None:

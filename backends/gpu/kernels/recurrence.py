@@ -141,3 +141,33 @@ class SelectiveScan(Kernel[SelectiveScanBuffers]):
     B_STRIDE: Shape
     C_STRIDE: Shape
     Y_STRIDE: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixScanBuffers(Buffers):
+    q: FloatIn
+    k: FloatIn
+    v: FloatIn
+    decay: FloatIn
+    probe: FloatIn
+    erase: FloatIn
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    rows: FloatOut
+    states: FloatOut
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatrixScan(Kernel[MatrixScanBuffers]):
+    """Rows of q, k, decay, probe and erase are K_STRIDE apart, those of v and y V_STRIDE."""
+
+    name, parts, flag = "matrix_scan", "matrix_scan", "MATRIX_SCAN"
+    stored: Stored
+    HEADS: Shape
+    KEY_DIM: Shape
+    VALUE_DIM: Shape
+    ERASES: bool
+    BEFORE: bool
+    K_STRIDE: Shape
+    V_STRIDE: Shape

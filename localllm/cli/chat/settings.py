@@ -85,12 +85,15 @@ class Settings:
         if group is SamplingOptions:
             self._asked[each.name] = value
         self._groups[group] = changed
-        return self.line(name)
+        return self._said(group, each)
 
     def line(self, name: str) -> str:
         """Return an option's value and meaning."""
         group, each = self._find(name)
-        return f"{key_of(each)} is {self._text(group, each)} ({typed(each.option.help)})"
+        return f"{self._said(group, each)}: {typed(each.option.help)}"
+
+    def _said(self, group: type[Options], each: Declared) -> str:
+        return f"{key_of(each)} is {self._text(group, each)}"
 
     def rows(self, everything: bool) -> Iterator[tuple[str, str]]:
         """Yield names and values: of all options, or of the usual and the changed ones."""

@@ -20,13 +20,15 @@ import numpy as np
 from localllm import __version__, load
 from localllm.backends.cpu.backend import default_threads
 from localllm.cli.commands.bench_output import OUTPUTS, Show
+from localllm.cli.commands.bench_picture import Pictured
 from localllm.cli.commands.bench_speculation import LONGEST_TEXT, TEXTS
 from localllm.cli.commands.bench_speculation import measure as measure_guessing
 from localllm.cli.commands.bench_tests import Test, tests_of
-from localllm.cli.options import Bench
+from localllm.cli.commands.bench_work import bytes_per_token, work_of
 from localllm.cli.terminal.answer import Roof, read_bandwidth, tell
 from localllm.cli.terminal.console import LoadProgress, room, say
 from localllm.cli.terminal.formatting import markdown_row, parameters, record, size
+from localllm.cli.tool_options import Bench
 from localllm.machine.energy import Energy, find_energy
 from localllm.machine.memory import peak_memory, reset_peak
 from localllm.model import Model
@@ -75,6 +77,10 @@ class BenchResult:
     peak_bytes: int = 0  # most main memory used since the model was opened
     joules_per_token: float = 0.0  # of processor and memory; 0 if not measured
     n_gpu_layers: str = "auto"  # as asked for
+    run_operations: int = 0  # of one run; 0 with speculation
+    run_bytes: int = 0  # that one run reads from memory (`bench_work`)
+    machine_gb_per_s: float = 0.0  # read bandwidth of this machine, measured for --plot
+    machine_gop_per_s: float = 0.0  # its products of bytes, two operations each
 
 
 def bench(own: Bench, names: Sequence[str]) -> None:
@@ -87,7 +93,7 @@ def bench(own: Bench, names: Sequence[str]) -> None:
         return
     guessed = [Test(0, n, 0, text) for n in own.n_gen if n for text in TEXTS] if own.speculates else []
     context = max(t.depth + t.tokens + LONGEST_TEXT * bool(t.text) for t in (*tests, *guessed))
-    energy = find_energy()
+    pictured, energy = Pictured(own, names), find_energy()
     if own.verbose and energy.missing:
         say(f"energy is not measured: {energy.missing}")
     printer = _markdown(_columns(own, energy)) if own.output == "md" else OUTPUTS[own.output](BenchResult)
@@ -108,7 +114,13 @@ def bench(own: Bench, names: Sequence[str]) -> None:
                 for test in (*tests, *guessed):
                     result = _one(model, test, threads or default_threads(), own, meter)
                     layers = str(load_options.gpu_layers)
-                    show(replace(result, n_gpu_layers=layers, load_ns=loaded, peak_bytes=peak_memory()))
+                    result = replace(result, n_gpu_layers=layers, load_ns=loaded, peak_bytes=peak_memory())
+                    if model.device.startswith("cpu"):
+                        roofs = pictured.speed.read_bytes / 1e9, pictured.speed.byte_operations / 1e9
+                        result = replace(result, machine_gb_per_s=roofs[0], machine_gop_per_s=roofs[1])
+                    pictured.add(result)
+                    show(result)
+    pictured.end()
 
 
 def _one(model: Model, test: Test, threads: int, own: Bench, energy: Energy) -> BenchResult:
@@ -150,15 +162,18 @@ def _measure(model: Model, test: Test, threads: int, repetitions: int, warm_up: 
     finally:
         session.close()
     samples, gaps = tuple(run.ns for run in runs), [gap for run in runs for gap in run.gaps]
-    result, summary = _result(model, test, threads, samples, gaps), _summary(model)
-    result = replace(result, joules_per_token=joules)
+    work = work_of(model, test)
+    result = replace(
+        _result(model, test, threads, samples, gaps),
+        joules_per_token=joules,
+        run_operations=work.operations,
+        run_bytes=work.bytes,
+    )
     if test.prompt and test.answer:
         return result
     if test.prompt:
-        work = _operations(summary, config.vocabulary * config.width, test, model.batch_rows)
-        return replace(result, gop_per_s=work / mean(samples))
-    middle = test.depth + (test.answer + 1) / 2  # average number of tokens that attention sees
-    read = round(model.executable.memory.read_after(middle))
+        return replace(result, gop_per_s=work.operations / mean(samples))
+    read = bytes_per_token(model, test)
     rate = result.avg_ts * read
     return replace(
         result,
@@ -237,17 +252,6 @@ def _run(model: Model, session: Session, test: Test, tokens: list[int]) -> _Run:
 def _evaluate(model: Model, session: Session, tokens: list[int]) -> None:
     for start in range(0, len(tokens), model.batch_rows):
         session.evaluate(tokens[start : start + model.batch_rows], logits=False)
-
-
-def _operations(summary: Summary, output_weights: int, test: Test, batch: int) -> int:
-    """Return the operations of a prompt: each matrix for every token, the output once per batch, and attention."""
-    positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
-    every = summary.flops_per_token - 2 * output_weights
-    return (
-        test.prompt * every
-        + -(-test.prompt // batch) * 2 * output_weights
-        + positions * summary.attention_flops_per_position
-    )
 
 
 def _model_type(model: Model, summary: Summary) -> str:

@@ -24,9 +24,9 @@ from localllm.cli.app import UsageError
 from localllm.cli.commands.bench_output import OUTPUTS, Show
 from localllm.cli.commands.bench_tests import Test
 from localllm.cli.flags import flag_of
-from localllm.cli.options import Bench
 from localllm.cli.terminal.console import room, say
 from localllm.cli.terminal.formatting import table
+from localllm.cli.tool_options import Bench
 from localllm.errors import LocalLLMError
 from localllm.machine.processor import usable_threads
 from localllm.options import LoadOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from localllm.cli.options import Bench
+from localllm.cli.tool_options import Bench
 from localllm.errors import LocalLLMError
 
 

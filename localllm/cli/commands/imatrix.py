@@ -9,10 +9,11 @@ from localllm import load
 from localllm.calibration.imatrix import Imatrix as Found
 from localllm.calibration.imatrix import measure, write
 from localllm.cli.commands.perplexity import model_files, read_text
-from localllm.cli.options import Imatrix, Measuring
+from localllm.cli.options import Measuring
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress, stoppable
+from localllm.cli.tool_options import Imatrix
 from localllm.evaluation import Windows, cut, log_softmax, score
 from localllm.outputs import check_target
 from localllm.plan import F32

@@ -14,11 +14,12 @@ import numpy as np
 
 from localllm import load
 from localllm.box import resolve
-from localllm.cli.options import Measuring, Perplexity
+from localllm.cli.options import Measuring
 from localllm.cli.terminal.answer import tell
 from localllm.cli.terminal.console import YELLOW, say
 from localllm.cli.terminal.formatting import columns
 from localllm.cli.terminal.running import RunningPerplexity, RunningProgress
+from localllm.cli.tool_options import Perplexity
 from localllm.errors import LocalLLMError
 from localllm.evaluation import (
     LogitsFile,

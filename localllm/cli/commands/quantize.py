@@ -15,8 +15,8 @@ from localllm.calibration.method import METHODS, Method
 from localllm.cli.app import UsageError
 from localllm.cli.commands.perplexity import read_text
 from localllm.cli.commands.quantize_report import error_table, show, summary, text_report
-from localllm.cli.options import Quantize
 from localllm.cli.terminal.console import YELLOW, RateProgress, say
+from localllm.cli.tool_options import Quantize
 from localllm.convert import Checkpoint
 from localllm.errors import LocalLLMError
 from localllm.evaluation import cut

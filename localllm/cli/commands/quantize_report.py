@@ -8,9 +8,9 @@ from pathlib import Path
 
 from localllm.calibration.imatrix import Imatrix
 from localllm.cli.commands.perplexity import mean
-from localllm.cli.options import Quantize
 from localllm.cli.terminal.console import YELLOW, RateProgress, room, say
 from localllm.cli.terminal.formatting import columns, size, table
+from localllm.cli.tool_options import Quantize
 from localllm.errors import LocalLLMError
 from localllm.evaluation import ModelSource, Scores, cut, evaluate, statistics
 from localllm.model import load

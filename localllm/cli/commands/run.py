@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
 from localllm.cli.app import UsageError
@@ -25,6 +26,7 @@ from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.errors import LocalLLMError
 from localllm.held import held_text
 from localllm.options import AnswerOptions
+from localllm.session import Session
 
 if TYPE_CHECKING:
     from localllm.confined import Confined
@@ -71,6 +73,39 @@ def run(
             _answer(own, model, prompt, confined, opening.force, answering, display, keeping, sampling, format_)
 
 
+class Asked(NamedTuple):
+    """A prompt whose answer comes piece by piece, as soon as someone reads it."""
+
+    session: Session
+    pieces: Iterator[Piece]
+    conversation: Conversation | None  # None if the prompt is continued as plain text
+
+
+def ask(
+    raw: bool,
+    model: Model,
+    prompt: str,
+    confined: Confined,
+    answering: AnswerOptions,
+    sampling: Mapping[str, Any],
+    format_: Family | None,
+    cancel: threading.Event,
+) -> Asked:
+    """Put a prompt to a model, as one turn of a chat or, if `raw`, as plain text."""
+    conversation = None if raw else _conversation(model, confined, answering, sampling, format_)
+    if conversation is not None:
+        return Asked(conversation.session, conversation.say(prompt, cancel), conversation)
+    if answering.system_prompt:
+        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    session = model.session()
+    ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
+    options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
+    make = held_text(model, answering.structure)
+    constraint = make() if make is not None else None
+    sampler = model.sampler(sampling_of(model, sampling))
+    return Asked(session, session.generate(ids, sampler, *options, constraint=constraint), None)
+
+
 def _answer(
     own: Run,
     model: Model,
@@ -88,19 +123,7 @@ def _answer(
         if own.prompt_cache_all and not keeping.prompt_cache:
             say("note: --prompt-cache-all has no effect without --prompt-cache FILE", YELLOW)
         cache = PromptCache(keeping, model, force)
-        conversation = None if own.raw else _conversation(model, confined, answering, sampling, format_)
-        pieces: Iterator[Piece]
-        if conversation is not None:
-            session, pieces = conversation.session, conversation.say(prompt, cancel)
-        elif answering.system_prompt:
-            raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
-        else:
-            session = model.session()
-            ids = model.prompt_ids(prompt, parse_special=True)  # whether its control tokens count as such
-            options = (answering.max_tokens, answering.stops, cancel, answering.ignore_eos)
-            make = held_text(model, answering.structure)
-            constraint = make() if make is not None else None
-            pieces = session.generate(ids, model.sampler(sampling_of(model, sampling)), *options, constraint=constraint)
+        session, pieces, conversation = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel)
         cache.take_up(session)
         statistics = write(pieces, display if conversation else Display(plain=True), conversation)
         if statistics.reason == "context":

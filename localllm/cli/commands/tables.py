@@ -81,6 +81,8 @@ MIXERS = {
     "mamba": "convolution rows, Mamba states",
     "mamba2": "convolution rows, Mamba-2 states",
     "plamo2": "convolution rows, Mamba-2 states",
+    "rwkv6": "shifted rows, RWKV states",
+    "rwkv7": "shifted rows, RWKV states",
 }
 
 

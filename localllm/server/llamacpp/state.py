@@ -97,6 +97,7 @@ class State:
             "n_prompt_tokens": each.prompt_tokens,
             "n_prompt_tokens_processed": max(each.evaluated - each.reused, 0),
             "n_prompt_tokens_cache": each.reused,
+            "predicted_per_second": each.rate,
             "params": described(self._wanted(model, each.generation), (), short=True),
             "next_token": [
                 {

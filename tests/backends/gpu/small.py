@@ -17,7 +17,7 @@ from localllm.backends.gpu.executable import GpuExecutable
 from localllm.backends.reference import ReferenceBackend
 from localllm.plan import BLOCK, Batch, Recorder, Rope, Value
 from tests.backends.attending import Heads
-from tests.backends.cases import RECURRENT, VOCABULARY, lightning, linear_attention, selective_scan
+from tests.backends.cases import RECURRENT, VOCABULARY, lightning, linear_attention, matrix_scan, selective_scan
 from tests.backends.support import Build, bind, record, stored
 from tests.models.support import Driver, MemoryWeight, stack
 
@@ -180,6 +180,8 @@ PLANS: dict[str, tuple[Small, ...]] = {
         Small(linear_attention(1, 1, 5, 7, delta=True, tiled=False, channels=True), table(48), steps=(3,), before=62),
         Small(lightning(1, 5, 7), table(48), steps=(2,)),
         Small(selective_scan(20, 3), table(48), steps=(3,), before=62),
+        Small(matrix_scan(2, 5, 7, erases=False, before=True), table(48), steps=(2, 1)),
+        Small(matrix_scan(2, 5, 7, erases=True, before=False), table(48), steps=(3,), before=62),
     ),
     "formats": tuple(of_format(name) for name in formats.FORMATS),
     "largest": (Small(lambda r, x: r.select_rows(x), table(4099), off=0.0, steps=(1,)),),

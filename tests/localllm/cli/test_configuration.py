@@ -19,8 +19,9 @@ import localllm as api
 from localllm.cli.app import UsageError, read
 from localllm.cli.catalogue import APART, SHARED, Catalogue
 from localllm.cli.configuration import filled
-from localllm.cli.main import COMMANDS, main
+from localllm.cli.main import main
 from localllm.cli.presets import PRESETS
+from localllm.cli.table import COMMANDS
 from localllm.cli.tomlfile import MOST, read_toml
 from localllm.cli.values import keys_of
 from localllm.options import SamplingOptions

@@ -12,8 +12,8 @@ import pytest
 from localllm.box import resolve
 from localllm.cli.app import read
 from localllm.cli.documents import SECTIONS, brought_up_to_date
-from localllm.cli.main import COMMANDS
 from localllm.cli.naming import with_command
+from localllm.cli.table import COMMANDS
 from localllm.models import ARCHITECTURES
 from tests.localllm.support import PROGRAM, REPOSITORY, localllm
 

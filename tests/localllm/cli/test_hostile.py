@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from localllm.cli.main import COMMANDS
+from localllm.cli.table import COMMANDS
 from localllm.cli.terminal import console
 from localllm.gguf import NewTensor, open_gguf, write_gguf
 from localllm.printable import printable

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 import localllm as api
-from localllm.cli.main import COMMANDS, main
+from localllm.cli.main import main
+from localllm.cli.table import COMMANDS
 from localllm.options import declared
 from tests.conftest import reference
 from tests.localllm.store.stores import ollama_model

@@ -10,8 +10,8 @@ import pytest
 
 from localllm.cli.app import UsageError, read
 from localllm.cli.foreign import FOREIGN
-from localllm.cli.main import COMMANDS
 from localllm.cli.options import ModelName, Run
+from localllm.cli.table import COMMANDS
 from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions, declared
 
 

@@ -33,7 +33,7 @@ def test_bench_and_show_fit_a_terminal(
 ) -> None:
     monkeypatch.setattr(bench, "room", lambda: width)
     monkeypatch.setattr(show, "room", lambda: width)
-    monkeypatch.setattr("localllm.cli.main.room", lambda: width)
+    monkeypatch.setattr("localllm.cli.starting.room", lambda: width)
     for words in (["bench", "demo", "-p", "2", "-n", "2", "-r", "1"], ["show", "demo"], ["show", "--archs"]):
         assert main([*words, *([] if words[0] == "show" else ["-t", "1"])]) == 0
         lines = capsys.readouterr().out.splitlines()

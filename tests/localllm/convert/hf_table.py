@@ -8,6 +8,7 @@ from tests.localllm.convert.hf_tokenizers import VOCABULARY
 
 WINDOW = 8
 CONTEXT = 256
+XIELU = ("act_fn.beta", "act_fn.eps")  # numbers that models of Apertus do not learn
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
@@ -57,12 +58,19 @@ _NEMOTRON3 = {
 _DEFAULT = {"rope_type": "default", "rope_theta": 10000.0}
 VISION = {
     "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 32,
-    "num_position_embeddings": 16, "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
+    "num_hidden_layers": 1, "num_attention_heads": 2, "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0], "fullatt_block_indexes": [0],
 }  # fmt: skip
 _MINISTRAL = {
     **_YARN, "original_max_position_embeddings": 16, "mscale": 1.0, "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1, "max_position_embeddings": CONTEXT,
 }  # fmt: skip
+
+
+def sees(name: str) -> bool:
+    """Return whether the model of that name has a part for pictures."""
+    return "VL" in MODELS[name][0] or MODELS[name][0] == "Mistral3Config"
+
 
 # Name: class of the configuration, its further settings, and the tokenizer ("spm", "llama3", ...).
 MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -75,8 +83,23 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "num_shared_experts": 1, "route_scale": 1.5, "mup_enabled": True, "sliding_window": WINDOW},
         "llama3",
     ),
+    "apertus": ("ApertusConfig", {"attention_bias": True, "rope_parameters": _LLAMA3}, "tekken"),
     "arcee": ("ArceeConfig", {"head_dim": 8, "rope_parameters": _YARN}, "llama3"),
+    "bitnet": ("BitNetConfig", {"hidden_act": "silu", "tie_word_embeddings": True}, "llama3"),
     "cohere2": ("Cohere2Config", {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": WINDOW}, "qwen2"),
+    "cohere2moe": (
+        "Cohere2MoeConfig",
+        {"head_dim": 8, "num_hidden_layers": 5, "sliding_window": WINDOW, "num_experts": 4, "num_experts_per_tok": 2,
+         "num_shared_experts": 2, "expert_selection_fn": "sigmoid", "first_k_dense_replace": 1,
+         "prefix_dense_intermediate_size": 48, "logit_scale": 0.25},
+        "qwen2",
+    ),
+    "cohere2moe-softmax": (
+        "Cohere2MoeConfig",
+        {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": WINDOW, "num_experts": 4, "num_experts_per_tok": 2,
+         "rms_norm_eps": 1e-6, "logit_scale": 0.25, "norm_topk_prob": False},
+        "qwen2",
+    ),
     "command-r": ("CohereConfig", {"use_qk_norm": True}, "qwen2"),
     "deepseek2": (
         "DeepseekV2Config",
@@ -142,6 +165,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "seed_oss": ("SeedOssConfig", {"head_dim": 8}, "seed-coder"),
     "mistral": ("MistralConfig", {"sliding_window": None, "tie_word_embeddings": True}, "tekken"),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4}, "spm"),
+    "mistral4": (
+        "Mistral3Config",
+        {"model_type": "mistral4", **_LATENT, **_EXPERTS, "n_routed_experts": 4, "n_shared_experts": 2,
+         "routed_scaling_factor": 1.5, "rope_parameters": {**_MINISTRAL}},  # a copy: transformers adds to it
+        "tekken",
+    ),
     "mistral3": ("Ministral3Config", {"head_dim": 16, "rope_parameters": _MINISTRAL}, "tekken"),
     "gemma": ("GemmaConfig", {"head_dim": 16}, "spm"),
     "gemma2": ("Gemma2Config", {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 3.0}, "spm"),
@@ -196,6 +225,18 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "granitemoe-shared": (
         "GraniteMoeSharedConfig",
         {**_GRANITE, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 32},
+        "starcoder",
+    ),
+    "granite_swa": (
+        "GraniteSWAConfig",
+        {**_GRANITE, "num_hidden_layers": 5, "sliding_window": WINDOW, "layer_rope_theta": [0, 5e3, 5e3, 0, 5e3],
+         "tie_word_embeddings": False},
+        "starcoder",
+    ),
+    "granite_swa-moe": (
+        "GraniteMoeSWAConfig",
+        {**_GRANITE, "num_hidden_layers": 3, "sliding_window": WINDOW, "num_local_experts": 4,
+         "num_experts_per_tok": 2, "shared_intermediate_size": 24},
         "starcoder",
     ),
     "olmo2": ("Olmo2Config", {}, "llama3"),
@@ -295,7 +336,20 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
     ),
     "gptneox": ("GPTNeoXConfig", {"hidden_act": "gelu_new"}, "gpt-2"),
     "gptneox-serial": ("GPTNeoXConfig", {"hidden_act": "gelu_new", "use_parallel_residual": False}, "gpt-2"),
+    "dbrx": (
+        "DbrxConfig",
+        {"d_model": 32, "attn_config": {"kv_n_heads": 2, "clip_qkv": 0.8, "rope_theta": 5000.0},
+         "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2},
+         "rope_parameters": {**_DEFAULT, "rope_theta": 5000.0}},
+        "llama3",
+    ),
     "minicpm3": ("MiniCPM3Config", {**_LATENT, "qk_head_dim": 18}, "spm"),
+    "mpt": (
+        "MptConfig",
+        {"hidden_size": 48, "num_attention_heads": 6, "max_seq_len": CONTEXT,
+         "attn_config": {"clip_qkv": 0.8}},
+        "gpt-2",
+    ),
     "starcoder": ("GPTBigCodeConfig", {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": CONTEXT}, "starcoder"),
     "hy_v3": (
         "HYV3Config",
@@ -313,12 +367,24 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
              "full_attention": {**_YARN, "partial_rotary_factor": 0.5}, "sliding_attention": _DEFAULT}},
         "qwen2",
     ),
+    "mimo2": (
+        "MiMoV2FlashConfig",
+        {**_EXPERTS, "head_dim": 24, "v_head_dim": 16, "num_hidden_layers": 4, "n_routed_experts": 4,
+         "sliding_window": WINDOW, "num_key_value_heads": 1, "norm_topk_prob": True,
+         "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
+        "qwen2",
+    ),
     "mellum": (
         "MellumConfig",
         {**_EXPERTS, "head_dim": 16, "num_experts": 4, "num_hidden_layers": 4, "sliding_window": WINDOW,
          "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "mlp_layer_types": ["sparse"] * 4,
          "norm_topk_prob": True, "rope_parameters": {"full_attention": _YARN, "sliding_attention": _DEFAULT}},
         "qwen2",
+    ),
+    "paddleocr-vl": (
+        "PaddleOCRVLConfig",
+        {"head_dim": 16, "rope_parameters": {**_DEFAULT, "rope_theta": 5e5, "mrope_section": [2, 3, 3]}},
+        "spm",
     ),
     "qwen2vl": ("Qwen2_5_VLConfig", {"rope_parameters": {**_DEFAULT, "mrope_section": [1, 1, 2]}}, "qwen2"),
     "qwen3vl": (

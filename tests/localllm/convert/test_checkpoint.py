@@ -14,8 +14,6 @@ import pytest
 
 import localllm
 from localllm.convert import ConvertError, open_checkpoint
-from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipes import RECIPES
 from localllm.tokenizer import Tokenizer
 from tests.localllm.convert.support import HF, logits_of, values, write_f32
 from tests.models.support import nmse
@@ -268,37 +266,6 @@ def test_a_config_that_does_not_fit_is_one_line(case: str, tmp_path: Path) -> No
         open_checkpoint(folder)
     assert "\n" not in str(error.value)
     assert str(error.value).startswith(str(folder))
-
-
-FIXED: dict[str, tuple[str, dict[str, Any], bool]] = {
-    "every fourth by count": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 4}, True),
-    "every fourth by default": ("smollm3", {"num_hidden_layers": 5}, True),
-    "every fourth by name": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1, 1, 1, 0, 1]}, True),
-    "every third": ("smollm3", {"num_hidden_layers": 5, "no_rope_layer_interval": 3}, False),
-    "every layer rotated": ("smollm3", {"num_hidden_layers": 5, "no_rope_layers": [1] * 5}, False),
-    "as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 16}, True),
-    "no word of it": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16}, True),
-    "not as the head": ("gemma2", {"num_hidden_layers": 2, "head_dim": 16, "query_pre_attn_scalar": 8}, False),
-    "one mscale": ("deepseek2", {"rope_parameters": {"mscale": 0.7, "mscale_all_dim": 0.7}}, True),
-    "two mscales": ("deepseek2", {"rope_parameters": {"mscale": 1.0, "mscale_all_dim": 0.7}}, False),
-    "any steps": ("mamba2", {"time_step_limit": [0.0, float("inf")]}, True),
-    "bounded steps": ("mamba2", {"time_step_limit": [0.1, 0.2]}, False),
-    "no experts": ("nemotron_h", {"hybrid_override_pattern": "M*-M"}, True),
-    "experts": ("nemotron_h_moe", {"hybrid_override_pattern": "M*EM"}, True),
-    "experts beside dense layers": ("nemotron_h_moe", {"hybrid_override_pattern": "M*E-"}, False),
-    "one matrix, one number": ("falcon-h1", {"tie_word_embeddings": True}, True),
-    "one matrix, two numbers": ("falcon-h1", {"tie_word_embeddings": True, "lm_head_multiplier": 2.0}, False),
-    "gate after norm": ("falcon-h1", {"mamba_rms_norm": True, "mamba_norm_before_gate": True}, False),
-    "27B": ("gemma2", {"num_hidden_layers": 46, "head_dim": 16, "query_pre_attn_scalar": 8}, True),
-}
-
-
-@pytest.mark.parametrize("case", FIXED)
-def test_what_the_gguf_architecture_has_fixed(case: str) -> None:
-    name, config, fits = FIXED[case]
-    values = {"hidden_size": 32, "num_attention_heads": 4} | config
-    told = HfConfig(Path("config.json"), {"architectures": [RECIPES[name].classes[0]], **values}, {})
-    assert all(check(told) is None for check in RECIPES[name].checks) == fits
 
 
 BAD_WEIGHTS: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {

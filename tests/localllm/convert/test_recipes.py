@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,15 @@ from localllm.models import ARCHITECTURES
 from tests.localllm.convert.hf_encoders import ENCODERS
 from tests.localllm.convert.hf_models import ids, make
 from tests.localllm.convert.hf_synthetic import DATA, LEFT_OUT, POSITIONS, numbers, read_specs, write_folder
-from tests.localllm.convert.hf_table import MODELS
+from tests.localllm.convert.hf_table import MODELS, sees
 from tests.localllm.convert.support import logits_of, save
 from tests.models.support import nmse
 
 
 def test_every_recipe_is_of_an_architecture_that_runs() -> None:
-    """The other way round holds for 72 of them; the rest run from GGUF files alone."""
+    """The other way round holds for 81 of them; the rest run from GGUF files alone."""
     assert set(RECIPES) <= set(ARCHITECTURES)
-    assert len(RECIPES) == 72
+    assert len(RECIPES) == 81
 
 
 def test_every_recipe_has_a_model_here() -> None:
@@ -43,8 +44,22 @@ def test_stored_logits_are_of_every_model() -> None:
 def test_stored_logits_are_those_of_the_converted_folder(name: str, tmp_path: Path) -> None:
     write_folder(SPECS[name], tmp_path)
     with open_checkpoint(tmp_path) as model:
-        assert len(model.notes) == ("vl" in name)  # on the tensors for images
+        assert len(model.notes) == sees(name)  # on the tensors for images
         assert nmse(logits_of(model, ids())[POSITIONS], STORED[name]).max() < 1e-9
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_tensors_have_the_names_of_the_gguf_package(name: str, tmp_path: Path) -> None:
+    from gguf import MODEL_ARCH_NAMES, MODEL_TENSORS, TENSOR_NAMES
+
+    write_folder(SPECS[name], tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        architecture, found = model.metadata["general.architecture"], set(model.tensors)
+    number = next((key for key, known in MODEL_ARCH_NAMES.items() if known == architecture), None)
+    if number is None:
+        pytest.skip(f"this gguf package does not know {architecture}")
+    names = {re.sub(r"^blk[.][0-9]+[.]", "blk.{bid}.", re.sub(r"[.](weight|bias|scale)$", "", x)) for x in found}
+    assert names <= {TENSOR_NAMES[tensor] for tensor in MODEL_TENSORS[number]}
 
 
 def test_what_config_json_of_gemma3_may_leave_out(tmp_path: Path) -> None:
@@ -106,5 +121,5 @@ def test_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="transformers is not installed: the stored logits stand in")
     theirs = make(name, tmp_path)
     with open_checkpoint(tmp_path) as model:
-        assert len(model.notes) == ("vl" in name)  # on the tensors for images
+        assert len(model.notes) == sees(name)  # on the tensors for images
         assert nmse(logits_of(model, ids()), theirs).max() < 1e-9

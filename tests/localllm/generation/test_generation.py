@@ -102,6 +102,17 @@ def test_the_tokens_are_the_same_however_few_logits_leave_the_device(
     assert (decoding.passes, decoding.held, decoding.speculated()) == (8, 9, None)
 
 
+def test_whoever_watches_gets_all_logits() -> None:
+    rows = np.random.RandomState(2).standard_normal((3, 400)).astype(np.float32)
+    device, sampler = Device(rows, 256), Sampler(SamplingOptions(top_k=5, seed=3))
+    decoding = PlainDecoding(device, sampler, whole=True)
+    decoding.start(rows[:1])
+    decoding.feed(decoding.sample(), 1)
+    assert device.asked == [0]
+    assert (decoding.deciding().logits == rows[1]).all()
+    assert decoding.deciding()[1:] == (None, False, "")
+
+
 # -- text ------------------------------------------------------------------------------------------------------------
 
 

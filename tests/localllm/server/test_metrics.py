@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
+from localllm import __version__
 from localllm.scheduler.interfaces import Load
 from localllm.scheduler.request import Usage
 from localllm.server.metrics import Metrics
 from localllm.server.observed import Observed
 from localllm.server.settings import Settings
-from localllm.server.turn import Begun, Completion, Evaluated, Generation
+from localllm.server.turn import Begun, Completion, Evaluated, Generation, More
 from tests.localllm.server.calls import call
 from tests.localllm.server.scripted import ScriptedService, done, said, script
 
@@ -82,6 +84,43 @@ def test_answers_are_added_up() -> None:
     assert values['localllm_answers_total{reason="end"}'] == 1
     _, again = read(metrics.text().decode())
     assert again["llamacpp:prompt_tokens_seconds"] == 0  # since the last look
+
+
+def test_tokens_are_counted_when_they_come_and_the_time_between_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    metrics = Metrics()
+    clock = iter([0.5, 1.0, 2.0, 2.25, 2.5, 9.0])  # of two beginnings, three tokens, and text without a token
+    monkeypatch.setattr("localllm.server.observed.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    async def main() -> None:
+        script = [
+            Begun(50, 10, 0), Evaluated(30, 0), Begun(50, 50, 1), Evaluated(50, 0), *said("a", answer=0),
+            *said("b", answer=1), *said("c", answer=0), More((), answer=0), done(),
+        ]  # fmt: skip
+        observed = Observed(ScriptedService(script), metrics)
+        seen = []
+        async for event in observed.complete("tiny", Completion("x", Generation(n=2))):
+            _, values = read(metrics.text().decode())
+            seen.append((values["localllm_generated_tokens_total"], values["localllm_evaluated_tokens_total"]))
+            if isinstance(event, More) and event.parts:
+                rates.append(observed.open[0].rate)
+        assert seen == [(0, 0), (0, 20), (0, 20), (0, 40), (1, 40), (2, 40), (3, 40), (3, 40), (3, 40)]
+
+    rates: list[float] = []
+    asyncio.run(main())
+    types, values = read(metrics.text().decode())
+    assert types["localllm_inter_token_seconds"] == "histogram"
+    assert values["localllm_inter_token_seconds_count"] == 1  # only the first answer has two tokens
+    assert values["localllm_inter_token_seconds_sum"] == 0.5
+    assert rates == [0, 0, 2]
+
+
+def test_the_start_and_the_version_are_told() -> None:
+    metrics = Metrics()
+    _, values = read(metrics.text().decode())
+    assert values["localllm_start_time_seconds"] == metrics.started
+    assert values[f'localllm_info{{version="{__version__}"}}'] == 1
+    metrics.embedded(70, 1.0)
+    assert read(metrics.text().decode())[1]["localllm_evaluated_tokens_total"] == 70
 
 
 def test_servers_count_by_themselves() -> None:

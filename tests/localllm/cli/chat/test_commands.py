@@ -49,8 +49,8 @@ def test_sampling_and_length_change_in_a_chat(said: Said) -> None:
     )
     assert answers[0] != greedy == answers[1]
     assert answers[2] == greedy[: len(answers[2])] < greedy
-    assert "temperature is 0.0 (temperature (0: always the top token))" in err
-    assert "predict is 3 (" in err
+    assert "temperature is 0.0\n" in err
+    assert "predict is 3\n" in err
     assert err.endswith("error: unknown setting 'TEMP'; did you mean temp?\n") or "unknown setting 'TEMP'" in err
 
 
@@ -66,10 +66,10 @@ def test_speculation_changes_in_a_chat_and_no_answer(said: Said) -> None:
     typed = ("/set spec ngram", "one", "/clear", "/set spec draft", "/set draft-max 99", "/set spec off", "one")
     answers, err = said(*typed, words=words)
     assert answers == [plain, plain]
-    assert "spec is ngram (" in err
+    assert "spec is ngram\n" in err
     assert "speculation with a draft model requires one" in err
     assert "99 drafted tokens: give 1 to 15" in err
-    assert "spec is off (" in err
+    assert "spec is off\n" in err
 
 
 REFUSED = {

@@ -1,0 +1,74 @@
+"""The operations and the bytes of one run of a test: what a roofline needs, and what rates are made of.
+
+A pass of a prompt reads every weight and every cached row once, whatever its number of rows. So the bytes of a prompt
+are the least that it can read, and its operations per byte the most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.cli.commands.bench_tests import Test
+from localllm.model import Model
+from localllm.plan import Plan, Summary, summarize
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Operations, two for each weight of a product, and bytes read from memory."""
+
+    operations: int
+    bytes: int
+
+
+def work_of(model: Model, test: Test) -> Work:
+    """Return the work of one run: first the prompt, then the decoded tokens, after what the cache holds."""
+    parts = [_prompt(model, test)] if test.prompt else []
+    parts += [_decoding(model, test)] if test.answer else []
+    return Work(sum(part.operations for part in parts), sum(part.bytes for part in parts))
+
+
+def bytes_per_token(model: Model, test: Test) -> int:
+    """Return the bytes that a decoded token reads, averaged over the test."""
+    return round(model.executable.memory.read_after(_middle(test)))
+
+
+def weights_read(plan: Plan, rows: int) -> int:
+    """Return the bytes of weights, as the file stores them, that a pass of `rows` rows reads.
+
+    A row reads part of the experts and of the embedding. Rows are taken to read different parts, up to the whole.
+    """
+    return sum(read.weight.bytes * min(read.used * rows, read.of) // read.of for read in plan.reads)
+
+
+def _middle(test: Test) -> float:
+    """Return how many tokens attention sees, on average over the decoded tokens."""
+    return test.depth + test.prompt + (test.answer + 1) / 2
+
+
+def _decoding(model: Model, test: Test) -> Work:
+    summary, seen = _summary(model), _middle(test)
+    each = summary.flops_per_token + summary.attention_flops_per_position * seen
+    return Work(round(test.answer * each), test.answer * bytes_per_token(model, test))
+
+
+def _prompt(model: Model, test: Test) -> Work:
+    """Count each matrix for every token, the output once per pass, and attention."""
+    assert model.plan is not None
+    assert model.config is not None
+    summary, memory, batch = _summary(model), model.executable.memory, model.batch_rows
+    output = 2 * model.config.vocabulary * model.config.width
+    positions = test.prompt * test.depth + test.prompt * (test.prompt + 1) // 2
+    operations = test.prompt * (summary.flops_per_token - output) + -(-test.prompt // batch) * output
+    stored = memory.weights_per_token / summary.bytes_per_token  # bytes of the backend per byte of the file
+    read = 0.0
+    for first in range(0, test.prompt, batch):
+        rows = min(batch, test.prompt - first)
+        cache = memory.read_after(test.depth + first + rows) - memory.weights_per_token
+        read += stored * weights_read(model.plan, rows) + cache
+    return Work(operations + positions * summary.attention_flops_per_position, round(read))
+
+
+def _summary(model: Model) -> Summary:
+    assert model.plan is not None
+    return summarize(model.plan)

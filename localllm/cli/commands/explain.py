@@ -1,0 +1,93 @@
+"""`localllm explain`: answer one prompt, and show how the answer was made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localllm import load
+from localllm.cli.commands.explain_view import view
+from localllm.cli.commands.run import Asked, ask
+from localllm.cli.naming import title
+from localllm.cli.options import Explain, Keeping, Opening
+from localllm.cli.terminal.answer import interruptible, tell
+from localllm.cli.terminal.console import LoadProgress, say
+from localllm.cli.terminal.keeping import PromptCache, check_place
+from localllm.explain.account import Account, best, measure_roofs
+from localllm.explain.explanation import Explanation
+from localllm.explain.facts import facts
+from localllm.explain.page import page
+from localllm.explain.recorder import Recorder
+from localllm.options import AnswerOptions
+from localllm.outputs import check_target, new_file
+
+if TYPE_CHECKING:
+    from localllm.generation.statistics import Statistics
+    from localllm.model import Model
+    from localllm.template import Family
+
+
+def explain(
+    own: Explain,
+    name: str,
+    prompt: str,
+    opening: Opening,
+    answering: AnswerOptions,
+    keeping: Keeping,
+    sampling: Mapping[str, Any],
+    format_: Family | None = None,
+) -> None:
+    """Answer `prompt` as `run` does, then show what happened. KeyboardInterrupt after Ctrl-C stopped the answer."""
+    from localllm.template import renderer
+
+    target = Path(own.html) if own.html else None
+    if target is not None:  # before the model takes its time
+        check_target(target, opening.force, reading=[name, *([own.file] if own.file else [])])
+    check_place(keeping)
+    with renderer() as confined:
+        if not own.raw:
+            confined.start()
+        with LoadProgress() as progress:
+            model = load(name, opening.options, progress=progress)
+        with model, interruptible() as cancel:
+            tell(model)
+            cache, before = PromptCache(keeping, model, opening.force), measure_roofs(model)
+            asked = ask(own.raw, model, prompt, confined, answering, sampling, format_, cancel)
+            cache.take_up(asked.session)
+            answer, recorder, statistics = _answer(own, model, asked)
+            account = Account(recorder.record, model, best(before, measure_roofs(model)), statistics)
+            it = Explanation(title(name), model.device, prompt, answer, account, model.words)
+            if own.json:
+                print(json.dumps(facts(it), indent=2))
+            else:
+                view(it)
+            if target is not None:
+                _write(target, it, opening.force)
+            if keeping.prompt_cache:
+                asked.session.rewind(min(statistics.prompt_tokens, asked.session.length))
+            cache.keep(asked.session, [])
+    if statistics.reason == "cancelled":
+        raise KeyboardInterrupt
+
+
+def _answer(own: Explain, model: Model, asked: Asked) -> tuple[str, Recorder, Statistics]:
+    """Write the answer as it comes, and record how. Control characters are escaped in pipes too: it is a report."""
+    recorder, parts, statistics = Recorder(model, own.candidates), list[str](), None
+    with recorder.watching(asked.session):
+        for piece in asked.pieces:
+            parts.append(piece.text)
+            statistics = piece.statistics
+            if not own.json:
+                print(piece.text, end="", flush=True)
+    assert statistics is not None, "an answer ends with its statistics"
+    if not own.json:
+        print()
+    return "".join(parts), recorder, statistics
+
+
+def _write(target: Path, it: Explanation, force: bool) -> None:
+    with new_file(target, force) as file:
+        file.write(page(it).encode())
+    say(f"{target}: {file.size} bytes written")

@@ -1,0 +1,160 @@
+"""The terminal view of `localllm explain`, with rich. Long lists are cut here; the page has all of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from localllm.cli.terminal.console import raw, room
+from localllm.explain.account import Phase, Spent
+from localllm.explain.explanation import Explanation
+from localllm.explain.lessons import lessons
+from localllm.explain.record import Choice, Record
+from localllm.explain.text import amount, bytes_of, draft_line, plural, share, short_stage, shown, time
+from localllm.printable import printable
+
+PROMPT_ENDS = 40  # tokens of the prompt's beginning and end
+STEPS = 12  # tokens of the answer
+LISTED = 4  # candidates of a token
+BAR = 60  # characters of the time line
+WIDTH = 120  # columns where there is no terminal
+STYLES = {"prompt": "blue", "decoding": "green", "verifying": "yellow", "draft": "magenta", "sampling": "red"}
+LETTERS = {"prompt": "P", "decoding": "d", "verifying": "v", "draft": "m", "sampling": "s"}
+
+
+def view(it: Explanation) -> None:
+    """Print an explanation on stdout."""
+    stream = raw(sys.stdout)
+    console = Console(file=stream, width=room() or WIDTH, highlight=False, markup=False, emoji=False)
+    sys.stdout.flush()
+    for part in _parts(it):
+        console.print(part)
+    stream.flush()
+
+
+def _parts(it: Explanation) -> Iterator[Group | Text | Table | Padding]:
+    record = it.account.record
+    yield Text(f"\n{printable(it.model, None)} on {it.device}; ended by {it.ended_by}", "dim")
+    yield Text(f"samplers: {', '.join(record.chain)}; seed {record.seed}", "dim")
+    yield _heading("What it shows")
+    for lesson in lessons(it.account):
+        yield Text.assemble((f"{lesson.title}: ", "bold"), lesson.text)
+    if it.limits:
+        yield Text(it.limits, "dim")
+    yield _heading(f"The prompt: {plural(len(record.prompt), 'token')}, text and bytes")
+    yield _prompt(it)
+    yield _heading(f"The time line: {time(record.ended)}")
+    yield _line(record)
+    yield _times(it)
+    yield _heading("What was read and multiplied")
+    yield Text(it.roofs, "dim")
+    for phase in it.account.phases:
+        yield _work(phase, it.account.clocked)
+    yield _heading(f"The answer: {plural(len(record.choices), 'token')}")
+    yield _choices(it, record.choices[:STEPS])
+    if len(record.choices) > STEPS:
+        yield Text(f"{len(record.choices) - STEPS} more tokens: -o FILE.html writes them all to a page.", "dim")
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", "bold underline")
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    """Return an empty table; a column is its name, and whether it holds numbers."""
+    found = Table(box=None, pad_edge=False, header_style="dim")
+    for name, number in columns:
+        found.add_column(name, justify="right" if number else "left", overflow="fold")
+    return found
+
+
+def _prompt(it: Explanation) -> Text:
+    record = it.account.record
+    starts, line = {step.first for step in record.chunks()}, Text()
+    for number, token in enumerate(record.prompt):
+        if PROMPT_ENDS <= number < len(record.prompt) - PROMPT_ENDS:
+            if number == PROMPT_ENDS:
+                line.append(f"... {len(record.prompt) - 2 * PROMPT_ENDS} tokens ... ", "dim")
+            continue
+        if number in starts:
+            line.append("[chunk] ", "blue")
+        raw_bytes = it.piece(token)
+        style = "dim" if number < record.reused else "italic" if it.is_control(token) else "bold"
+        line.append(shown(raw_bytes), style).append(f" {bytes_of(raw_bytes)}  ", "dim")
+    return line
+
+
+def _line(record: Record) -> Text:
+    """Return the answer as a line of letters, each what took most of its share of the time."""
+    total, chunks = record.ended or 1.0, {id(step) for step in record.chunks()}
+    shares: list[dict[str, float]] = [{} for _ in range(BAR)]
+
+    def add(name: str, began: float, ended: float) -> None:
+        for cell in range(int(began / total * BAR), min(int(ended / total * BAR), BAR - 1) + 1):
+            inside = min(ended, (cell + 1) * total / BAR) - max(began, cell * total / BAR)
+            shares[cell][name] = shares[cell].get(name, 0.0) + inside
+
+    for step in record.steps:
+        several = "decoding" if len(step.tokens) == 1 else "verifying"
+        add("draft" if step.who == "draft" else "prompt" if id(step) in chunks else several, step.began, step.ended)
+    for choice in record.choices:
+        add("sampling", choice.began, choice.ended)
+    line, used = Text("0 "), list[str]()
+    for cell in shares:
+        name = max(cell, key=lambda each: cell[each], default="")
+        line.append(LETTERS.get(name, "."), STYLES.get(name, "dim"))
+        used += [name] if name and name not in used else []
+    line.append(f" {time(total)}   ")
+    for name in used:
+        line.append(f"{LETTERS[name]} ", STYLES[name]).append(f"{name}  ", "dim")
+    return line
+
+
+def _times(it: Explanation) -> Table:
+    found, ended = _table(("what", False), ("time", True), ("share", True)), it.account.record.ended or 1.0
+    for name, seconds in it.account.time:
+        found.add_row(name, time(seconds), share(seconds / ended))
+    return found
+
+
+def _work(phase: Phase, clocked: bool) -> Group:
+    found = _table(
+        ("operation", False), ("calls", True), ("time", True), ("read", True), ("GB/s", True),
+        ("of memory roof", True), ("done", True), ("of arithmetic roof", True),
+    )  # fmt: skip
+    for each in (*phase.kinds, phase.whole):
+        found.add_row(*_kind(each, clocked), style="bold" if each is phase.whole else "")
+    told = f"\n{phase.name}: {plural(len(phase.steps), 'pass')}, {plural(phase.rows, 'row')}"
+    return Group(Text(told), found)
+
+
+def _kind(each: Spent, clocked: bool) -> tuple[str, ...]:
+    known = clocked and each.seconds > 0
+    return (
+        printable(each.kind, 40),
+        str(each.calls),
+        time(each.seconds) if known else "",
+        amount(each.bytes, "B") if each.bytes else "",
+        f"{each.bandwidth / 1e9:.1f}" if known and each.bytes else "",
+        share(each.read_share) if known and each.read_share else "",
+        amount(each.operations, "op") if each.operations else "",
+        share(each.multiply_share) if known and each.multiply_share else "",
+    )
+
+
+def _choices(it: Explanation, choices: Sequence[Choice]) -> Table:
+    found = _table(
+        ("", True), ("token", False), ("model", True), ("drawn", True), ("candidates", False), ("samplers", False)
+    )
+    for number, choice in enumerate(choices, 1):
+        chosen = choice.of(choice.token)
+        best = " ".join(f"{shown(it.piece(c.token))} {share(c.model)}" for c in choice.candidates[:LISTED])
+        done = "; ".join(filter(None, [draft_line(choice), *(short_stage(each) for each in choice.stages)]))
+        text = Text(shown(it.piece(choice.token)), "bold")
+        found.add_row(str(number), text, share(chosen.model), share(chosen.drawn), best, Text(done, "dim"))
+    return found

@@ -1,0 +1,195 @@
+"""What a picture of speed shows, as plain numbers: a roofline; curves against depth, prompt length and threads; rates.
+
+rows -> `picture_of` -> Picture -> `drawing.draw` (matplotlib), or the table of the HTML page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from localllm.cli.plots.runs import Row, Run
+
+MOST_TESTS = 30  # in the panel of all tests; the HTML page has a table of all
+
+
+@dataclass(frozen=True, slots=True)
+class Roof:
+    """The upper limits of a machine; 0 if one is unknown."""
+
+    run: int
+    gb: float  # GB/s that it reads
+    gop: float  # GOP/s that it computes
+
+    @property
+    def ridge(self) -> float:
+        """Operations per byte from which on arithmetic is the limit; 0 if unknown."""
+        return self.gop / self.gb if self.gb else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A test in the roofline."""
+
+    run: int
+    model: int
+    label: str
+    decodes: bool
+    intensity: float  # operations per byte
+    gop: float  # GOP/s
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve: what its tests share, and (x, tokens per second, spread) of each, by x."""
+
+    run: int
+    label: str
+    points: tuple[tuple[float, float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """Curves against one quantity."""
+
+    title: str
+    axis: str
+    series: tuple[Series, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A test, and its rate in each run; 0 where it was not run."""
+
+    label: str
+    rates: tuple[float, ...]
+    spreads: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that is drawn."""
+
+    title: str
+    runs: tuple[str, ...]  # their names; the new one first
+    models: tuple[str, ...]
+    roofs: tuple[Roof, ...]
+    points: tuple[Point, ...]
+    panels: tuple[Panel, ...]
+    bars: tuple[Bar, ...]
+    left_out: int  # tests that have no bar
+
+
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    title: str
+    label: str
+    takes: Callable[[Row], bool]
+    value: Callable[[Row], float]
+    rest: Callable[[Row], tuple[str, ...]]  # what the tests of a curve share, in words
+
+
+def _kind(row: Row) -> str:
+    """Return the test without its depth: tg128."""
+    return row.test.partition(" @ ")[0]
+
+
+def _deep(row: Row) -> str:
+    return f"depth {row.depth}" if row.depth else ""
+
+
+def _threads(row: Row) -> str:
+    return f"{row.threads} threads" if row.threads != 1 else "1 thread"
+
+
+_AXES = (
+    _Axis(
+        "Speed against depth", "tokens in the cache", lambda row: not row.text, lambda row: row.depth,
+        lambda row: (_kind(row), _threads(row)),
+    ),
+    _Axis(
+        "Prompts: speed against their length", "rows (tokens of the prompt)",
+        lambda row: not row.text and not row.answer, lambda row: row.prompt, lambda row: (_deep(row), _threads(row)),
+    ),
+    _Axis(
+        "Speed against threads", "threads", lambda row: not row.text, lambda row: row.threads,
+        lambda row: (_kind(row), _deep(row)),
+    ),
+)  # fmt: skip
+
+
+def picture_of(runs: Sequence[Run]) -> Picture:
+    """Return what to draw for the new run, and for an older one if there are two."""
+    models = tuple(dict.fromkeys(row.model for run in runs for row in run.rows))
+    numbered = [(number, row) for number, run in enumerate(runs) for row in run.rows]
+    several, of_threads = len(models) > 1, len({row.threads for run in runs for row in run.rows}) > 1
+    panels = (_panel(axis, numbered, several) for axis in _AXES)
+    bars = _bars(runs, several, of_threads)
+    return Picture(
+        title=" on ".join(word for word in ("" if several else models[0], _machine(runs[0], of_threads)) if word),
+        runs=tuple(run.name for run in runs),
+        models=models,
+        roofs=tuple(roof for number, run in enumerate(runs) if (roof := _roof(number, run)) is not None),
+        points=tuple(
+            Point(number, models.index(row.model), _name(row, of_threads), not row.prompt, row.intensity, row.gop)
+            for number, row in numbered
+            if row.intensity and row.gop
+        ),
+        panels=tuple(panel for panel in panels if panel is not None),
+        bars=tuple(bars[:MOST_TESTS]),
+        left_out=max(len(bars) - MOST_TESTS, 0),
+    )
+
+
+def _machine(run: Run, of_threads: bool) -> str:
+    """Return the processor of a run; with its threads if all tests had as many."""
+    words, _, last = run.processor.rpartition(", ")
+    return words if of_threads and "thread" in last else run.processor or "this machine"
+
+
+def _roof(number: int, run: Run) -> Roof | None:
+    """Return the highest limits that a run measured: before it, or around one of its tests."""
+    gb = max((max(row.roof, row.machine_gb) for row in run.rows), default=0.0)
+    gop = max((row.machine_gop for row in run.rows), default=0.0)
+    return Roof(number, gb, gop) if gb else None
+
+
+def _panel(axis: _Axis, rows: Sequence[tuple[int, Row]], several: bool) -> Panel | None:
+    """Return the curves that have two points or more; None if there are none."""
+    curves: dict[tuple[int, str], dict[float, tuple[float, float, float]]] = {}
+    for number, row in rows:
+        if axis.takes(row):
+            words = (row.model if several else "", *axis.rest(row), row.placed)
+            label = ", ".join(word for word in words if word)
+            x = axis.value(row)
+            curves.setdefault((number, label), {})[x] = (x, row.rate, row.spread)
+    series = [
+        Series(number, label, tuple(found[x] for x in sorted(found)))
+        for (number, label), found in curves.items()
+        if len(found) > 1
+    ]
+    return Panel(axis.title, axis.label, tuple(series)) if series else None
+
+
+def _bars(runs: Sequence[Run], several: bool, of_threads: bool) -> list[Bar]:
+    found: dict[tuple[object, ...], list[Row | None]] = {}
+    for number, run in enumerate(runs):
+        for row in run.rows:
+            found.setdefault(row.key, [None] * len(runs))[number] = row
+    bars = []
+    for rows in found.values():
+        first = next(row for row in rows if row is not None)
+        words = (first.model if several else "", _name(first, of_threads))
+        bars.append(
+            Bar(
+                ", ".join(word for word in words if word),
+                tuple(row.rate if row is not None else 0.0 for row in rows),
+                tuple(row.spread if row is not None else 0.0 for row in rows),
+            )
+        )
+    return bars
+
+
+def _name(row: Row, threads: bool) -> str:
+    words = (row.test, _threads(row) if threads else "", row.placed)
+    return ", ".join(word for word in words if word)

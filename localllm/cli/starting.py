@@ -1,0 +1,141 @@
+"""A function per command: names its model, puts its options together, and starts its module in `localllm.cli.commands`.
+
+The modules are imported here when a command runs, so that `localllm --help` loads no NumPy. The table of commands
+(`localllm.cli.table`) names these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from localllm.cli import options, tool_options
+from localllm.cli.app import UsageError
+from localllm.cli.naming import model_and_words, one_model, several_models
+from localllm.cli.terminal.console import room
+from localllm.options import AnswerOptions, ServeOptions
+
+
+def chat(model: options.ModelName, own: options.Chat, *rest: Any) -> None:
+    from localllm.cli.commands.chat import chat, last_talked
+
+    opening, answering, display, keeping, sampling, format_ = _formatted(*rest)
+    going_on = last_talked(own, keeping)
+    name = one_model(model, going_on.model if going_on is not None else "demo")
+    chat(own, name, going_on, opening, answering, display, keeping, sampling, format_)
+
+
+def run(own: options.Run, *rest: Any) -> None:
+    from localllm.cli.commands.run import read_prompt, run
+
+    name, words = model_and_words(own)
+    run(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+
+
+def explain(own: options.Explain, *rest: Any) -> None:
+    from localllm.cli.commands.explain import explain
+    from localllm.cli.commands.run import read_prompt
+
+    name, words = model_and_words(own)
+    explain(own, name, read_prompt([" ".join(words), own.prompt], own.file), *_formatted(*rest))
+
+
+def _formatted(
+    opening: options.Opening, answering: AnswerOptions, format_: options.Format, *rest: Any
+) -> tuple[Any, ...]:
+    """Return the options of an answer with what its format adds: instructions of a file, and a chat template."""
+    return opening, format_.answering(answering), *rest, format_.template
+
+
+def embed(own: options.Embed, opening: options.Opening) -> None:
+    from localllm.cli.commands.embed import embed
+
+    embed(own, *model_and_words(own), opening)
+
+
+def serve(model: options.ModelName, own: ServeOptions, *rest: Any) -> None:
+    from localllm.cli.commands.serve import serve
+
+    if not model.named and not own.models:
+        raise UsageError("MODEL is required: give a GGUF file, or a folder of models with --models FOLDER")
+    serve(own, one_model(model) if model.named else "", *rest)
+
+
+def web(model: options.ModelName, own: ServeOptions, opening: options.Opening, sampling: Mapping[str, Any]) -> None:
+    from localllm.cli.commands.serve import serve
+
+    if own.no_web:
+        raise UsageError("localllm web opens the page that --no-web leaves out; give one of them")
+    serve(own, one_model(model, "demo") if model.named or not own.models else "", opening, sampling, browser=True)
+
+
+def top(own: options.Top) -> None:
+    from localllm.cli.top.command import top
+
+    top(own)
+
+
+def show(model: options.ModelName, own: options.Show) -> None:
+    if own.formats or own.archs:
+        from localllm.cli.commands import tables
+
+        wanted = ((own.formats, tables.formats), (own.archs, tables.architectures))
+        print("\n\n".join(table(room()) for asked, table in wanted if asked))
+        return
+    from localllm.cli.commands.show import show
+
+    show(own, one_model(model))
+
+
+def bench(models: options.ModelNames, own: tool_options.Bench) -> None:
+    from localllm.cli.commands.bench import bench
+
+    bench(own, several_models(models))
+
+
+def perplexity(model: options.ModelName, own: tool_options.Perplexity, opening: options.Measuring) -> None:
+    from localllm.cli.commands.perplexity import perplexity
+
+    perplexity(own, one_model(model), opening)
+
+
+def imatrix(model: options.ModelName, own: tool_options.Imatrix, opening: options.Measuring) -> None:
+    from localllm.cli.commands.imatrix import imatrix
+
+    imatrix(own, one_model(model), opening)
+
+
+def quantize(own: tool_options.Quantize) -> None:
+    from localllm.cli.commands.quantize import quantize
+
+    quantize(own)
+
+
+def devices(own: options.Devices) -> None:
+    from localllm.cli.commands.devices import devices
+
+    devices(own)
+
+
+def doctor(own: options.Doctor) -> None:
+    from localllm.cli.commands.doctor import doctor
+
+    doctor(own)
+
+
+def pull(own: options.Pull) -> None:
+    from localllm.cli.commands.pull import pull
+
+    pull(own)
+
+
+def list_models(own: options.ListModels) -> None:
+    from localllm.cli.commands.list import list_models
+
+    list_models(own)
+
+
+def remove(own: options.Remove) -> None:
+    from localllm.cli.commands.rm import remove
+
+    remove(own)

@@ -1,0 +1,163 @@
+"""The table of commands: what each says of itself, its option groups, and the function that starts it.
+
+A new command is a function in `localllm.cli.starting`, an option group, and a row here.
+"""
+
+from __future__ import annotations
+
+from localllm.cli import options, starting, tool_options
+from localllm.cli.app import Command
+from localllm.options import AnswerOptions, SamplingOptions, ServeOptions
+
+_SERVING = (options.ModelName, ServeOptions, options.Opening, SamplingOptions)
+_ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
+_EXPLAINING = (options.Opening, AnswerOptions, options.Format, options.Keeping, SamplingOptions)
+
+_COMMANDS: dict[str, Command] = {
+    "chat": Command(
+        "[MODEL]",
+        "chat with a model (default: the built-in demo)",
+        "Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands. From a pipe, every line is one turn.",
+        (options.ModelName, options.Chat, *_ANSWERING),
+        starting.chat,
+    ),
+    "run": Command(
+        "MODEL [PROMPT]",
+        "answer one prompt on stdout",
+        "The prompt is PROMPT, piped input, or both in this order. If the file has a chat template, the prompt is one\n"
+        "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text.",
+        (options.Run, *_ANSWERING),
+        starting.run,
+    ),
+    "explain": Command(
+        "MODEL [PROMPT]",
+        "show how an answer is made: tokens, time, bytes, candidates, drafts",
+        "Answers like run, with the same tokens for the same seed, and shows what happened. Every number comes from\n"
+        "this run. See docs/explain.md.",
+        (options.Explain, *_EXPLAINING),
+        starting.explain,
+    ),
+    "embed": Command(
+        "MODEL [TEXT...]",
+        "print embeddings of texts, or rank documents",
+        "A text is a TEXT, or a line of FILE or of piped input. With --query a reranker scores each text.",
+        (options.Embed, options.Opening),
+        starting.embed,
+    ),
+    "serve": Command(
+        "[MODEL]",
+        "answer programs over HTTP",
+        "Speaks the APIs of OpenAI, Anthropic, Ollama and llama.cpp. A request's tokens are the same alone and in\n"
+        "company. Without MODEL, give --models FOLDER.",
+        _SERVING,
+        starting.serve,
+    ),
+    "web": Command(
+        "[MODEL]",
+        "chat with a model on a web page (default: the built-in demo)",
+        "Runs the same server as localllm serve, and opens its page in the browser.",
+        _SERVING,
+        starting.web,
+    ),
+    "top": Command(
+        "[URL]",
+        "watch a running localllm serve (default: http://127.0.0.1:8080)",
+        "Requests, tokens per second, cache, and percentiles of the time to the first token (TTFT) and between tokens\n"
+        "(ITL), estimated from the buckets of GET /metrics. Leave with q or Ctrl-C.",
+        (options.Top,),
+        starting.top,
+    ),
+    "pull": Command(
+        "USER/REPO[:QUANT]",
+        "fetch a model from the Hugging Face hub",
+        "QUANT is a quantization (Q4_K_M), the beginning of one, or a file's name. Without QUANT, the largest usual\n"
+        "type that fits the free memory. An interrupted pull continues. HF_TOKEN, HF_ENDPOINT and HF_HOME are heeded.",
+        (options.Pull,),
+        starting.pull,
+    ),
+    "list": Command(
+        "",
+        "list the models on this computer",
+        "Those that were pulled, and those of llama.cpp, Ollama and LM Studio. Each name can be given as MODEL.",
+        (options.ListModels,),
+        starting.list_models,
+    ),
+    "rm": Command(
+        "NAME",
+        "delete a model that pull has fetched",
+        "Files of other programs are never deleted.",
+        (options.Remove,),
+        starting.remove,
+    ),
+    "show": Command(
+        "MODEL",
+        "show what is in a model file and what memory it needs",
+        "",
+        (options.ModelName, options.Show),
+        starting.show,
+    ),
+    "bench": Command(
+        "MODEL...",
+        "measure speed, as llama-bench does",
+        "GB/s: bytes that decoding reads. % of roof: share of the read bandwidth. GOP/s: operations of a prompt.\n"
+        "p50, p90, p99 ms: time from one decoded token to the next. load s: opening the model. peak: most memory used.",
+        (options.ModelNames, tool_options.Bench),
+        starting.bench,
+    ),
+    "devices": Command(
+        "",
+        "list the devices that can run models",
+        "Shows the memory and the copy speed of each device. If a kind of device is missing, stderr says why.",
+        (options.Devices,),
+        starting.devices,
+    ),
+    "doctor": Command(
+        "",
+        "show what a bug report needs to know about this computer",
+        "Versions, processor, kernels, memory, speed, devices and caches, to paste into a report. Takes some seconds.",
+        (options.Doctor,),
+        starting.doctor,
+    ),
+    "perplexity": Command(
+        "MODEL",
+        "measure how well a model predicts a text",
+        "Uses llama.cpp's definition: independent windows, each scored over its second half.",
+        (options.ModelName, tool_options.Perplexity, options.Measuring),
+        starting.perplexity,
+    ),
+    "imatrix": Command(
+        "MODEL",
+        "measure which weights matter on a text, for quantize --imatrix",
+        "Averages the squared inputs of every matrix over the text. llama.cpp can read the file.",
+        (options.ModelName, tool_options.Imatrix, options.Measuring),
+        starting.imatrix,
+    ),
+    "quantize": Command(
+        "IN [OUT] TYPE",
+        "make a smaller model file",
+        "IN is a GGUF file or a Hugging Face folder. TYPE is a llama-quantize name or number, such as Q4_K_M,\n"
+        "and chooses the same formats; COPY changes none. Without OUT, it is written beside IN. --fit or --max-kld\n"
+        "replace TYPE.",
+        (tool_options.Quantize,),
+        starting.quantize,
+    ),
+}
+
+
+def _config(own: options.Config) -> None:
+    from localllm.cli.commands.config import config
+
+    config(own, COMMANDS)
+
+
+_CONFIG = Command(
+    "[COMMAND|path|check]",
+    "show the value of every option and where it comes from",
+    "Flags come first, then variables LOCALLLM_NAME, a preset, the configuration file, a model file's recommendation,\n"
+    "defaults.",
+    (options.Config,),
+    _config,
+)
+COMMANDS = {
+    name: command._replace(groups=(*command.groups, options.Configuration)) for name, command in _COMMANDS.items()
+} | {"config": _CONFIG}

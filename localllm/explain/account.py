@@ -1,0 +1,226 @@
+"""The account of an answer: where its time went, what was read and multiplied, and the limits of both."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter
+
+import numpy as np
+
+from localllm.backends.base import Clocked, Roofs
+from localllm.explain.costs import Cost, costs_of
+from localllm.explain.record import Record, Step
+from localllm.generation.statistics import Statistics
+from localllm.model import Model
+from localllm.plan import BLOCK
+
+MEASURE_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What some operations took in some passes. Rates and shares are 0 where no time or limit is known."""
+
+    kind: str
+    calls: int  # operations in one pass
+    seconds: float
+    waited: float  # of these, seconds in which the first thread waited for others
+    bytes: int
+    operations: int
+    roofs: Roofs
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per second."""
+        return self.bytes / self.seconds if self.seconds else 0.0
+
+    @property
+    def rate(self) -> float:
+        """Operations per second."""
+        return self.operations / self.seconds if self.seconds else 0.0
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte read."""
+        return self.operations / self.bytes if self.bytes else 0.0
+
+    @property
+    def reading(self) -> float:
+        """Seconds that reading the bytes takes at least."""
+        return self.bytes / self.roofs.bytes if self.roofs.bytes else 0.0
+
+    @property
+    def multiplying(self) -> float:
+        """Seconds that the operations take at least, as products of bytes."""
+        return self.operations / self.roofs.operations if self.roofs.operations else 0.0
+
+    @property
+    def read_share(self) -> float:
+        return self.reading / self.seconds if self.seconds else 0.0
+
+    @property
+    def multiply_share(self) -> float:
+        return self.multiplying / self.seconds if self.seconds else 0.0
+
+    @property
+    def bound(self) -> str:
+        """What limits it: "memory" or "arithmetic"; "" if it reads and multiplies nothing, or no limit is known."""
+        if not self.reading or not self.roofs.operations:
+            return ""
+        return "memory" if self.reading >= self.multiplying else "arithmetic"
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Passes of one sort: over the prompt, of one row, or of several rows that verify drafts."""
+
+    name: str
+    steps: tuple[Step, ...]
+    kinds: tuple[Spent, ...]  # by kind of operation, the longest first
+    whole: Spent  # of all operations
+    seconds: float  # of the passes, with the Python around the operations
+
+    @property
+    def rows(self) -> int:
+        return sum(len(step.tokens) for step in self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """What speculation did."""
+
+    drafted: int  # drafts that were verified
+    accepted: int
+    unverified: int  # drafts that were not worth verifying
+    rounds: int  # passes that verified drafts
+    tokens: int  # of the answer, after the first
+    passes: int  # of the model that made them
+    one_row: float  # median seconds of a pass of one row; 0 if there was none
+    several_rows: float  # median seconds of a verifying pass
+    drafting: float  # seconds of the draft model's passes
+
+
+class Account:
+    """The numbers of a recorded answer."""
+
+    def __init__(self, record: Record, model: Model, roofs: Roofs, statistics: Statistics) -> None:
+        assert model.plan is not None
+        self.record, self.roofs, self.statistics = record, roofs, statistics
+        self.costs = costs_of(model.executable, model.plan)
+        self.block_bytes = sum(model.executable.block_bytes)
+        self.blocks = model.pool.blocks
+        self.clocked = isinstance(model.executable, Clocked)
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The passes of the model: prompt, decoding, verifying; those that there were."""
+        later = self.record.later("model")
+        sorts = (
+            ("prompt", self.record.chunks()),
+            ("decoding", [step for step in later if len(step.tokens) == 1]),
+            ("verifying drafts", [step for step in later if len(step.tokens) > 1]),
+        )
+        return tuple([self._phase(name, steps) for name, steps in sorts if steps])
+
+    def phase(self, name: str) -> Phase | None:
+        return next((each for each in self.phases if each.name == name), None)
+
+    @cached_property
+    def time(self) -> tuple[tuple[str, float], ...]:
+        """Seconds of everything that was done, by name; together the whole answer."""
+        record = self.record
+        parts = [("template and tokens", record.prepared)]
+        parts += [(phase.name, phase.seconds) for phase in self.phases]
+        drafting = sum(step.seconds for step in record.steps if step.who == "draft")
+        parts += [("draft model", drafting)] if drafting else []
+        parts.append(("sampling", sum(choice.ended - choice.began for choice in record.choices)))
+        parts.append(("text, and the rest", max(record.ended - sum(seconds for _, seconds in parts), 0.0)))
+        return tuple(parts)
+
+    def _phase(self, name: str, steps: Sequence[Step]) -> Phase:
+        groups: dict[str, list[int]] = {}
+        for number, cost in enumerate(self.costs):
+            groups.setdefault(cost.kind, []).append(number)
+        kinds = [self._spent(kind, numbers, steps) for kind, numbers in groups.items()]
+        kinds.sort(key=lambda each: (-each.seconds, -each.bytes))
+        whole = self._spent("all operations", range(len(self.costs)), steps)
+        return Phase(name, tuple(steps), tuple(kinds), whole, sum(step.seconds for step in steps))
+
+    def _spent(self, kind: str, numbers: Sequence[int], steps: Sequence[Step]) -> Spent:
+        costs: list[Cost] = [self.costs[number] for number in numbers]
+        seconds = waited = 0.0
+        if self.roofs.cycles:
+            clocks = [step.cycles[list(numbers)].sum(axis=0) for step in steps if step.cycles is not None]
+            seconds, waited = (float(sum(each)) / self.roofs.cycles for each in zip(*clocks, strict=True))
+        return Spent(
+            kind,
+            len(numbers),
+            seconds,
+            waited,
+            sum(cost.bytes(step) for cost in costs for step in steps),
+            sum(cost.operations(step) for cost in costs for step in steps),
+            self.roofs,
+        )
+
+    # -- cache -----------------------------------------------------------------------------------------------------
+
+    @property
+    def cache_per_token(self) -> int:
+        """Bytes that the cache stores for a token."""
+        return self.block_bytes // BLOCK
+
+    def cache_bytes(self, step: Step) -> int:
+        """Return the bytes of the cache that a pass reads."""
+        return sum(cost.bytes(step) for cost in self.costs if cost.per_position)
+
+    def operations_without_cache(self) -> int:
+        """Return the operations of the last token if all tokens before it were evaluated with it again."""
+        count = self.record.held
+        again = Step("model", 0.0, 0.0, 0, (0,) * count, 1, None)
+        return sum(cost.operations(again) for cost in self.costs)
+
+    # -- drafts ----------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def drafts(self) -> Drafts | None:
+        """What speculation did; None if there was none."""
+        record = self.record
+        if self.statistics.speculation is None:
+            return None
+        later = record.later("model")
+        several = [step for step in later if len(step.tokens) > 1]
+        return Drafts(
+            drafted=sum(len(step.tokens) - 1 for step in several),
+            accepted=sum(choice.accepted for choice in record.choices),
+            unverified=sum(choice.draft is not None and not choice.verified for choice in record.choices),
+            rounds=len(several),
+            tokens=max(len(record.choices) - 1, 0),
+            passes=len(later),
+            one_row=_median([step.seconds for step in later if len(step.tokens) == 1]),
+            several_rows=_median([step.seconds for step in several]),
+            drafting=sum(step.seconds for step in record.steps if step.who == "draft"),
+        )
+
+
+def measure_roofs(model: Model) -> Roofs:
+    """Measure the limits of the processor; those that this executable cannot measure are 0."""
+    executable, began, found = model.executable, perf_counter(), Roofs(0.0, 0.0, 0.0)
+    while perf_counter() - began < MEASURE_SECONDS:  # other programs disturb a single measurement
+        if isinstance(executable, Clocked):
+            found = best(found, executable.roofs())
+        else:
+            found = best(found, Roofs(executable.read_bandwidth(), 0.0, 0.0))
+    return found
+
+
+def best(first: Roofs, second: Roofs) -> Roofs:
+    """Return the higher limits of two measurements, before and after a run."""
+    return Roofs(*map(max, first, second))
+
+
+def _median(seconds: Sequence[float]) -> float:
+    return float(np.median(seconds)) if seconds else 0.0

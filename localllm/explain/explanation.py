@@ -1,0 +1,56 @@
+"""An explanation: the account of an answer, and the words that it takes to show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.explain.account import Account
+from localllm.explain.text import amount
+from localllm.tokenizer import Tokenizer
+
+_ENDS = {
+    "end": "a token that ends answers, or the end of what it is held to",
+    "stop": "a stop string",
+    "length": "the limit of tokens",
+    "context": "the end of the context",
+    "cancelled": "Ctrl-C",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How a model answered a question."""
+
+    model: str
+    device: str
+    question: str
+    answer: str
+    account: Account
+    words: Tokenizer
+
+    @property
+    def ended_by(self) -> str:
+        return _ENDS[self.account.statistics.reason]
+
+    @property
+    def roofs(self) -> str:
+        """The measured limits, in a sentence."""
+        roofs = self.account.roofs
+        told = [f"memory {amount(roofs.bytes, 'B/s')}" if roofs.bytes else ""]
+        told.append(f"arithmetic {amount(roofs.operations, 'op/s')}" if roofs.operations else "")
+        found = ", ".join(part for part in told if part)
+        return f"Roofs, measured before and after the answer: {found}." if found else "No roof could be measured."
+
+    @property
+    def limits(self) -> str:
+        """What this executable cannot tell; "" if nothing is missing."""
+        if self.account.clocked:
+            return ""
+        return "Only the cpu backend has a clock for single operations; on this device only whole passes are timed."
+
+    def piece(self, token: int) -> bytes:
+        """Return the bytes of a token, also of a control token."""
+        return self.words.piece(token)
+
+    def is_control(self, token: int) -> bool:
+        return self.words.is_control(token)

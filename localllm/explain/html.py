@@ -1,0 +1,51 @@
+"""HTML elements. Text is escaped, and control characters are made visible; only a `Node` is HTML already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import NamedTuple
+
+from localllm.printable import printable
+
+_EMPTY = {"meta", "line", "rect"}  # of these, the last two are SVG's and close themselves
+
+
+class Node(str):
+    """Text that is HTML."""
+
+    __slots__ = ()
+
+
+def element(tag: str, *content: str, cls: str = "", **attributes: str) -> Node:
+    """Return an element. `cls` is its class; other names have "-" for "_"."""
+    given = {"class": cls, **attributes} if cls else attributes
+    told = "".join(f' {name.replace("_", "-")}="{_escaped(value)}"' for name, value in given.items())
+    if tag in _EMPTY and not content:
+        return Node(f"<{tag}{told}/>" if tag != "meta" else f"<{tag}{told}>")
+    return Node(
+        f"<{tag}{told}>{''.join(each if isinstance(each, Node) else _escaped(each) for each in content)}</{tag}>"
+    )
+
+
+class Row(NamedTuple):
+    """The cells of a row of a table, and its class."""
+
+    cells: tuple[str, ...]
+    cls: str = ""
+
+
+def table(caption: str, header: Sequence[str], rows: Sequence[Row], right: Sequence[int] = ()) -> Node:
+    """Return a table that scrolls by itself where it is too wide; the columns in `right` align right."""
+    sides = ["n" if at in right else "" for at in range(len(header))]
+    named = [element("th", name, cls=side, scope="col") for name, side in zip(header, sides, strict=True)]
+    body = [
+        element("tr", *(element("td", cell, cls=n) for cell, n in zip(row.cells, sides, strict=True)), cls=row.cls)
+        for row in rows
+    ]
+    head = element("thead", element("tr", *named))
+    return element("div", element("table", element("caption", caption), head, element("tbody", *body)), cls="scroll")
+
+
+def _escaped(text: str) -> str:
+    return escape(printable(text, None, keep="\n"), quote=True)

@@ -1,0 +1,238 @@
+"""RWKV-6 and 7, alone and in the layers of Qwen2: every row is mixed with the one before it (the token shift).
+
+The time mix stands in place of attention and is a `plan.MatrixScan`. The channel mix is RWKV's own feed-forward, which
+reads the row before too; the layers of Qwen2 keep theirs. Rows of an earlier position are zero before the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from localllm.models.builder import Builder
+from localllm.models.config import RecurrentConfig
+from localllm.models.errors import ModelError
+from localllm.models.layers import LayerRecorder
+from localllm.models.recurrent import Recurrence
+from localllm.plan import Value, Weight
+
+NORM_EPS = 64e-5  # of the norm of each head
+UNIT_EPS = 1e-12  # the least length of a probe
+DECAY_SPEED = -0.606531  # RWKV-7: -exp(-1/2), the logarithm of the fastest decay
+
+
+@dataclass(frozen=True, slots=True)
+class TimeMix(Recurrence):
+    """The time mixes of all layers, recorded in order: those of RWKV-7 mix their values with the first layer's."""
+
+    first_values: list[Value] = field(default_factory=list)
+
+    def mixed(self, x: Value, layer: int) -> Value:
+        recurrent, sizes = self.builder.row.recurrent, self.builder.config.recurrent
+        assert recurrent is not None
+        assert sizes is not None
+        return MIXERS[recurrent.mixer](_Parts(self.builder, sizes, f"blk.{layer}.time_mix_", self.first_values), x)
+
+    def output(self, mixed: Value, layer: int) -> Value:
+        return self.builder.linear(f"blk.{layer}.time_mix_output", mixed, self.builder.config.width, mixed.width)
+
+
+@dataclass(frozen=True, slots=True)
+class RwkvLayers(LayerRecorder):
+    """Records a layer of RWKV: a time mix, then a channel mix."""
+
+    def layer(self, x: Value, layer: int) -> Value:
+        builder, name = self.builder, f"blk.{layer}."
+        recorder, sizes = builder.recorder, builder.config.recurrent
+        assert sizes is not None
+        mixed = self.recurrence.mixed(builder.norm(name + builder.row.attention_norm, x), layer)
+        x = recorder.add(x, self.recurrence.output(mixed, layer))
+        normed = builder.norm(name + builder.row.ffn_norm, x)
+        parts = _Parts(builder, sizes, name + "channel_mix_", [])
+        shift = parts.shift(normed)
+        if self.selects(layer):
+            x, normed, shift = (recorder.select_rows(value) for value in (x, normed, shift))
+        x = recorder.add(x, channel_mix(parts, normed, shift, builder.config.ffn_width[layer]))
+        rescaled = sizes.rescale and (layer + 1) % sizes.rescale == 0
+        return recorder.scale(x, 0.5) if rescaled else x
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Records the parts of one mix; names are those of tensors after `blk.N.time_mix_` or `blk.N.channel_mix_`."""
+
+    builder: Builder
+    sizes: RecurrentConfig
+    prefix: str
+    first_values: list[Value]
+
+    @property
+    def of_rwkv(self) -> bool:
+        """Whether the layer is RWKV's own, not that of a model which was turned into one."""
+        recurrent = self.builder.row.recurrent
+        return recurrent is not None and recurrent.channel_mix
+
+    def has(self, name: str) -> bool:
+        return f"{self.prefix}{name}.weight" in self.builder.tensors
+
+    def linear(self, name: str, x: Value, rows: int = 0) -> Value:
+        return self.builder.linear(self.prefix + name, x, rows or self.builder.config.width, x.width)
+
+    def low_rank(self, names: str, x: Value, between: Callable[[Value], Value], bias: Weight | None = None) -> Value:
+        """Two matrices with something between them: `names` is theirs without the numbers 1 and 2."""
+        rank = self.builder.tensors.height(f"{self.prefix}{names}1.weight")
+        if not rank:
+            raise ModelError(f"{self.prefix}{names}1.weight: the file does not hold this matrix")
+        inner = between(self.linear(names + "1", x, rank))
+        second = self.builder.tensors.matrix(f"{self.prefix}{names}2.weight", self.builder.config.width, rank)
+        return self.builder.recorder.linear(inner, second, bias)
+
+    def vector(self, name: str) -> Weight:
+        """A number for each channel, in any shape that files have."""
+        width = self.builder.config.width
+        stored = (width,), (1, 1, width)
+        return self.builder.tensors.shaped(f"{self.prefix}{name}.weight", (width,), *stored)
+
+    def lerps(self, names: str) -> list[Weight]:
+        """How much of the shift counts, a vector for each of these letters: one tensor in their order, or several."""
+        width, count = self.builder.config.width, len(names)
+        if not self.has("lerp_fused"):
+            return [self.vector(f"lerp_{name}") for name in names]
+        name = f"{self.prefix}lerp_fused.weight"
+        fused = self.builder.tensors.shaped(name, (count * width,), (count, 1, 1, width))
+        return [fused.part(i * width, (i + 1) * width) for i in range(count)]
+
+    def by_head(self, name: str) -> Weight:
+        """A matrix of one row for each head."""
+        heads, size = self.sizes.heads, self.sizes.state
+        return self.builder.tensors.shaped(
+            f"{self.prefix}{name}.weight", (heads, 1, size), (heads, size), (heads * size,)
+        )
+
+    def shift(self, x: Value) -> Value:
+        """The row before, less x."""
+        kernel = self.builder.tensors.constant_rows("shift", (1.0, -1.0), x.width)
+        return self.builder.recorder.convolve(x, kernel)
+
+    def shifted(self, x: Value, shift: Value, lerp: Weight) -> Value:
+        return self.builder.recorder.add(x, self.builder.recorder.weigh(shift, lerp))
+
+    def product(self, a: Value, b: Value) -> Value:
+        return self.builder.recorder.glu(a, b, "identity")
+
+    def less(self, a: Value, b: Value) -> Value:
+        """a - b."""
+        return self.builder.recorder.add(a, self.builder.recorder.scale(b, -1.0))
+
+    def tanh(self, x: Value) -> Value:
+        return self.builder.recorder.softcap(x, 1.0)
+
+    def repeated(self, x: Value) -> Value:
+        """The slices of all heads, of rows that hold one for each group of heads."""
+        heads, groups = self.sizes.heads, self.sizes.groups
+        if heads == groups:
+            return x
+        wanted = [float(head * groups // heads == group) for head in range(heads) for group in range(groups)]
+        numbers = self.builder.tensors.numbers(f"repeated({heads}/{groups})", wanted)
+        return self.builder.recorder.mix(x, groups, numbers)
+
+    def head_norm(self, x: Value) -> Value:
+        """The layer norm of each head, if the file has one."""
+        if not self.has("ln"):
+            return x
+        heads, size, tensors = self.sizes.heads, self.sizes.state, self.builder.tensors
+        weight, bias = (
+            tensors.shaped(f"{self.prefix}ln.{kind}", (heads, size), (heads * size,)) for kind in ("weight", "bias")
+        )
+        return self.builder.recorder.layer_norm(x, weight, bias, NORM_EPS, heads)
+
+    def bonus(self, q: Value, k: Value, v: Value, weight: str) -> Value:
+        """(q . weight k) v for each head: what a row sees of itself beside the state."""
+        own = self.builder.recorder.head_linear(self.product(q, k), self.by_head(weight))  # (T, heads)
+        return self.product(own, v)
+
+
+def rwkv6(parts: _Parts, x: Value) -> Value:
+    """The time mix of RWKV-6, and of Qwen2 with gated linear attention: that one has no bonus for the row itself."""
+    recorder, sizes, shift = parts.builder.recorder, parts.sizes, parts.shift(x)
+    to_w, to_k, to_v, to_r, to_g = _by_row(parts, x, shift)
+    keys = sizes.groups * sizes.state
+    r, k, v = parts.linear("receptance", to_r), parts.linear("key", to_k, keys), parts.linear("value", to_v, keys)
+    gate = parts.linear("gate", to_g)
+    k, v = parts.repeated(k), parts.repeated(v)
+    speed = recorder.activate(parts.low_rank("decay_w", to_w, parts.tanh, parts.vector("decay")), "exp")
+    decay = recorder.activate(recorder.scale(speed, -1.0), "exp")
+    if parts.of_rwkv or parts.has("first"):
+        seen = recorder.matrix_scan(r, k, v, decay, sizes.heads, before=True)
+        seen = parts.head_norm(recorder.add(seen, parts.bonus(r, k, v, "first")))
+        return recorder.glu(gate, seen, "silu")
+    k = parts.less(k, parts.product(decay, k))
+    seen = recorder.matrix_scan(recorder.scale(r, sizes.state**-0.5), k, v, decay, sizes.heads)
+    return recorder.glu(gate, seen, "sigmoid")
+
+
+def _by_row(parts: _Parts, x: Value, shift: Value) -> list[Value]:
+    """x and a share of the shift, five times. The shares depend on the row."""
+    builder, width = parts.builder, x.width
+    name, of_all = f"{parts.prefix}w1.weight", builder.tensors.height(f"{parts.prefix}w1.weight")
+    if not of_all or of_all % 5:
+        raise ModelError(f"{name}: expected a matrix of a multiple of 5 rows, found {of_all}")
+    rank = of_all // 5
+    inner = parts.tanh(parts.linear("w1", parts.shifted(x, shift, parts.vector("lerp_x")), of_all))
+    second = builder.tensors.flat(f"{parts.prefix}w2.weight", 5, width, rank)
+    found = []
+    for i, lerp in enumerate(parts.lerps("wkvrg")):
+        own = builder.recorder.columns(inner, i * rank, (i + 1) * rank)
+        share = builder.recorder.linear(own, second.part(i * width, (i + 1) * width), lerp)
+        found.append(builder.recorder.add(x, parts.product(share, shift)))
+    return found
+
+
+def rwkv7(parts: _Parts, x: Value) -> Value:
+    """The time mix of RWKV-7; gate and norm are there if the file has them."""
+    recorder, sizes, gated = parts.builder.recorder, parts.sizes, parts.has("g1")
+    shift = parts.shift(x)
+    to_r, to_w, to_k, to_v, to_a, *to_g = (
+        parts.shifted(x, shift, lerp) for lerp in parts.lerps("rwkvag" if gated else "rwkva")
+    )
+    r, k, v = parts.linear("receptance", to_r), parts.linear("key", to_k), parts.linear("value", to_v)
+    speed = recorder.activate(parts.low_rank("w", to_w, parts.tanh, parts.vector("w0")), "sigmoid")
+    decay = recorder.activate(recorder.scale(speed, DECAY_SPEED), "exp")
+    if parts.first_values:
+        share = parts.low_rank("v", to_v, lambda inner: inner, parts.vector("v0"))
+        v = recorder.add(v, recorder.glu(share, parts.less(parts.first_values[0], v), "sigmoid"))
+    else:
+        parts.first_values.append(v)
+    rate = parts.low_rank("a", to_a, lambda inner: inner, parts.vector("a0"))
+    probe = _unit(parts, recorder.weigh(k, parts.vector("k_k")))
+    weighed = recorder.weigh(k, parts.vector("k_a"))
+    k = recorder.add(k, parts.less(recorder.glu(rate, weighed, "sigmoid"), weighed))
+    erase = recorder.glu(rate, probe, "sigmoid")
+    seen = recorder.matrix_scan(r, k, v, decay, sizes.heads, probe=probe, erase=erase)
+    seen = recorder.add(parts.head_norm(seen), parts.bonus(r, k, v, "r_k"))
+    if not gated:
+        return seen
+    gate = parts.low_rank("g", to_g[0], lambda inner: recorder.activate(inner, "sigmoid"))
+    return parts.product(gate, seen)
+
+
+def _unit(parts: _Parts, x: Value) -> Value:
+    """Each head's slice divided by its Euclidean length."""
+    size = parts.sizes.state
+    factor = size**-0.5
+    weight = parts.builder.tensors.numbers(f"{factor:.9g}({size})", [factor] * size)
+    return parts.builder.recorder.rms_norm(x, weight, UNIT_EPS**2 / size, parts.sizes.heads)
+
+
+def channel_mix(parts: _Parts, x: Value, shift: Value, inner: int) -> Value:
+    """The feed-forward of RWKV: squared ReLU of shifted rows; RWKV-6 also has a gate."""
+    recorder = parts.builder.recorder
+    key = parts.linear("key", parts.shifted(x, shift, parts.vector("lerp_k")), inner)
+    value = parts.linear("value", recorder.activate(key, "relu2"))
+    if not parts.has("receptance"):
+        return value
+    gate = parts.linear("receptance", parts.shifted(x, shift, parts.vector("lerp_r")))
+    return recorder.glu(gate, value, "sigmoid")
+
+
+MIXERS: dict[str, Callable[[_Parts, Value], Value]] = {"rwkv6": rwkv6, "rwkv7": rwkv7}

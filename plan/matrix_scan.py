@@ -1,0 +1,80 @@
+"""The scan of RWKV-6 and 7, whose heads have a matrix as state, and its store; `recurrence` explains stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from localllm.plan.batch import BLOCK
+from localllm.plan.operation import Producer
+from localllm.plan.values import Value
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixLayer:
+    """The store of a matrix scan, float32. A row: values, keys, decays; probes and what they erase, if it `erases`.
+
+    A block holds two states (heads, key_dim, value_dim): the one before its first row, and the one after its newest
+    row, whose number in the block stands beside every number of a value. A row that follows the newest one starts
+    there; after a truncation the rows are scanned again.
+    """
+
+    heads: int
+    key_dim: int
+    value_dim: int
+    erases: bool
+
+    @property
+    def window(self) -> int:
+        """A block's first row sees the block before, whose last state it takes."""
+        return BLOCK + 1
+
+    @property
+    def row(self) -> int:
+        return self.heads * (self.value_dim + (4 if self.erases else 2) * self.key_dim)
+
+    @property
+    def state(self) -> int:
+        return self.heads * (2 * self.key_dim + 1) * self.value_dim
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixScan(Producer):
+    """Every head has a state S (key_dim, value_dim), zero at first; row by row
+
+        S = decay S - erase (probe^T S) + k v^T;  out = S^T q
+
+    where `decay` has a number for each dimension of a key. Without a probe nothing is erased. With `before` the row
+    reads first: out is S^T q of the state before it.
+
+    RWKV-7 (arXiv:2503.14456) erases; RWKV-6 (arXiv:2404.05892) does not, and reads first; gated linear attention
+    (arXiv:2312.06635) does neither.
+    """
+
+    q: Value  # (T, heads * key_dim)
+    k: Value  # (T, heads * key_dim)
+    v: Value  # (T, heads * value_dim)
+    decay: Value  # (T, heads * key_dim), from 0 to 1
+    layer: int
+    heads: int
+    before: bool = False
+    probe: Value | None = None  # (T, heads * key_dim)
+    erase: Value | None = None  # (T, heads * key_dim)
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return self.q, *self.stored
+
+    @property
+    def stored(self) -> tuple[Value, ...]:
+        """What a row leaves in the store, in the order of `MatrixLayer`."""
+        erases = () if self.probe is None or self.erase is None else (self.probe, self.erase)
+        return self.v, self.k, self.decay, *erases
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def store(self) -> MatrixLayer:
+        key_dim, value_dim = self.k.width // self.heads, self.v.width // self.heads
+        return MatrixLayer(self.heads, key_dim, value_dim, self.probe is not None)

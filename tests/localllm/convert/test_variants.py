@@ -1,0 +1,174 @@
+"""Folders that say the same in other words, or what GGUF files cannot say: keys, and the lines of refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from localllm.convert import ConvertError, open_checkpoint
+from tests.localllm.convert.hf_models import ids
+from tests.localllm.convert.hf_synthetic import DATA, POSITIONS, numbers, read_specs, write_folder
+from tests.localllm.convert.support import logits_of, save
+from tests.models.support import nmse
+
+SPECS, STORED = read_specs(), np.load(DATA / "hf_all.npz")
+
+
+def metadata_of(name: str, folder: Path, **config: Any) -> dict[str, Any]:
+    """The keys of a model's file, with some keys of its config.json replaced; None takes one away."""
+    spec = dict(SPECS[name])
+    changed = {**spec["config"], **config}
+    spec["config"] = {key: value for key, value in changed.items() if value is not None}
+    folder.mkdir(exist_ok=True)
+    write_folder(spec, folder)
+    with open_checkpoint(folder) as model:
+        return dict(model.metadata)
+
+
+def test_dbrx_in_folders_of_2024(tmp_path: Path) -> None:
+    """They tell the base of the rotation with attention; transformers 5 reads it elsewhere, and takes 10000."""
+    inner = {"clip_qkv": 8, "kv_n_heads": 2, "rope_theta": 5e5}
+    keys = metadata_of("dbrx", tmp_path, attn_config=inner, rope_parameters=None)
+    assert (keys["dbrx.rope.freq_base"], keys["dbrx.attention.clamp_kqv"]) == (5e5, 8.0)
+
+
+def test_steepness_of_mpt_storywriter(tmp_path: Path) -> None:
+    """MPT's own code goes by it. transformers takes 8 whatever the folder says."""
+    keys = metadata_of("mpt", tmp_path, attn_config={"alibi_bias_max": 16, "clip_qkv": None})
+    assert keys["mpt.attention.max_alibi_bias"] == 16.0
+    assert "mpt.attention.clamp_kqv" not in keys
+
+
+def test_experts_of_dbrx_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
+    inner = {**SPECS["dbrx"]["config"]["ffn_config"], "ffn_hidden_size": 25}
+    with pytest.raises(ConvertError, match="96 rows or columns are not 4 groups of 25") as error:
+        metadata_of("dbrx", tmp_path, ffn_config=inner)
+    assert "\n" not in str(error.value)
+
+
+_ONLINE = {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "online"}
+_PACKED = {"quant_method": "bitnet", "linear_class": "bitlinear", "quantization_mode": "offline"}
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "activation of apertus": ("apertus", {"hidden_act": "silu"}, "hidden_act is silu; expected xielu"),
+    "activation of BitNet 2B4T": ("bitnet", {"hidden_act": "relu2"}, "hidden_act is relu2; expected silu"),
+    "ternary weights, packed": ("bitnet", {"quantization_config": _PACKED}, "rounds what every matrix reads to 8 bits"),
+    "and while it runs": ("bitnet", {"quantization_config": _ONLINE}, "rounds what every matrix reads to 8 bits"),
+    "in another class": ("llama", {"quantization_config": _PACKED}, "rounds what every matrix reads to 8 bits"),
+    "two bases of granite": (
+        "granite_swa", {"layer_rope_theta": [0, 5e3, 1e4, 0, 5e3]}, "layer_rope_theta is 5000, 10000; expected 0 or one"
+    ),
+    "bases of other layers": ("granite_swa", {"layer_rope_theta": [5e3]}, "layer_rope_theta is .*expected 5 numbers"),
+    "bases below 0": ("granite_swa", {"layer_rope_theta": [-1] * 5}, "layer_rope_theta is .*expected 5 numbers"),
+    "choice of experts": ("cohere2moe", {"expert_selection_fn": "relu"}, "expert_selection_fn is relu; expected"),
+    "dense layers between": (
+        "cohere2moe", {"mlp_layer_types": ["sparse", "dense", "sparse", "sparse", "sparse"]}, "dense layers before all",
+    ),
+    "kinds of layers": ("cohere2moe", {"layer_types": ["full_attention"]}, "layer_types is .*expected the kinds of 5"),
+    "pattern of MiMo": (
+        "mimo2", {"layer_types": None, "hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern is .*0 or 1, 4 times",
+    ),
+    "sections": ("paddleocr-vl", {"text_config": {"rope_parameters": {"mrope_section": [1, 2]}}}, "expected three"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_gguf_cannot_say_is_one_line(case: str, tmp_path: Path) -> None:
+    name, config, message = REFUSED[case]
+    if "text_config" in config:
+        config = {"text_config": {**SPECS[name]["config"]["text_config"], **config["text_config"]}}
+    with pytest.raises(ConvertError, match=message) as error:
+        metadata_of(name, tmp_path, **config)
+    assert "\n" not in str(error.value)
+    assert str(error.value).startswith(str(tmp_path))
+
+
+def test_learned_numbers_of_apertus_are_keys(tmp_path: Path) -> None:
+    keys, noise = metadata_of("apertus", tmp_path), "model.layers.{}.mlp.act_fn.alpha_n"
+    assert [keys[f"xielu.{x}"].tolist() for x in ("beta", "eps")] == [[0.75, 0.75], [-0.25, -0.25]]
+    np.testing.assert_array_equal(keys["xielu.alpha_n"], [numbers(noise.format(i), [1], 0.0)[0] for i in range(2)])
+
+
+ACT = "model.layers.1.mlp.act_fn.eps"
+BAD_NUMBERS: dict[str, tuple[np.ndarray | None, str]] = {
+    "missing": (None, f"tensor '{ACT}' is missing"),
+    "two": (np.zeros(2, np.float32), r"act_fn.eps: is F32 \(2,\); expected one number"),
+    "whole": (np.zeros(1, np.int32), r"act_fn.eps: is I32 \(1,\); expected one number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_NUMBERS)
+def test_numbers_of_apertus_that_are_none(case: str, tmp_path: Path) -> None:
+    value, message = BAD_NUMBERS[case]
+    tensors = {name: numbers(name, *rest) for name, *rest in SPECS["apertus"]["tensors"]}
+    tensors.pop(ACT)
+    write_folder(SPECS["apertus"], tmp_path)
+    save(tmp_path / "model.safetensors", tensors if value is None else {**tensors, ACT: value})
+    with pytest.raises(ConvertError, match=message):
+        open_checkpoint(tmp_path)
+
+
+def test_mimo_in_folders_of_2025(tmp_path: Path) -> None:
+    """They have names of their own for kinds, bases and the window, which counts the other rows alone."""
+    spec, renamed = SPECS["mimo2"], ("layer_types", "mlp_layer_types", "rope_parameters", "rms_norm_eps")
+    left = {key: value for key, value in spec["config"].items() if key not in renamed}
+    older = {
+        "hybrid_layer_pattern": [0, 1, 1, 0], "rope_theta": 5000000, "swa_rope_theta": 10000,
+        "partial_rotary_factor": 0.334, "sliding_window": 7, "sliding_window_size": 7, "layernorm_epsilon": 1e-5,
+        "swa_num_key_value_heads": 2, "swa_head_dim": 24, "swa_v_head_dim": 16, "swa_num_attention_heads": 4,
+        "n_shared_experts": None, "routed_scaling_factor": None, "topk_method": "noaux_tc", "scoring_func": "sigmoid",
+    }  # fmt: skip
+    write_folder({**spec, "config": {**left, **older}}, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert model.stored["mimo2.attention.sliding_window"] == 8
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED["mimo2"]).max() < 1e-9
+
+
+def test_mimo_without_a_scale_of_values(tmp_path: Path) -> None:
+    write_folder(SPECS["mimo2"], tmp_path)
+    assert metadata_of("mimo2", tmp_path)["mimo2.attention.value_scale"] == 0.707
+    spec = {**SPECS["mimo2"], "config": {**SPECS["mimo2"]["config"], "attention_value_scale": None}}
+    write_folder(spec, tmp_path)
+    with open_checkpoint(tmp_path) as model:
+        assert "mimo2.attention.value_scale" not in model.stored
+
+
+def test_kinds_of_layers_that_config_json_leaves_out(tmp_path: Path) -> None:
+    """Those of transformers: periods that start again after dense layers; every fourth; the first and every sixth."""
+    keys = metadata_of("cohere2moe", tmp_path / "a", layer_types=None, mlp_layer_types=None, first_k_dense_replace=1)
+    pattern, layers = "attention.sliding_window_pattern", SPECS["granite_swa"]["config"]["num_hidden_layers"]
+    assert keys[f"cohere2moe.{pattern}"].tolist() == [False, True, True, True, False]
+    assert keys["cohere2moe.leading_dense_block_count"] == 1
+    keys = metadata_of("granite_swa", tmp_path / "b", layer_types=None)
+    assert keys[f"granite_swa.{pattern}"].tolist() == [i % 4 != 0 for i in range(layers)]
+
+
+def test_granite_without_bases_of_layers(tmp_path: Path) -> None:
+    keys = metadata_of("granite_swa", tmp_path, layer_rope_theta=None)
+    assert (keys["granite_swa.rope.freq_base"], all(keys["granite_swa.attention.rope_pattern"])) == (1e4, True)
+
+
+def test_experts_of_granite_by_their_older_names(tmp_path: Path) -> None:
+    spec = SPECS["granite_swa-moe"]
+    older = {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight"}
+    older |= {"router.weight": "router.layer.weight"}
+    tensors = {name: numbers(name, *rest) for name, *rest in spec["tensors"]}
+    for new, old in older.items():
+        for name in [name for name in tensors if name.endswith(f"block_sparse_moe.{new}")]:
+            tensors[name.removesuffix(new) + old] = tensors.pop(name)
+    write_folder(spec, tmp_path)
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as model:
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED["granite_swa-moe"]).max() < 1e-9
+
+
+def test_growth_of_the_queries_of_mistral4(tmp_path: Path) -> None:
+    """llama.cpp stops at a file with the growth and without its length."""
+    keys = metadata_of("mistral4", tmp_path)
+    assert (keys["mistral4.attention.temperature_scale"], keys["mistral4.attention.temperature_length"]) == (0.1, 16)
+
+
+def test_a_mistral3_is_none_of_the_fourth(tmp_path: Path) -> None:
+    assert metadata_of("mistral3", tmp_path)["general.architecture"] == "mistral3"

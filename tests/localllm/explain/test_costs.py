@@ -1,0 +1,147 @@
+"""Bytes and operations of single operations, against the plan's totals and the tensors of the file."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+import pytest
+
+import localllm
+from localllm.backends.base import Clocked
+from localllm.backends.cpu.backend import CpuBackend
+from localllm.explain.costs import Cost, costs_of
+from localllm.explain.record import Step
+from localllm.plan import Plan
+from localllm.plan.summary import summarize
+from tests.backends.support import bind
+from tests.models.kit import KIT
+from tests.models.support import plan_of
+
+# Windows, latent attention, experts, and each kind of recurrent layer.
+MODELS = [
+    "llama-gqa",
+    "gemma3-12",
+    "llama-moe",
+    "deepseek2-moe",
+    "lfm2-dense",
+    "qwen35-mtp",
+    "jamba-dense",
+    "granitehybrid-dense",
+]
+
+
+def step(first: int, count: int, logit_rows: int = 1) -> Step:
+    return Step("model", 0.0, 0.0, first, (1,) * count, logit_rows, None)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CpuBackend]:
+    backend = CpuBackend(threads=2)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return plan_of(*KIT[request.param].loaded())
+
+
+@pytest.mark.parametrize("first", [0, 40, 200])
+def test_a_decoding_pass_reads_what_the_memory_plan_says(cpu: CpuBackend, plan: Plan, first: int) -> None:
+    executable = bind(cpu, plan)
+    try:
+        costs, one = costs_of(executable, plan), step(first, 1)
+        read = sum(cost.bytes(one) for cost in costs if "embedding" not in cost.kind)
+        embedded = [cost for cost in costs if "embedding" in cost.kind]
+        assert all(not cost.weights and not cost.per_position for cost in embedded)
+        assert read == executable.memory.read_after(first + 1)
+    finally:
+        executable.close()
+
+
+def test_a_decoding_pass_does_the_operations_of_the_plan(cpu: CpuBackend, plan: Plan) -> None:
+    executable = bind(cpu, plan)
+    try:
+        costs, summary = costs_of(executable, plan), summarize(plan)
+        assert sum(cost.operations(step(0, 1)) for cost in costs) >= summary.flops_per_token
+        assert sum(cost.flops for cost in costs) == summary.flops_per_token
+        if not plan.window:
+            expected = summary.flops_per_token + 100 * summary.attention_flops_per_position
+            assert sum(cost.operations(step(99, 1)) for cost in costs) == expected
+    finally:
+        executable.close()
+
+
+def test_calls_match_the_clock(cpu: CpuBackend, plan: Plan) -> None:
+    executable = bind(cpu, plan)
+    try:
+        assert isinstance(executable, Clocked)
+        assert len(costs_of(executable, plan)) == len(executable.clocks()) == len(executable.barriers)
+    finally:
+        executable.close()
+
+
+def test_bytes_of_every_matrix_are_those_of_the_file() -> None:
+    """The reference backend keeps weights as the file has them; the file's own table of tensors has their sizes."""
+    with localllm.load("demo", backend="reference", ctx_size=128) as model:
+        assert model.plan is not None
+        found: dict[str, int] = defaultdict(int)
+        for cost in costs_of(model.executable, model.plan):
+            found[cost.kind] += cost.bytes(step(9, 1)) - 10 * cost.per_position
+        expected: dict[str, int] = defaultdict(int)
+        for name, tensor in model.file.tensors.items():
+            if len(tensor.shape) == 2:
+                role = name.split(".")[2] if name.startswith("blk.") else name.split(".")[0]
+                expected[role] += len(tensor.read(0, tensor.shape[0]).reshape(-1))
+        table = model.file.tensors["token_embd.weight"]
+        row = expected.pop("token_embd")
+        assert found.pop("embedding") == row // table.shape[0]
+        assert found.pop("output") == expected.pop("output", row)  # tied to the embedding, if it has none of its own
+        assert {kind: size for kind, size in found.items() if size} == dict(expected)
+
+
+def test_a_prompt_reads_weights_once_and_multiplies_for_every_row(cpu: CpuBackend) -> None:
+    plan = plan_of(*KIT["llama-gqa"].loaded())
+    executable = bind(cpu, plan)
+    try:
+        costs = [cost for cost in costs_of(executable, plan) if cost.weights]
+        for cost in costs:
+            if cost.batch and cost.weights[0][1] == cost.weights[0][2]:
+                assert cost.bytes(step(0, 50)) == cost.bytes(step(0, 1))
+                assert cost.operations(step(0, 50)) == 50 * cost.operations(step(0, 1))
+            if not cost.batch:
+                assert cost.operations(step(0, 50)) == cost.operations(step(0, 1)) > 0
+                assert cost.operations(step(0, 50, logit_rows=50)) == 50 * cost.operations(step(0, 1))
+        assert any(not cost.batch for cost in costs), "the last rows alone become logits"
+    finally:
+        executable.close()
+
+
+def test_operations_without_a_barrier_between_them_are_named_together() -> None:
+    """Threads may be at different ones of them, so only their common time is known."""
+    with localllm.load("demo", ctx_size=128, threads=1) as model:
+        executable = model.executable
+        assert model.plan is not None
+        assert isinstance(executable, Clocked)
+        kinds = [cost.kind for cost in costs_of(executable, model.plan)]
+        assert {"attn_q, attn_k, attn_v", "ffn_gate, ffn_up", "ffn_down", "output"} <= set(kinds)
+        for number, barrier in enumerate(executable.barriers[:-1]):
+            assert barrier or kinds[number] == kinds[number + 1]
+
+
+def test_attention_of_a_chunk_sees_each_position_that_it_may() -> None:
+    """Counted one by one, with and without a window."""
+    whole = Cost("attention", True, (), 0, 10, 0, 0, 4)
+    some = Cost("attention", True, (), 0, 10, 8, 0, 4)
+    assert whole.operations(step(5, 6)) == 4 * sum(position + 1 for position in range(5, 11))
+    assert some.operations(step(5, 6)) == 4 * sum(min(position + 1, 8) for position in range(5, 11))
+    assert whole.bytes(step(5, 6)) == 10 * 11
+    seen = {p for position in range(5, 11) for p in range(max(0, position - 7), position + 1)}
+    assert some.bytes(step(5, 6)) == 10 * len(seen)
+    assert some.bytes(step(30, 6)) == 10 * 13
+
+
+def test_experts_are_read_at_most_once() -> None:
+    cost = Cost("experts", True, ((800, 2, 8),), 0, 0, 0, 0, 0)
+    assert [cost.bytes(step(0, rows)) for rows in (1, 2, 3, 4, 5, 50)] == [200, 400, 600, 800, 800, 800]
