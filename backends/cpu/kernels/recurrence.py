@@ -287,9 +287,10 @@ class Head:
             g.set(g.get() + f.load(decays + (at * 4 - 4), F32))
         f.store(decays + at * 4, g.get())
         now = f.splat(g.get())
+        grown = exp(f, now)
         by_key, by_query = self.scratch, self.scratch + 4 * BLOCK
         self._weights(block, at, now, decays, q, k, by_key, by_query)
-        return Reads(q, k, exp(f, now), by_query, by_key)
+        return Reads(q, k, grown, by_query, by_key)
 
     def _weights(
         self, block: Value, at: Value, now: Value, decays: Value, q: Value, k: Value, by_key: Value, by_query: Value
