@@ -17,6 +17,7 @@ from localllm.backends import cache
 from localllm.backends.base import Routing
 from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, selective_scan
 from localllm.backends.reference_state import State
+from localllm.backends.reference_streams import blend, excess, match, mix, weigh
 from localllm.plan import (
     BLOCK,
     Activate,
@@ -47,7 +48,6 @@ from localllm.plan import (
     Send,
     Softcap,
     Stack,
-    Value,
     Weigh,
     Xielu,
     rope_table,
@@ -314,44 +314,6 @@ def _columns(state: State, op: Columns) -> None:
     state.write(op.out, x.reshape(len(x), op.groups, -1)[:, :, op.start : op.stop].reshape(len(x), -1))
 
 
-def _weigh(state: State, op: Weigh) -> None:
-    state.write(op.out, state.read(op.x) * state.weight(op.weight))
-
-
-def _mix(state: State, op: Mix) -> None:
-    x = state.read(op.x)
-    slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, width of one)
-    own = op.coefficients
-    coefficients = state.read(own) if isinstance(own, Value) else np.tile(state.weight(own), (len(x), 1))
-    coefficients = coefficients.reshape(len(x), -1, op.slices)
-    y = np.zeros((len(x), op.out.width)) if op.base is None else state.read(op.base)
-    terms = coefficients[:, :, :, None] * slices[:, None]  # (rows, slices of out, slices, width of one)
-    state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
-
-
-def _blend(state: State, op: Blend) -> None:
-    last = state.read(op.last)
-    slices = np.concatenate([state.read(op.x), last], axis=1).reshape(len(last), -1, op.last.width)
-    size = np.sqrt((slices**2).mean(axis=2) + op.eps)
-    scores = (slices * state.weight(op.weight)).sum(axis=2) / size  # (T, slices)
-    weights = np.stack([_softmax(row) for row in scores])
-    state.write(op.out, np.einsum("tn,tnd->td", weights, slices))
-
-
-def _match(state: State, op: Match) -> None:
-    x, like = state.read(op.x), state.read(op.like)
-    slices = x.reshape(len(x), op.groups, -1)
-    own = np.maximum((slices * slices).mean(axis=2, keepdims=True), op.eps)
-    wanted = (like * like).mean(axis=1)[:, None, None]
-    state.write(op.out, (slices * np.sqrt(wanted / own)).reshape(x.shape))
-
-
-def _excess(state: State, op: Excess) -> None:
-    x = state.read(op.x)
-    cutoff = x.mean(axis=1, keepdims=True) + op.deviations * x.std(axis=1, keepdims=True, ddof=1)
-    state.write(op.out, np.maximum(x - cutoff, 0.0))
-
-
 def _join(state: State, op: Join) -> None:
     a, b = (state.values[value.index] for value in (op.a, op.b))
     slices = [x.reshape(len(x), op.groups, -1) for x in (a, b)]
@@ -393,11 +355,11 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     Add: _add,
     Scale: _scale,
     Columns: _columns,
-    Weigh: _weigh,
-    Mix: _mix,
-    Blend: _blend,
-    Match: _match,
-    Excess: _excess,
+    Weigh: weigh,
+    Mix: mix,
+    Blend: blend,
+    Match: match,
+    Excess: excess,
     Join: _join,
     SelectRows: _select_rows,
     Receive: _receive,

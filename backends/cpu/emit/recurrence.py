@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
-from localllm.backends.cpu.kernels import channels
+from localllm.backends.cpu.kernels import channels, scan
 from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
 from localllm.backends.cpu.lowering import Lowering, vector
@@ -47,13 +47,13 @@ def linear_attention(low: Lowering, op: LinearAttention) -> None:
 
 def selective_scan(low: Lowering, op: SelectiveScan) -> None:
     x, dt, b, c = map(low.floats, op.inputs)
-    arguments = kernels.ScanArguments(
+    arguments = scan.ScanArguments(
         step=_step(low, op.layer), x=rows_in(x), dt=rows_in(dt), b=rows_in(b), c=rows_in(c),
         y=output_to(low.make(op.out)), a=ColumnsOf(op.a, LANES), d=VectorOf(op.d, LANES),
         rows=CacheOf(op.layer, "keys"), states=CacheOf(op.layer, "values"), counter=COUNTER,
     )  # fmt: skip
-    low.call(kernels.append_scanned(op.store), arguments, "batch", "append scanned")
-    low.call(kernels.selective_scan(op.store), arguments, "tasks", "selective scan")
+    low.call(scan.append_scanned(op.store), arguments, "batch", "append scanned")
+    low.call(scan.selective_scan(op.store), arguments, "tasks", "selective scan")
 
 
 def matrix_scan(low: Lowering, op: MatrixScan) -> None:

@@ -1,0 +1,47 @@
+"""The operations on slices and streams of rows in plain NumPy: the definition of what the backends compute."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from localllm.backends.reference_state import State
+from localllm.plan import Blend, Excess, Match, Mix, Value, Weigh
+
+
+def weigh(state: State, op: Weigh) -> None:
+    state.write(op.out, state.read(op.x) * state.weight(op.weight))
+
+
+def mix(state: State, op: Mix) -> None:
+    x = state.read(op.x)
+    slices = x.reshape(len(x), op.slices, -1)  # (rows, slices, width of one)
+    own = op.coefficients
+    coefficients = state.read(own) if isinstance(own, Value) else np.tile(state.weight(own), (len(x), 1))
+    coefficients = coefficients.reshape(len(x), -1, op.slices)
+    y = np.zeros((len(x), op.out.width)) if op.base is None else state.read(op.base)
+    terms = coefficients[:, :, :, None] * slices[:, None]  # (rows, slices of out, slices, width of one)
+    state.write(op.out, y + terms.sum(axis=2).reshape(y.shape))
+
+
+def blend(state: State, op: Blend) -> None:
+    last = state.read(op.last)
+    slices = np.concatenate([state.read(op.x), last], axis=1).reshape(len(last), -1, op.last.width)
+    size = np.sqrt((slices**2).mean(axis=2) + op.eps)
+    scores = (slices * state.weight(op.weight)).sum(axis=2) / size  # (T, slices)
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    state.write(op.out, np.einsum("tn,tnd->td", weights, slices))
+
+
+def match(state: State, op: Match) -> None:
+    x, like = state.read(op.x), state.read(op.like)
+    slices = x.reshape(len(x), op.groups, -1)
+    own = np.maximum((slices * slices).mean(axis=2, keepdims=True), op.eps)
+    wanted = (like * like).mean(axis=1)[:, None, None]
+    state.write(op.out, (slices * np.sqrt(wanted / own)).reshape(x.shape))
+
+
+def excess(state: State, op: Excess) -> None:
+    x = state.read(op.x)
+    cutoff = x.mean(axis=1, keepdims=True) + op.deviations * x.std(axis=1, keepdims=True, ddof=1)
+    state.write(op.out, np.maximum(x - cutoff, 0.0))
