@@ -114,6 +114,7 @@ class Architecture:
     value_norm: bool = False  # the values of each head are normed, without weights
     value_scale: bool = False  # the key `attention.value_scale` multiplies the values
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
+    stacks: bool = False  # two stacks of layers run in turn, each several times
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
