@@ -115,6 +115,7 @@ class Architecture:
     value_scale: bool = False  # the key `attention.value_scale` multiplies the values
     keys_as_values: bool = False  # a layer without `attn_v` takes the keys, before their norm, as values
     checkpoints: bool = False  # the key `attn_res.block_size` says how often rows are kept for later layers to read
+    stacks: bool = False  # two stacks of layers run in turn, each several times
     altup: bool = False  # layers work on several streams of rows
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all

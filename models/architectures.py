@@ -174,6 +174,10 @@ _ROWS = (
         multipliers=Multipliers("multiplied", 78.38367176906169, logit=0.5773502691896257),
         routing=ExpertGating("softmax", True, activation="gelu", dense=True, sum_scale=0.5**0.5),
     ),
+    Architecture(  # HRM-Text, DFM Mimir
+        "hrm_text", "neox", ffn_scales=False, ignored=("attn_gate.scale",), norm_weights=False, gated="sigmoid",
+        multipliers=Multipliers(), stacks=True,
+    ),
     Architecture("hunyuan-dense", "neox", ffn_scales=False, norms_rotated=True),
     Architecture("hunyuan-moe", "neox", ffn_scales=False, norms_rotated=True, routing=ExpertGating("softmax", True)),
     Architecture("hunyuan_vl", "neox", sections=True, ffn_scales=False, norms_rotated=True),  # its text

@@ -75,6 +75,26 @@ class RecurrentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class StackConfig:
+    """Two stacks of layers that run in turn: so many passes of the low one, then one of the high one, and again.
+
+    A pass has keys and values of its own, so layers are counted over all passes. A file holds the low stack, whose
+    blocks count from 0, then the high one.
+    """
+
+    layers: int  # of each stack
+    low: int  # passes before each pass of the high stack
+
+    def high(self, layer: int) -> bool:
+        """Whether the layer is of a pass of the high stack."""
+        return layer // self.layers % (self.low + 1) == self.low
+
+    def block(self, layer: int) -> int:
+        """The number of the block that holds the layer's tensors."""
+        return layer % self.layers + (self.layers if self.high(layer) else 0)
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """The shape of a transformer; tuples hold one entry per layer."""
 
@@ -117,6 +137,7 @@ class Config:
     sparsity: tuple[float | None, ...]  # deviations above the mean that gates must exceed; None: all count
     per_layer_width: int  # of the slice of per-layer embeddings; 0: there are none
     recurrent: RecurrentConfig | None
+    stacks: StackConfig | None  # that run in turn, each several times
     attends: tuple[bool, ...]  # whether the layer has attention
     recurs: tuple[bool, ...]  # whether it has a recurrent mixer
     heads_after: int  # layers of the file after these: each is a next-token head (`models.next_token`)

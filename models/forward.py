@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from localllm.models.altup import AltUpRecorder
 from localllm.models.architecture import Architecture
@@ -25,6 +26,7 @@ from localllm.models.recurrent import Recurrence
 from localllm.models.rope import inverse_frequencies, magnitude
 from localllm.models.rwkv import MIXERS as RWKV_MIXERS
 from localllm.models.rwkv import RwkvLayers, TimeMix
+from localllm.models.stacks import StackRecorder, stored_name
 from localllm.models.tensors import Tensors
 from localllm.plan import Plan, Recorder, Rope, Tensor, Value
 
@@ -44,7 +46,8 @@ def record(
     models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
     head reads them, and not only of the rows whose logits are wanted.
     """
-    checked, recorder = Tensors(tensors, architecture.ignored), Recorder()
+    stored = str if config.stacks is None else partial(stored_name, config.stacks)
+    checked, recorder = Tensors(tensors, architecture.ignored, stored), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
     if config.embedding_scale != 1.0:
@@ -84,6 +87,8 @@ def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:
         return RwkvLayers
     if config.checkpoint_interval:
         return CheckpointRecorder
+    if architecture.stacks:
+        return StackRecorder
     return AltUpRecorder if config.streams else LayerRecorder
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -24,8 +24,14 @@ _NOT_WEIGHTS = ("I8", "I16", "I32", "I64")  # formats of files, never of a weigh
 class Tensors:
     """Checked access by name. ModelError names the tensor, what was found and what is expected."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], ignored: Collection[str] = ()) -> None:
-        """The tensors of a file but for those `ignored`, in a layer by the name after `blk.N.`."""
+    def __init__(
+        self, tensors: Mapping[str, Tensor], ignored: Collection[str] = (), stored: Callable[[str], str] = str
+    ) -> None:
+        """The tensors of a file but for those `ignored`, in a layer by the name after `blk.N.`.
+
+        `stored` gives the file's name of a tensor, for files that hold one block for several layers.
+        """
+        self._stored = stored
         self._tensors = {name: tensor for name, tensor in tensors.items() if _LAYER.sub("", name) not in ignored}
         self._used: set[str] = set()
 
@@ -44,12 +50,12 @@ class Tensors:
 
     def either(self, name: str, *shapes: tuple[int, ...]) -> Weight:
         """Return a tensor of one of several shapes; the error for a wrong shape names the first."""
-        found = tuple(self._tensors[name].shape) if name in self else None
+        found = self._shape(name)
         return self._checked(name, found if found in shapes else shapes[0])
 
     def folded(self, name: str, *shape: int) -> Weight:
         """Return a tensor of this shape; the file may have more or fewer dimensions of 1 before the last."""
-        found = tuple(self._tensors[name].shape) if name in self else shape
+        found = self._shape(name) or shape
         same = [n for n in found if n != 1] == [n for n in shape if n != 1] and found[-1] == shape[-1]
         return replace(self._checked(name, found if same else shape), shape=shape)
 
@@ -121,11 +127,13 @@ class Tensors:
 
     def height(self, name: str) -> int:
         """Return the number of rows of a matrix, or of each matrix of a stack; 0 if the file does not hold it."""
-        return int(self._tensors[name].shape[-2]) if name in self and len(self._tensors[name].shape) > 1 else 0
+        shape = self._shape(name)
+        return int(shape[-2]) if len(shape) > 1 else 0
 
     def width(self, name: str) -> int:
         """Columns of a tensor; 0 if the file does not hold it."""
-        return int(self._tensors[name].shape[-1]) if name in self else 0
+        shape = self._shape(name)
+        return int(shape[-1]) if shape else 0
 
     def optional_numbers(self, name: str, width: int) -> NDArray[np.float32] | None:
         """Return the values float32 (width,) of a small vector that the plan holds as numbers; they must be finite."""
@@ -142,10 +150,15 @@ class Tensors:
         return frozenset(self._used)
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return self._stored(name) in self._tensors
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor; () if the file does not hold it."""
+        return tuple(self._tensors[self._stored(name)].shape) if name in self else ()
 
     def _checked(self, name: str, shape: tuple[int, ...]) -> Weight:
-        if name not in self:
+        name = self._stored(name)
+        if name not in self._tensors:
             raise ModelError(f"{name}: the file does not hold this tensor; expected shape {_text(shape)}")
         weight = self._tensors[name]
         if tuple(weight.shape) != shape:

@@ -45,6 +45,7 @@ from localllm.models.reading.feed_forward import (
 from localllm.models.reading.keys import Keys, found
 from localllm.models.reading.mixers import read_mixers, read_recurrent
 from localllm.models.reading.rope import halved, read_rope, read_rotated, read_window_rope
+from localllm.models.reading.stacks import read_stacks
 from localllm.plan import NormKind
 
 _MAX_VOCABULARY = 1 << 24
@@ -124,6 +125,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         sparsity=read_sparsity(keys, row, layers),
         per_layer_width=_per_layer_width(keys, row),
         recurrent=read_recurrent(keys, row, heads),
+        stacks=read_stacks(keys, layers) if row.stacks else None,
         attends=attends,
         recurs=recurs,
         heads_after=heads_after,

@@ -214,3 +214,16 @@ def test_diffusion_models_see_later_rows(name: str) -> None:
     for key in (True, False):
         metadata[f"{name}.attention.causal"] = key
         assert not read_config(metadata, name).causal
+
+
+def test_two_stacks_run_in_turn() -> None:
+    keys = {"hrm__layers_per_stack": 2, "hrm__h_cycles": 2, "hrm__l_cycles": 3}
+    stacks = sliding("hrm_text", 16, **keys).stacks
+    assert [stacks.high(layer) for layer in range(16)] == ([False] * 6 + [True] * 2) * 2
+    assert [stacks.block(layer) for layer in range(16)] == [0, 1, 0, 1, 0, 1, 2, 3] * 2
+    assert sliding("llama", 16, **keys).stacks is None
+    message = r"^hrm_text\.block_count: expected hrm\.layers_per_stack 2 \* .* = 16 layers of all passes, found 15$"
+    with pytest.raises(ModelError, match=message):
+        sliding("hrm_text", 15, **keys)
+    with pytest.raises(ModelError, match=r"^hrm_text\.hrm\.l_cycles: expected an integer from 1 to .*, found 0$"):
+        sliding("hrm_text", 4, **{**keys, "hrm__l_cycles": 0})

@@ -1,0 +1,37 @@
+"""Two stacks of layers that run in turn: whose tensors a layer has, and what a file must hold."""
+
+from __future__ import annotations
+
+import pytest
+
+from localllm.models import ModelError
+from tests.models.kit import KIT
+from tests.models.support import plan_of
+
+
+def test_passes_share_the_tensors_of_a_block() -> None:
+    """6 layers, 2 blocks: each matrix is read in several passes under one name, and is in the file once."""
+    metadata, tensors = KIT["hrm_text-dense"].loaded()
+    plan = plan_of(metadata, tensors)
+    times = [read.weight.name for read in plan.reads].count
+    assert times("blk.0.attn_q.weight") == 4
+    assert times("blk.1.attn_q.weight") == 2
+    assert len(plan.layers) == 6
+    assert plan.tensors <= set(tensors)
+    unused = {name for name in tensors if not name.endswith("_scale") and name not in plan.tensors}
+    assert all("ffn_" in name or "attn_gate" in name for name in unused), unused  # scales that llama.cpp leaves out
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("blk.4.attn_q.scale", r"blk\.4\.attn_q\.scale: the file does not hold this scale; .*"),
+        ("blk.1.attn_q.weight", r"blk\.1\.attn_q\.weight: the file does not hold this tensor; .*"),
+        ("hrm.z_l_init", r"hrm\.z_l_init: the file does not hold this tensor; .*"),
+    ],
+)
+def test_what_a_file_must_hold(missing: str, message: str) -> None:
+    metadata, tensors = KIT["hrm_text-dense"].loaded()
+    del tensors[missing]
+    with pytest.raises(ModelError, match=f"^{message}$"):
+        plan_of(metadata, tensors)
