@@ -36,7 +36,7 @@ from localllm.printable import printable
 
 _TOP = {"token_embd": From(("model.embed_tokens",)), "output_norm": From(("model.norm",)), "output": From(("lm_head",))}
 _SUFFIXES = (".weight", ".bias")
-_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b")  # the ends of whole names
+_WHOLE = (*_SUFFIXES, ".scale", ".ssm_a", ".ssm_d", ".exp_probs_b", ".z_l_init")  # the ends of whole names
 _EXACT = (
     *("ffn_gate_inp", "ssm_conv1d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef"),
     *("position_embd", "token_types"),
@@ -84,7 +84,7 @@ class Checkpoint(Closing):
                 raise ConvertError("the tensor of token embeddings is missing; download the model again")
             rows = self.tensors["token_embd.weight"].shape[0]
             keys = shape_keys(config, recipe, rope, rows, pooling_of(modules), dense_keys(further)) | numbers
-            parameters = _verify(folder, keys, recipe, self.tensors)
+            parameters = _verify(folder, keys, recipe, self.tensors, recipe.prefixes(sizes))
             vocabulary = tokenizer_keys(folder, config, rows, recipe.tokenizer, recipe.templates)
             stored = {
                 "general.architecture": recipe.name,
@@ -165,9 +165,9 @@ def _tensors(shelf: Shelf, recipe: Recipe, sizes: Sizes, extra: tuple[LazyTensor
         top["output"] = []  # tied, but stored all the same
     yield from top["token_embd"]
     yield from extra
-    for layer in range(sizes.layers):
+    for layer, prefix in enumerate(recipe.prefixes(sizes)):
         for key, sources in recipe.layer.items():
-            yield from _made(shelf, recipe, sizes, f"model.layers.{layer}.", f"blk.{layer}.{key}", sources)
+            yield from _made(shelf, recipe, sizes, prefix, f"blk.{layer}.{key}", sources)
     for key, tensors in top.items():
         if key != "token_embd":
             yield from tensors
@@ -226,18 +226,20 @@ def _alike(one: LazyTensor, other: LazyTensor) -> bool:
     )
 
 
-def _verify(folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, LazyTensor]) -> int:
+def _verify(
+    folder: Path, keys: Mapping[str, Any], recipe: Recipe, tensors: Mapping[str, LazyTensor], prefixes: list[str]
+) -> int:
     """Return the number of parameters; ConvertError if a tensor is missing or has the wrong shape."""
     metadata = {"general.architecture": recipe.name, **keys}
     try:
         plan = record(read_gguf_config(metadata, recipe.name), ARCHITECTURES[recipe.name], tensors)
     except ModelError as error:
-        raise ConvertError(f"{folder}: {error}{_origin(str(error), recipe)}") from None
+        raise ConvertError(f"{folder}: {error}{_origin(str(error), recipe, prefixes)}") from None
     return summarize(plan).parameters
 
 
-def _origin(error: str, recipe: Recipe) -> str:
-    """Return the names in the folder for the GGUF tensor that an error starts with."""
+def _origin(error: str, recipe: Recipe, prefixes: list[str]) -> str:
+    """Return the names in the folder for the GGUF tensor that an error starts with; `prefixes` are those of layers."""
     if recipe.mapped is not None:
         return ""
     name = error.split(":")[0]
@@ -248,6 +250,6 @@ def _origin(error: str, recipe: Recipe) -> str:
     if sources[0] is None:
         return ""
     whole = f"{key}.{suffix}" in recipe.layer
-    prefix = f"model.layers.{layer}." if layer else ""
+    prefix = prefixes[int(layer)] if layer else ""
     origins = [prefix + source.names[0] + ("" if whole else f".{suffix}") for source in sources if source]
     return f" (it is made of {' or '.join(origins)})"

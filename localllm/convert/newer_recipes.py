@@ -1,4 +1,4 @@
-"""Models of 2026 whose layers differ: North, Granite with windows, Hunyuan 3, Laguna, Mellum 2 and MiMo V2."""
+"""Models of 2026 whose layers differ: North, Granite with windows, HRM-Text, Hunyuan 3, Laguna, Mellum 2, MiMo V2."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import numpy as np
 
 from localllm.convert import sources as of
 from localllm.convert.hf_config import HfConfig
-from localllm.convert.recipe import From, Key, Layer, Recipe, half, must_be, named, taken
+from localllm.convert.recipe import From, Key, Layer, Recipe, half, must_be, named, quarter, taken
+from localllm.models.reading.bounds import MAX_LAYERS
 
 _HUNYUAN: Layer = {
     **of.QWEN,
@@ -45,6 +46,18 @@ _GRANITE: Layer = {
     "ffn_up_shexp": taken("shared_mlp.input_linear"),  # gate and up
     "ffn_down_shexp": taken("shared_mlp.output_linear"),
 }  # fmt: skip
+_HRM: Layer = {
+    **{
+        f"attn_{x}": (From((f"self_attn.{x}_proj",)), From(("attn.gqkv_proj",), quarter(which)))
+        for which, x in enumerate(("gate", "q", "k", "v"))
+    },
+    "attn_output": (From(("self_attn.o_proj",)), From(("attn.o_proj",))),
+    **{
+        f"ffn_{x}": (From((f"mlp.{x}_proj",)), From(("mlp.gate_up_proj",), half(which)))
+        for which, x in enumerate(("gate", "up"))
+    },
+    "ffn_down": taken("mlp.down_proj"),
+}
 _MIMO: Layer = {
     **of.QWEN,
     **of.ROUTED,
@@ -52,6 +65,28 @@ _MIMO: Layer = {
     "exp_probs_b.bias": taken("mlp.gate.e_score_correction_bias"),
 }
 _SIGMOID: dict[str, Key] = {"expert_gating_func": 2, "expert_weights_norm": True}
+
+
+def _hrm_stack(config: HfConfig) -> int:
+    """Return the layers of a stack. Folders of transformers count the layers of all passes in `num_hidden_layers`."""
+    layers = config.needed("num_layers_per_stack", "num_hidden_layers")
+    if layers > MAX_LAYERS:
+        raise config.error("num_layers_per_stack", layers, f"at most {MAX_LAYERS}")
+    return layers
+
+
+def _hrm_passes(config: HfConfig) -> int:
+    """Return how often the two stacks run in all."""
+    return config.needed("H_cycles") * (config.needed("L_cycles") + 1)
+
+
+def _hrm_scale(config: HfConfig) -> float:
+    return config.real("embedding_scale") or 1.0 / (config.real("initializer_range") or 0.02)
+
+
+def _hrm_layers(config: HfConfig) -> list[str]:
+    """Return the names of the layers: those of the low stack, then those of the high one."""
+    return [f"model.{stack}_module.layers.{layer}." for stack in "LH" for layer in range(_hrm_stack(config))]
 
 
 def _kinds(config: HfConfig) -> list[str]:
@@ -247,6 +282,18 @@ ROWS = (
             "attention.rope_pattern": lambda config: np.array([base > 0 for base in _layer_bases(config)]),
         },
         defaults={"sliding_window": 128, "layer_types": _granite_kinds},
+    ),
+    Recipe(
+        "hrm_text", ("HrmTextForCausalLM",), _HRM, layers=_hrm_layers, top={"hrm.z_l_init": From(("model.z_L_init",))},
+        keys={
+            "block_count": lambda config: _hrm_stack(config) * _hrm_passes(config),
+            "attention.head_count_kv": "num_attention_heads",
+            "hrm.layers_per_stack": _hrm_stack, "hrm.h_cycles": "H_cycles", "hrm.l_cycles": "L_cycles",
+            "hrm.prefix_lm": lambda config: config.flag("prefix_lm"),
+            "embedding_scale": _hrm_scale,
+        },
+        checks=(must_be("attention_bias", False), must_be("mlp_bias", False)),
+        defaults={"H_cycles": 2, "L_cycles": 3, "head_dim": 128, "prefix_lm": True},
     ),
     Recipe(
         "hy_v3", ("HYV3ForCausalLM",), _HUNYUAN,

@@ -86,6 +86,16 @@ def half(which: int) -> Change:
     return change
 
 
+def quarter(which: int) -> Change:
+    """Return one of the four quarters of the rows."""
+
+    def change(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
+        rows = parts[0].shape[-2] // 4
+        return t.strided(parts[0], which * rows, (which + 1) * rows)
+
+    return change
+
+
 def first_half_turned(parts: list[LazyTensor], sizes: Sizes) -> LazyTensor:
     """Return the first half of the columns of every matrix, as rows."""
     return half(0)([turned(parts, sizes)], sizes)
@@ -278,11 +288,18 @@ class Recipe:
     tokenizer: TokenizerModel = ""  # `tokenizer.ggml.model` where tokenizer.json cannot tell it
     templates: Mapping[str, str] = field(default_factory=dict)  # further templates, for files whose folder has none
     numbers: Mapping[str, str] = field(default_factory=dict)  # whole keys: the tensors of layers with a number for each
+    layers: Callable[[HfConfig], list[str]] | None = None  # what their tensors' names begin with; None: model.layers.N.
     mapped: Mapped | None = None  # tensors have the gguf package's names, instead of `layer` and `top`
 
     def assumed(self, config: HfConfig) -> dict[str, Any]:
         """Return the defaults for this config.json."""
         return {key: value(config) if callable(value) else value for key, value in self.defaults.items()}
+
+    def prefixes(self, sizes: Sizes) -> list[str]:
+        """Return what the names of a layer's tensors begin with, in the order of the file's layers."""
+        if self.layers is not None:
+            return self.layers(sizes.config)
+        return [f"model.layers.{layer}." for layer in range(sizes.layers)]
 
 
 Layer = dict[str, tuple[From, ...]]

@@ -357,6 +357,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], str]] = {
          "mlp_layer_types": ["dense", "sparse", "sparse"]},
         "qwen2",
     ),
+    "hrm_text": (
+        "HrmTextConfig", {"head_dim": 16, "H_cycles": 2, "L_cycles": 3, "embedding_scale": 2.0}, "qwen2",
+    ),
     "laguna": (
         "LagunaConfig",
         {**_EXPERTS, "head_dim": 16, "num_experts": 4, "num_hidden_layers": 4, "sliding_window": WINDOW,

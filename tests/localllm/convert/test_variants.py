@@ -70,6 +70,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "pattern of MiMo": (
         "mimo2", {"layer_types": None, "hybrid_layer_pattern": [0, 1]}, "hybrid_layer_pattern is .*0 or 1, 4 times",
     ),
+    "layers of stacks": ("hrm_text", {"num_layers_per_stack": 10**6}, "num_layers_per_stack is .*expected at most"),
+    "passes of stacks": ("hrm_text", {"L_cycles": 10**9}, "hrm_text.block_count: expected an integer from 1"),
+    "fewer layers than told": (
+        "hrm_text", {"num_layers_per_stack": 3}, r"made of model\.L_module\.layers\.2\.",
+    ),
     "sections": ("paddleocr-vl", {"text_config": {"rope_parameters": {"mrope_section": [1, 2]}}}, "expected three"),
 }  # fmt: skip
 
@@ -172,3 +177,25 @@ def test_growth_of_the_queries_of_mistral4(tmp_path: Path) -> None:
 
 def test_a_mistral3_is_none_of_the_fourth(tmp_path: Path) -> None:
     assert metadata_of("mistral3", tmp_path)["general.architecture"] == "mistral3"
+
+
+def test_folders_of_hrm_text_as_it_was_trained(tmp_path: Path) -> None:
+    """`num_hidden_layers` counts the layers of a stack, and matrices may stand alone; the logits are the same."""
+    spec = {**SPECS["hrm_text"]}
+    spec["config"] = {**spec["config"], "num_hidden_layers": 2}
+    del spec["config"]["num_layers_per_stack"]
+    write_folder(spec, tmp_path)
+    tensors = {}
+    for name, *rest in spec["tensors"]:
+        whole, base = numbers(name, *rest), name.rpartition(".")[0].rpartition(".")[0]
+        if name.endswith("gqkv_proj.weight"):
+            of = zip(("gate", "q", "k", "v"), np.split(whole, 4), strict=True)
+            tensors |= {f"{base.removesuffix('attn')}self_attn.{x}_proj.weight": part for x, part in of}
+        elif name.endswith("gate_up_proj.weight"):
+            of = zip(("gate", "up"), np.split(whole, 2), strict=True)
+            tensors |= {f"{base}.{x}_proj.weight": part for x, part in of}
+        else:
+            tensors[name.replace(".attn.", ".self_attn.")] = whole
+    save(tmp_path / "model.safetensors", tensors)
+    with open_checkpoint(tmp_path) as model:
+        assert nmse(logits_of(model, ids())[POSITIONS], STORED["hrm_text"]).max() < 1e-9
