@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from localllm.errors import LocalLLMError
     from localllm.generation.statistics import Piece, Statistics
     from localllm.model import Model, load
-    from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
+    from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
     from localllm.session import Session
 
 if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file():
@@ -30,6 +30,7 @@ if not (_here := Path(__file__).parent).joinpath("quant", "__init__.py").is_file
 
 __all__ = [
     "AnswerOptions",
+    "DiffusionOptions",
     "LoadOptions",
     "LocalLLMError",
     "Model",
@@ -47,6 +48,7 @@ _HOMES = {
     "Model": "localllm.model",
     "load": "localllm.model",
     "AnswerOptions": "localllm.options",
+    "DiffusionOptions": "localllm.options",
     "LoadOptions": "localllm.options",
     "SamplingOptions": "localllm.options",
     "SpeculationOptions": "localllm.options",

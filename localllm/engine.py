@@ -29,7 +29,7 @@ from localllm.sampling.select import largest
 
 F32 = NDArray[np.float32]
 Int32s = NDArray[np.int32]
-Wanted = Literal["none", "last", "all"]
+Wanted = Literal["none", "last", "all"] | tuple[int, ...]  # numbers: these rows of the step, in this order
 
 _NO_LOGITS = np.empty((0, 0), np.float32)
 _NO_LARGEST = Largest(np.empty((0, 0), np.int32), _NO_LOGITS)
@@ -194,7 +194,7 @@ class Engine:
                 raise ContextFull(Notice(full, Setting("ctx_size"), ")"))
             starts.append(start)
             counts.append(count)
-            wanted.append(count if which == "all" else int(which == "last"))
+            wanted.append(len(which) if isinstance(which, tuple) else count if which == "all" else int(which == "last"))
         total = sum(counts)
         if not total or 0 in counts:
             raise LocalLLMError("a step needs at least one token of each of its sequences; leave the others out")
@@ -220,7 +220,10 @@ class Engine:
             end += count
             tokens.append(np.array(part.tokens, np.int32))
             positions.append(np.arange(start, start + count, dtype=np.int32))
-            logit_rows.append(np.arange(end - wanted[number], end, dtype=np.int32))
+            if isinstance(part.wanted, tuple):
+                logit_rows.append(np.array(part.wanted, np.int32) + np.int32(end - count))
+            else:
+                logit_rows.append(np.arange(end - wanted[number], end, dtype=np.int32))
             slots.append(part.sequence.append(part.tokens))
             tables.append(part.sequence.tables())
         windowed = len(tables[0]) > 1

@@ -17,7 +17,7 @@ from localllm.engine import ContextFull, Engine
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile
 from localllm.models import Config, architecture_of, record_heads
-from localllm.notice import BeyondTraining, Notice, Setting
+from localllm.notice import BeyondTraining, Notice, Setting, Written
 from localllm.opening import BATCH_ROWS, Bound, bind
 from localllm.options import LoadOptions
 from localllm.plan import Plan, Store, Tensor
@@ -35,6 +35,13 @@ class NoTokenizer(LocalLLMError):
 
 class NoWeights(LocalLLMError):
     """The file holds only a vocabulary, so the model cannot compute."""
+
+
+def refuse_serving(file: GGUFFile) -> None:
+    """Raise LocalLLMError, before weights are read, for a model that cannot answer several requests together."""
+    if architecture_of(file.metadata).diffusion:
+        problem = "a diffusion model, which fills in a text and cannot be served"
+        raise LocalLLMError(f"{file.path}: {problem}; use `localllm run`")
 
 
 class LoadedModel(Closing):
@@ -119,6 +126,11 @@ class LoadedModel(Closing):
         engine, assembled = self.engine, self._bound
         if assembled is not None and assembled.pooler is not None:
             raise LocalLLMError(f"{self.file.path}: gives embeddings, not tokens; use `localllm embed` or model.embed")
+        if self.diffuses:
+            problem = (
+                f"{self.file.path}: a diffusion model, which fills in a text and cannot continue, score or chat; use "
+            )
+            raise LocalLLMError(Notice(problem, Written("model.diffuse", "`localllm run`")))
         if self.plan is not None and not self.plan.causal:
             problem = "its tokens see later ones, so it cannot continue a text"
             raise LocalLLMError(f"{self.file.path}: {problem}; use `localllm embed`")
@@ -171,6 +183,11 @@ class LoadedModel(Closing):
         if not parts:
             raise LocalLLMError("logits need at least one token id, got none")
         return np.concatenate(parts)
+
+    @property
+    def diffuses(self) -> bool:
+        """Whether the model fills in texts (`Model.diffuse`) instead of continuing them."""
+        return architecture_of(self.file.metadata).diffusion and not self.embeds
 
     @property
     def embeds(self) -> bool:

@@ -20,9 +20,9 @@ from localllm.errors import LocalLLMError
 from localllm.generation.statistics import Piece
 from localllm.gguf import GGUFFile, open_gguf
 from localllm.held import end_of, held, held_text, without_thought
-from localllm.loaded import LoadedModel
-from localllm.notice import NotUsed
-from localllm.options import AnswerOptions, LoadOptions, SamplingOptions, SpeculationOptions
+from localllm.loaded import LoadedModel, refuse_serving
+from localllm.notice import Notice, NotUsed, Setting
+from localllm.options import AnswerOptions, DiffusionOptions, LoadOptions, SamplingOptions, SpeculationOptions
 from localllm.options.declare import divided
 from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords, LoadKeywords
 from localllm.options.signature import takes
@@ -32,6 +32,7 @@ from localllm.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
     from localllm.confined import Confined
+    from localllm.diffusion.canvas import Canvas
     from localllm.scheduler.request import Constraint
     from localllm.template import ChatTemplate, Family
 
@@ -230,6 +231,35 @@ class Model(LoadedModel):
         pieces = self._stream(ids, sampler, answer, stops, cancel, held(self, asked_of, template, tail))
         return pieces if asked_of.structure is None else without_thought(pieces, self, template, tail, stops)
 
+    def diffuse(
+        self,
+        prompt: str | Sequence[int],
+        options: DiffusionOptions | None = None,
+        sampling: SamplingOptions | None = None,
+        *,
+        max_tokens: int | None = None,
+    ) -> Iterator[Canvas]:
+        """Yield the canvas of a diffusion model whenever tokens settle; the last one holds the whole answer.
+
+            for canvas in model.diffuse("Write a poem.", DiffusionOptions(diffusion_steps=64)):
+                pass
+            print(model.answer_of(canvas))
+
+        The answer has `max_tokens` tokens (default: what is left of the context). Of `sampling` count seed,
+        temperature, top_k and top_p. LocalLLMError for a model that is no diffusion model.
+        """
+        from localllm.diffusion.model import diffuse
+
+        ids = self.prompt_ids(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
+        sampling = self.sampling_defaults.options({}) if sampling is None else sampling
+        return diffuse(self, ids, options or DiffusionOptions(), sampling, max_tokens)
+
+    def answer_of(self, canvas: Canvas) -> str:
+        """Return the text of a canvas after its prompt, up to the first token that ends an answer."""
+        from localllm.diffusion.model import answer_text
+
+        return answer_text(self, canvas)
+
     @cached_property
     def template(self) -> tuple[ChatTemplate, str | None]:
         """The chat template, and a note if it is not from the file. It is rendered in a child process."""
@@ -320,9 +350,13 @@ def load(
     file, model = open_gguf(resolve(path)), None
     try:
         model = Model(file, chosen.force)
+        if sequences and file.tensors and not embeddings:
+            refuse_serving(file)
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
             if chosen.speculation.kind != "off":
+                if model.diffuses:
+                    raise LocalLLMError(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
                 model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()

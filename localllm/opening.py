@@ -18,6 +18,7 @@ from localllm.machine.memory import memory
 from localllm.models import Config, Head, Pooler, architecture_of, read_config, record
 from localllm.notice import Notice, Setting
 from localllm.options import LoadOptions
+from localllm.options.diffusion import CANVAS
 from localllm.plan import BLOCK, CacheLayer, Experts, Plan, Tensor, Value
 
 BATCH_ROWS = 512  # maximum rows per forward pass; longer prompts are split
@@ -66,7 +67,9 @@ def bind(
     """
     architecture = architecture_of(file.metadata)
     config = read_config(file.metadata, architecture.name)
-    context = context_of(options.ctx_size, config, config.context_length if sequences else DEFAULT_CONTEXT)
+    diffuses = architecture.diffusion and not embeddings
+    most = CANVAS if diffuses else config.context_length if sequences else DEFAULT_CONTEXT
+    context = context_of(options.ctx_size, config, most)
     plan = record(config, architecture, weights or file.tensors, context, embeddings)
     pooler = None
     if embeddings or architecture.encoder:
@@ -75,7 +78,7 @@ def bind(
     offload.check(options.backend)
 
     def limits_at(context: int) -> Limits:
-        return limits_of(context, plan, max(1, sequences))
+        return limits_of(context, plan, max(1, sequences), diffuses)
 
     limits = limits_at(context)
     held = sum(tensor.nbytes for tensor in file.tensors.values())
@@ -116,8 +119,10 @@ def observed(plan: Plan) -> list[Value]:
     return list(found.values())
 
 
-def limits_of(context: int, plan: Plan, sequences: int = 1) -> Limits:
+def limits_of(context: int, plan: Plan, sequences: int = 1, diffuses: bool = False) -> Limits:
     """Return the limits for binding a model; some layers may see only the last tokens, or keep a state.
+
+    A diffusion model (`diffuses`) takes its whole canvas in a step, and may need the logits of every row.
 
     The states of recurrent layers are big, so models that have them take fewer rows in a step, and keep only as many
     blocks as STATE_BYTES hold, but no fewer than a step and a rollback of SLACK tokens need.
@@ -125,6 +130,8 @@ def limits_of(context: int, plan: Plan, sequences: int = 1) -> Limits:
     blocks = sequences * -(-context // BLOCK) + 1  # one more than the context, so that a full one can be forked
     positions = -(-context // BLOCK) * BLOCK + BLOCK
     logit_rows = max(16, min(BATCH_ROWS, LOGIT_BYTES // (4 * plan.logits.width)))
+    if diffuses:
+        return Limits(context, context, blocks, positions)
     if not plan.causal:  # rows read later ones, so a text is one batch
         return Limits(context, max(logit_rows, min(context, LOGIT_BYTES // (4 * plan.logits.width))), blocks, positions)
     if not plan.window:

@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from localllm.cli import options, tool_options
 from localllm.notice import Notice, Setting, said
-from localllm.options import AnswerOptions, LoadOptions, Options, SamplingOptions, ServeOptions, declared
+from localllm.options import (
+    AnswerOptions,
+    DiffusionOptions,
+    LoadOptions,
+    Options,
+    SamplingOptions,
+    ServeOptions,
+    declared,
+)
 
 _NAMED = (*vars(options).values(), *vars(tool_options).values())
 _OWN = (each for each in _NAMED if isinstance(each, type) and issubclass(each, Options))
-GROUPS = (LoadOptions, AnswerOptions, SamplingOptions, ServeOptions, *(each for each in _OWN if each is not Options))
+GROUPS = (
+    LoadOptions,
+    AnswerOptions,
+    SamplingOptions,
+    DiffusionOptions,
+    ServeOptions,
+    *(each for each in _OWN if each is not Options),
+)
 
 
 def typed(text: str | BaseException) -> str:

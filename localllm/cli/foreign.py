@@ -32,5 +32,7 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
     _ADAPTER: ("--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
     "images and sound cannot be read": ("-mm", "--mmproj", "--image", "--audio"),
     f"there is no log to switch off; {_LEAVE}": ("--log-disable",),
+    f"a terminal always shows the canvas, a pipe never; {_LEAVE}": ("--diffusion-visual",),
+    f"--temp samples from the same distribution; {_LEAVE}": ("--diffusion-add-gumbel-noise",),
 }
 FOREIGN = {flag: reason for reason, flags in _BY_REASON.items() for flag in flags}

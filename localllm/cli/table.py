@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from localllm.cli import options, starting, tool_options
 from localllm.cli.app import Command
-from localllm.options import AnswerOptions, SamplingOptions, ServeOptions
+from localllm.options import AnswerOptions, DiffusionOptions, SamplingOptions, ServeOptions
 
 _SERVING = (options.ModelName, ServeOptions, options.Opening, SamplingOptions)
 _ANSWERING = (options.Opening, AnswerOptions, options.Format, options.Display, options.Keeping, SamplingOptions)
@@ -25,8 +25,9 @@ _COMMANDS: dict[str, Command] = {
         "MODEL [PROMPT]",
         "answer one prompt on stdout",
         "The prompt is PROMPT, piped input, or both in this order. If the file has a chat template, the prompt is one\n"
-        "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text.",
-        (options.Run, *_ANSWERING),
+        "turn of a chat. If it has none, or with --raw, the model continues the prompt as plain text. A diffusion\n"
+        "model fills in the answer step by step; see docs/diffusion.md.",
+        (options.Run, *_ANSWERING, DiffusionOptions),
         starting.run,
     ),
     "explain": Command(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from localllm.options.answer import AnswerOptions
 from localllm.options.declare import Declared, Option, Options, declared, group, option, same
+from localllm.options.diffusion import DiffusionOptions
 from localllm.options.kinds import OptionError
 from localllm.options.load import LoadOptions
 from localllm.options.sampling import SamplingOptions
@@ -17,6 +18,7 @@ from localllm.options.speculation import SpeculationOptions
 __all__ = [
     "AnswerOptions",
     "Declared",
+    "DiffusionOptions",
     "LoadOptions",
     "Option",
     "OptionError",

@@ -136,7 +136,7 @@ class Sampler:
 
     def _candidates(self, logits: NDArray[np.float32]) -> Candidates:
         """Return the tokens that the chain leaves of all logits (V,)."""
-        _refuse_broken(float(logits.max()))
+        refuse_broken(float(logits.max()))
         if len(self._ids) != len(logits):
             self._ids = np.arange(len(logits), dtype=np.int32)
         return self._left(self._constrained(self._biased(Candidates(self._ids, logits))))
@@ -176,7 +176,7 @@ class Sampler:
         """Return the next token, not yet accepted."""
         if self._argmax:
             token = int(logits.argmax())
-            _refuse_broken(float(logits[token]))
+            refuse_broken(float(logits[token]))
             if self._constraint is None or self._drafting:
                 return token
             return self._greedy(logits)
@@ -194,7 +194,7 @@ class Sampler:
 
     def sample_largest(self, ids: Ids, logits: NDArray[np.float32]) -> int:
         """Return the next token, given only the `looks_at` largest logits (n,), descending, ties by id, NaN first."""
-        _refuse_broken(float(logits[0]))
+        refuse_broken(float(logits[0]))
         return int(ids[0]) if self._argmax else self.draw(*_possible(self._left(Candidates(ids, logits, True))))
 
     def accept(self, token: int) -> None:
@@ -239,7 +239,7 @@ def _at(ids: Ids, probabilities: Doubles, uniform: float) -> int:
     return int(ids[sums.searchsorted(uniform * sums[-1], side="right")])
 
 
-def _refuse_broken(peak: float) -> None:
+def refuse_broken(peak: float) -> None:
     """Raise SamplingError if `peak`, the largest logit, is unusable; it is NaN if any logit is."""
     if not abs(peak) < HIGHEST:
         raise SamplingError(

@@ -25,7 +25,8 @@ from localllm.cli.terminal.console import YELLOW, LoadProgress, say
 from localllm.cli.terminal.keeping import PromptCache, check_place
 from localllm.errors import LocalLLMError
 from localllm.held import held_text
-from localllm.options import AnswerOptions
+from localllm.notice import Notice, Setting
+from localllm.options import AnswerOptions, DiffusionOptions
 from localllm.session import Session
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def run(
     display: Display,
     keeping: Keeping,
     sampling: Mapping[str, Any],
+    diffusion: DiffusionOptions,
     format_: Family | None = None,
 ) -> None:
     """Answer `prompt`. KeyboardInterrupt after Ctrl-C stopped the answer. `format_` replaces the chat template."""
@@ -70,7 +72,29 @@ def run(
         with LoadProgress() as progress:
             model = load(name, opening.options, progress=progress)
         with model:
+            if model.diffuses:
+                from localllm.cli.commands.run_diffusion import run_diffusion
+
+                asked = Asking(own, prompt, opening, answering, display, keeping, sampling, diffusion, format_)
+                return run_diffusion(model, confined, asked)
+            if diffusion.first:
+                problem = Notice(f"{name}: not a diffusion model; leave ", Setting(diffusion.first), " out")
+                raise LocalLLMError(problem)
             _answer(own, model, prompt, confined, opening.force, answering, display, keeping, sampling, format_)
+
+
+class Asking(NamedTuple):
+    """Everything that the command line asks of an answer."""
+
+    own: Run
+    prompt: str
+    opening: Opening
+    answering: AnswerOptions
+    display: Display
+    keeping: Keeping
+    sampling: Mapping[str, Any]
+    diffusion: DiffusionOptions
+    format_: Family | None
 
 
 class Asked(NamedTuple):

@@ -26,7 +26,8 @@ from localllm.confined import Confined
 from localllm.errors import LocalLLMError
 from localllm.gguf import GGUFFile, StringArray, open_gguf
 from localllm.models import ARCHITECTURES, Config, ModelError, architecture_of, read_config, record, record_heads
-from localllm.opening import context_of, limits_of
+from localllm.opening import DEFAULT_CONTEXT, context_of, limits_of
+from localllm.options.diffusion import CANVAS
 from localllm.plan import Plan, summarize
 from localllm.sampling.defaults import file_defaults
 from localllm.tokenizer import Tokenizer, has_tokenizer
@@ -161,9 +162,10 @@ def _memory(file: GGUFFile, ctx_size: int, asked: CacheTypes) -> dict[str, Any]:
     from localllm.backends.cpu.budget import plan_memory
 
     config = _config(file)
-    context = context_of(ctx_size, config)
+    diffuses = architecture_of(file.metadata).diffusion
+    context = context_of(ctx_size, config, CANVAS if diffuses else DEFAULT_CONTEXT)
     plan = record(config, ARCHITECTURES[config.architecture], file.tensors, context)
-    limits = limits_of(context, plan)
+    limits = limits_of(context, plan, diffuses=diffuses)
     choice = choose_types(asked, plan, limits, summarize(plan).weight_bytes, force=True)
     check_cache(choice.types, CACHE_TYPES)
     memory = plan_memory(plan, limits, default_threads(), choice.types)

@@ -1,0 +1,141 @@
+"""`localllm run` with a diffusion model: the canvas settles on a terminal; a pipe gets the final text only."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from localllm.cli.commands.run import Asking
+from localllm.cli.terminal.answer import interruptible, sampling_of, tell
+from localllm.cli.terminal.console import YELLOW, raw, say
+from localllm.cli.terminal.shown import shown_on
+from localllm.diffusion.canvas import Canvas
+from localllm.diffusion.choice import SAMPLED_BY
+from localllm.diffusion.model import answer_text, diffuse
+from localllm.errors import LocalLLMError
+from localllm.model import Model
+from localllm.notice import Notice, Setting
+from localllm.printable import printable
+
+if TYPE_CHECKING:
+    from localllm.confined import Confined
+
+MASK = "\u2591"  # shown for a place that has not settled
+
+
+def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
+    """Fill in the answer and print it. KeyboardInterrupt after Ctrl-C; then nothing is printed."""
+    _refuse(asked)
+    with interruptible() as cancel:
+        tell(model)
+        ids, stops = _prompt(model, confined, asked)
+        sampling = sampling_of(model, asked.sampling)
+        for name in asked.sampling:
+            if name not in SAMPLED_BY:
+                say(Notice("note: ", Setting(name), " has no effect on a diffusion model"), YELLOW)
+        begun, canvas = perf_counter(), None
+        with _shown(model, asked) as show:
+            for canvas in diffuse(model, ids, asked.diffusion, sampling, asked.answering.max_tokens):
+                if cancel.is_set():
+                    raise KeyboardInterrupt
+                show(canvas)
+        assert canvas is not None, "a canvas is shown before its first step"
+        seconds = perf_counter() - begun
+        _write(cut(answer_text(model, canvas, asked.answering.ignore_eos), stops), asked)
+    if asked.own.stats:
+        if not model.placed:
+            say(model.device)
+        say(
+            f"prompt {canvas.prompt} | answer {len(canvas.answer)} | {canvas.steps} steps | {seconds:.2f} s, "
+            f"{len(canvas.answer) / seconds:.1f} tokens/s"
+        )
+
+
+def _refuse(asked: Asking) -> None:
+    """Raise LocalLLMError for what needs an answer that is written from left to right."""
+    if asked.keeping.prompt_cache:
+        name = Setting("prompt_cache")
+        raise LocalLLMError(Notice("a diffusion model computes all tokens in each step; leave ", name, " out"))
+    if asked.answering.asked.structure is not None:
+        raise LocalLLMError("a diffusion model cannot be held to a schema or a grammar; leave it out")
+
+
+def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
+    """Return the ids of the prompt, as a turn of a chat if there is a template, and the texts that end an answer."""
+    from localllm.conversation import is_plain, template_of
+    from localllm.template import ChatEncoder
+
+    answering = asked.answering
+    if not asked.own.raw:
+        template, note = template_of(model, confined, asked.format_)
+        if asked.format_ is not None or not is_plain(template):
+            system = [{"role": "system", "content": answering.system_prompt}] if answering.system_prompt else []
+            messages: list[dict[str, Any]] = [*system, {"role": "user", "content": asked.prompt}]
+            rendered = template.render(messages, extra=answering.template_variables)
+            for told in (*([note] if note else []), *rendered.notes):
+                say(f"note: {told}", YELLOW)
+            model.check_length(rendered.text)
+            encoder = ChatEncoder(model.words, template.source, answering.parse_special_in_content)
+            return encoder.encode(rendered.text), (*answering.stops, *template.stops)
+        problem = "the file has no chat template; the model fills in what follows the prompt as plain text"
+        say(f"note: {problem} (--raw hides this note)", YELLOW)
+    if answering.system_prompt:
+        raise LocalLLMError("-sys/--system-prompt needs a chat template; put the text into the prompt")
+    return model.prompt_ids(asked.prompt, parse_special=True), answering.stops
+
+
+def cut(text: str, stops: tuple[str, ...]) -> str:
+    """Return a text up to the first of the texts that end it."""
+    return text[: min([found for stop in stops if (found := text.find(stop)) >= 0], default=len(text))]
+
+
+def _write(text: str, asked: Asking) -> None:
+    shown = shown_on(sys.stdout, asked.display if not asked.own.raw else asked.display.changed({"plain": True}))
+    try:
+        shown.content(text)
+    finally:
+        shown.end()
+
+
+@contextmanager
+def _shown(model: Model, asked: Asking) -> Iterator[Any]:
+    """Yield what shows a canvas: on a terminal the text so far, in place; elsewhere nothing."""
+    out = raw(sys.stdout)
+    if not out.isatty() or os.environ.get("TERM", "dumb") == "dumb" or asked.display.plain:
+        yield lambda canvas: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(file=out, highlight=False)
+    with Live(
+        console=console, transient=True, auto_refresh=False, redirect_stdout=False, redirect_stderr=False
+    ) as live:
+
+        def show(canvas: Canvas) -> None:
+            lines = Text(f"step {canvas.step} of {canvas.steps}\n", style="dim")
+            lines.append(picture(model, canvas), style="not dim")
+            live.update(lines, refresh=True)
+
+        yield show
+
+
+def picture(model: Model, canvas: Canvas) -> str:
+    """Return the answer so far as harmless text, with MASK where nothing has settled."""
+    parts: list[str] = []
+    run: list[int] = []
+    ended = False
+    for token in canvas.answer:
+        ended = ended or token in model.words.eog
+        if token == canvas.mask:
+            parts += [model.words.decode(run, drop_space=not parts), MASK]
+            run = []
+        elif not ended:
+            run.append(token)
+    parts.append(model.words.decode(run, drop_space=not parts))
+    return printable("".join(parts), None, keep="\n\t")

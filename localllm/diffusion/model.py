@@ -1,0 +1,75 @@
+"""A diffusion model at work: the engine's forward of a whole canvas, the length of an answer, and its text."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from localllm.diffusion.canvas import Canvas, Diffusion, fill
+from localllm.diffusion.reading import masking_of
+from localllm.engine import ContextFull, Engine, Rows
+from localllm.errors import LocalLLMError
+from localllm.notice import Notice, Setting
+from localllm.options import DiffusionOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from localllm.model import Model
+
+
+def diffuse(
+    model: Model, ids: Sequence[int], options: DiffusionOptions, sampling: SamplingOptions, max_tokens: int | None
+) -> Iterator[Canvas]:
+    """Yield the canvas whenever tokens settle. LocalLLMError, before any work, for what cannot be done."""
+    if not model.diffuses:
+        raise LocalLLMError(
+            f"{model.file.path}: not a diffusion model, so it cannot fill in a text; use model.generate"
+        )
+    engine, config = model.engine, model.config
+    assert config is not None, "a bound model has its shape"
+    masking = masking_of(model.file.metadata, config.vocabulary)
+    left = model.context - len(ids)
+    if left < (max_tokens or 1):
+        asked = f"{len(ids)} tokens of prompt and {max_tokens or 1} of answer"
+        problem = f"the canvas holds {model.context} tokens, too few for {asked}; make it larger ("
+        raise ContextFull(Notice(problem, Setting("ctx_size"), ")"))
+    length = left if max_tokens is None else max_tokens
+    if not length:
+        raise LocalLLMError("an answer of 0 tokens leaves nothing to fill in; give at least 1")
+    seed = sampling.seed if sampling.seed >= 0 else secrets.randbits(32)
+    chosen = Diffusion.of(options, masking)
+    return fill(Forward(engine), ids, length, masking, chosen, sampling, seed)
+
+
+class Forward:
+    """The logits of rows of a canvas. Every row reads all others, so each pass begins anew and no cache stays."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def __call__(self, tokens: Sequence[int], wanted: Sequence[int]) -> NDArray[np.float32]:
+        """Return float32 (wanted, vocabulary), a view that the next call overwrites."""
+        sequence = self._engine.add()
+        try:
+            [result] = self._engine.step([Rows(sequence, tokens, tuple(wanted))])
+        finally:
+            self._engine.release(sequence)
+        return result.logits
+
+
+def answer_ids(model: Model, canvas: Canvas, ignore_eos: bool = False) -> list[int]:
+    """Return the tokens of an answer that have settled, up to the first that ends it."""
+    found: list[int] = []
+    for token in canvas.answer:
+        if token in model.words.eog and not ignore_eos:
+            break
+        if token != canvas.mask:
+            found.append(token)
+    return found
+
+
+def answer_text(model: Model, canvas: Canvas, ignore_eos: bool = False) -> str:
+    return model.detokenize(answer_ids(model, canvas, ignore_eos))

@@ -1,0 +1,48 @@
+"""How many tokens settle in each step of a diffusion: over time as in Dream, or block by block as in LLaDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Stage(NamedTuple):
+    """A part of the canvas that settles in some steps."""
+
+    start: int
+    stop: int
+    steps: int
+
+
+def stages(start: int, stop: int, steps: int, block_length: int) -> Iterator[Stage]:
+    """Yield the blocks from `start` to `stop` with their steps; with a block length of 0, one stage.
+
+    Steps are shared out evenly, the first blocks getting one more. Every block has at least one.
+    """
+    if not block_length:
+        yield Stage(start, stop, steps)
+        return
+    begins = range(start, stop, block_length)
+    each, more = divmod(steps, len(begins))
+    for number, begin in enumerate(begins):
+        yield Stage(begin, min(begin + block_length, stop), max(1, each + (number < more)))
+
+
+def over_time(step: int, steps: int, masked: int, eps: float) -> int:
+    """Return how many of `masked` tokens settle: the share 1 - s/t, where time falls from 1 to `eps` (Dream 7B).
+
+    Rounded down, in float32, as in llama.cpp. The last step settles all.
+    """
+    if step >= steps - 1:
+        return masked
+    one, rest = np.float32(1), np.float32(1) - np.float32(eps)
+    t = one - np.float32(step) / np.float32(steps) * rest
+    s = one - np.float32(step + 1) / np.float32(steps) * rest
+    return int(np.float32(masked) * (one - s / t))
+
+
+def evenly(step: int, steps: int, masked: int) -> int:
+    """Return how many of the `masked` tokens of a new block settle in this step: as many in each, more in the first."""
+    return masked // steps + (step < masked % steps)
