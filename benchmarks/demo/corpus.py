@@ -1,4 +1,4 @@
-"""The demo model's training text: dialogues, stories and small talk as chats, and the tokenizer trained on them.
+"""The demo model's training text as chats (dialogues, stories, tasks, tools, small talk), and the tokenizer.
 
 Used only by train.py. A chat is a list of (role, text); its tokens are the begin token, then for every turn the role's
 token, the text and the end-of-turn token. The assistant's words weigh 1 in the loss, the rest USER_WEIGHT.
@@ -11,7 +11,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
+from tasks import task
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tools import chat_with_tools
+from words import NAMES
 
 Turn = tuple[str, str]
 Chat = list[Turn]
@@ -27,12 +30,9 @@ QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# Looks like Phi-4's turns, so that programs that guess the format from a template guess right.
-TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{{ '<|im_start|>' + message['role'] + '<|im_sep|>' + message['content'] | trim + '<|im_end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant<|im_sep|>' }}{% endif %}"
-)
+# Turns as in Phi-4 and calls as in Hermes, so that programs that guess the format from a template guess right.
+# tools.py writes the same text for tools.
+TEMPLATE = (Path(__file__).parent / "template.jinja").read_text("utf-8").removesuffix("\n")
 
 SYSTEM_PROMPTS = (
     "You are a helpful assistant.",
@@ -79,6 +79,7 @@ STORY_THANKS = (
 )
 HERO = re.compile(r"\b(an?) ((?:[a-z-]+ ){0,2})([a-z]+) (?:named|called) ([A-Z][a-z]+)")
 THING = re.compile(r"\b(?:an?|the) ([a-z]{2,}[a-rt-z])\b")
+SHORT_SENTENCE = re.compile(r"(?<=[.!?] )[A-Z][a-z]+(?: [a-z]+){2,9}\.")
 VAGUE = (
     "little big small other same very old new good nice first next best great beautiful pretty happy sad special kind "
     "elderly deep day time way end rest one two more whole right left lot both most ground top back world thing"
@@ -162,6 +163,7 @@ class Corpus:
         self.smalltalk = read_smalltalk(own / "smalltalk.txt")
         self.dialogues = [chat for i, chat in enumerate(dialogues) if i % HELD_OUT_EVERY]
         self.stories = [story for i, story in enumerate(stories) if i % HELD_OUT_EVERY]
+        self.sentences = [found for story in self.stories for found in SHORT_SENTENCE.findall(story)]
         self._held_dialogues = dialogues[::HELD_OUT_EVERY]
         self._held_stories = stories[::HELD_OUT_EVERY]
 
@@ -170,18 +172,22 @@ class Corpus:
         rng = random.Random(0)
         return {
             "dialogues": self._held_dialogues,
+            "tasks": [self._tasks(rng) for _ in range(300)],
+            "tools": [self._tools(rng) for _ in range(100)],
             "stories": [[("user", _story_request(story, rng)), ("assistant", story)] for story in self._held_stories],
         }
 
     def epoch(self, seed: int) -> list[Chat]:
-        """Return one pass over the dialogues, two over the stories, and small talk, in random order."""
+        """Return the dialogues once, the stories twice, tasks, chats with tools and small talk, in random order."""
         rng = random.Random(seed)
         chats = [self._dialogue(chat, rng) for chat in self.dialogues]
         for _ in range(2):
             order = rng.sample(self.stories, len(self.stories))
             while order:
                 chats.append(self._story(order, rng))
-        chats += [self._smalltalk(rng) for _ in range(5000)]
+        chats += [self._smalltalk(rng) for _ in range(4000)]
+        chats += [self._tasks(rng) for _ in range(14000)]
+        chats += [self._tools(rng) for _ in range(4500)]
         rng.shuffle(chats)
         return [[("system", rng.choice(SYSTEM_PROMPTS)), *c] if rng.random() < 0.1 else c for c in chats]
 
@@ -189,8 +195,32 @@ class Corpus:
         asked, answers = rng.choice(self.smalltalk)
         return [("user", typed(rng.choice(asked), rng)), ("assistant", rng.choice(answers))]
 
-    def _smalltalk(self, rng: random.Random) -> Chat:
+    def _task(self, rng: random.Random) -> Chat:
+        asked, answer = task(rng, self.sentences)
+        return [("user", typed(asked, rng) if rng.random() < 0.5 else asked), ("assistant", answer)]
+
+    def _tasks(self, rng: random.Random) -> Chat:
         chat: Chat = []
+        for _ in range(rng.choice((1, 2, 3, 4))):
+            chat += self._exchange(rng) if rng.random() < 0.15 else self._task(rng)
+        return chat
+
+    def _tools(self, rng: random.Random) -> Chat:
+        system = rng.choice(SYSTEM_PROMPTS) if rng.random() < 0.3 else ""
+        return chat_with_tools(rng, lambda: (self._exchange if rng.random() < 0.5 else self._task)(rng), system)
+
+    def _introduction(self, rng: random.Random) -> Chat:
+        """Return two turns: a name, and later the question for it."""
+        name = rng.choice(NAMES)
+        said = rng.choice(("My name is {}.", "I am {}.", "Hi, I'm {}.", "Hello, my name is {}")).format(name)
+        met = rng.choice((f"Nice to meet you, {name}! How can I help you?", f"Nice to meet you, {name}!"))
+        between = self._exchange(rng) if rng.random() < 0.4 else []
+        asked = rng.choice(("What is my name?", "Do you remember my name?", "Who am I?"))
+        recalled = rng.choice((f"Your name is {name}.", f"You are {name}."))
+        return [("user", said), ("assistant", met), *between, ("user", typed(asked, rng)), ("assistant", recalled)]
+
+    def _smalltalk(self, rng: random.Random) -> Chat:
+        chat: Chat = self._introduction(rng) if rng.random() < 0.12 else []
         for _ in range(rng.choice((1, 2, 2, 3, 4))):
             chat += self._exchange(rng)
         if rng.random() < 0.2:

@@ -1,4 +1,4 @@
-"""Write a trained demo model as a GGUF file: Q8_0 matrices, F32 norms, tokenizer and chat template inside.
+"""Write a trained demo model as a GGUF file: F32 weights, tokenizer, chat template and temperature inside.
 
 Used by train.py. The parameters already have GGUF's names and layout, so nothing is permuted.
 """
@@ -11,12 +11,10 @@ import numpy as np
 from corpus import BEGIN, END, SPECIAL, TEMPLATE
 from tokenizers import Tokenizer
 
-from localllm import quant
 from localllm.gguf import NewTensor, write_gguf
 
-MATRIX_FORMAT = "Q8_0"
-FILE_TYPE_Q8_0 = 7  # general.file_type: the format of most matrices
-QUANTIZATION_VERSION = 2
+FILE_TYPE_F32 = 0  # general.file_type
+TEMPERATURE = 0.5
 NORMAL_TOKEN, CONTROL_TOKEN = 1, 3
 
 
@@ -54,14 +52,13 @@ def write(
         "general.size_label": f"{count / 1e6:.1f}M",
         "general.license": "cc-by-sa-4.0",
         "general.languages": ["en"],
-        "general.file_type": FILE_TYPE_Q8_0,
-        "general.quantization_version": QUANTIZATION_VERSION,
+        "general.file_type": FILE_TYPE_F32,
+        "general.sampling.temp": TEMPERATURE,
     }
     metadata |= {f"llama.{key}": value for key, value in sizes.items()}
     metadata |= tokenizer_metadata(tokenizer)
-    tensors = []
-    for tensor, value in params.items():
-        fmt = MATRIX_FORMAT if value.ndim == 2 else "F32"
-        rows = quant.quantize(np.ascontiguousarray(np.atleast_2d(value), np.float32), fmt)
-        tensors.append(NewTensor(tensor, fmt, value.shape, rows.tobytes()))
+    tensors = [
+        NewTensor(tensor, "F32", value.shape, np.ascontiguousarray(value, np.float32).tobytes())
+        for tensor, value in params.items()
+    ]
     write_gguf(path, metadata, tensors, force=True)

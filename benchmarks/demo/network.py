@@ -32,7 +32,7 @@ class Shape:
         return self.width // self.heads
 
 
-SHAPES = {"target": Shape(layers=4), "draft": Shape(layers=1, ffn=512)}
+SHAPES = {"target": Shape(layers=4, width=512, heads=8, ffn=1024), "draft": Shape(layers=1, ffn=512)}
 
 
 def initial(shape: Shape, seed: int) -> Params:

@@ -1,8 +1,8 @@
-"""Train localllm's demo chat model and its draft model, and write them as GGUF files.
+"""Train localllm's demo chat model and its draft model, and write them as GGUF files to quantize.
 
     python benchmarks/demo/train.py target --minutes 60
     python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
-    python benchmarks/demo/train.py export
+    python benchmarks/demo/train.py export              (F32 files, and a text to quantize them on)
 
 On a busy machine, set OMP_WAIT_POLICY=PASSIVE (measured: 3 times as fast beside four busy processes). Needs torch
 (localllm itself does not) and the texts under --texts. A run resumes from its checkpoint. Its schedule follows its
@@ -24,6 +24,7 @@ from network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, i
 from tokenizers import Tokenizer
 
 HERE = Path(__file__).parent
+CALIBRATION_CHATS = 600
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,7 @@ class Schedule:
 
     minutes: float
     tokens: int | None = None  # the length of the run, instead of minutes
-    batch_tokens: int = 4096
+    batch_tokens: int = 8192
     row_tokens: int = 512
     long_share: float = 0.8  # after this share of the run, rows are CONTEXT tokens long
     warmup: float = 0.02
@@ -53,11 +54,11 @@ def orthogonal(update: torch.Tensor) -> torch.Tensor:
     """Return matrices (n, rows, columns) with their singular values pulled towards 1 (Newton-Schulz, as in Muon)."""
     tall = update.shape[1] > update.shape[2]
     x = update.transpose(1, 2) if tall else update
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = (x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)).bfloat16()
     for _ in range(5):
         gram = x @ x.transpose(1, 2)
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    return x.transpose(1, 2) if tall else x
+    return (x.transpose(1, 2) if tall else x).float()
 
 
 class Optimizer:
@@ -135,12 +136,13 @@ def loss_of(
     params: Params, shape: Shape, tokens: torch.Tensor, weights: torch.Tensor, teacher: tuple[Params, Shape] | None
 ) -> torch.Tensor:
     """Return the weighted mean cross entropy in nats: to the text, and half to a teacher's predictions if given."""
-    predicted = logits(params, shape, tokens[:, :-1]).flatten(0, 1)
+    with torch.autocast("cpu", torch.bfloat16):
+        predicted = logits(params, shape, tokens[:, :-1]).flatten(0, 1).float()
     weights = weights.flatten()
     loss = F.cross_entropy(predicted, tokens[:, 1:].flatten(), reduction="none")
     if teacher is not None:
-        with torch.no_grad():
-            wanted = logits(teacher[0], teacher[1], tokens[:, :-1]).flatten(0, 1).softmax(-1)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            wanted = logits(teacher[0], teacher[1], tokens[:, :-1]).flatten(0, 1).float().softmax(-1)
         loss = 0.2 * loss + 0.8 * F.cross_entropy(predicted, wanted, reduction="none")
     return (loss * weights).sum() / weights.sum()
 
@@ -244,9 +246,17 @@ def export(role: str, work: Path, path: Path) -> None:
         "rope.freq_base": ROPE_BASE,
     }
     name = "localllm demo" if role == "target" else "localllm demo draft"
-    description = "A tiny chat model trained on dialogues and children's stories; a demonstration, see its README.md"
+    description = "A tiny chat model trained on dialogues, tasks and stories; a demonstration, see its README.md"
     params = {key: value.numpy() for key, value in checkpoint["params"].items()}
     write(path, name, description, sizes, params, Tokenizer.from_file(str(work / "tokenizer.json")))
+    print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+def write_calibration(path: Path, corpus: Corpus, seed: int) -> None:
+    """Write chats of the training text, with the roles spelled out, for localllm's quantizer."""
+    chats = corpus.epoch(seed)[:CALIBRATION_CHATS]
+    turns = ["".join(f"<|im_start|>{role}<|im_sep|>{text}<|im_end|>" for role, text in chat) for chat in chats]
+    path.write_text("<|endoftext|>" + "<|endoftext|>".join(turns), "utf-8")
     print(f"{path}: {path.stat().st_size:,} bytes")
 
 
@@ -266,15 +276,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--texts", type=Path, default=HERE.parents[2] / "shared/data/text")
     parser.add_argument("--work", type=Path, default=HERE.parents[1] / "build/demo", help="checkpoints and tokenizer")
-    parser.add_argument("--out", type=Path, default=HERE.parents[1] / "models/demo", help="folder of the GGUF files")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     options.work.mkdir(parents=True, exist_ok=True)
-    if options.what == "export":
-        for role, name in (("target", "demo.gguf"), ("draft", "draft.gguf")):
-            export(role, options.work, options.out / name)
-        return
     corpus = Corpus(options.texts, HERE)
+    if options.what == "export":
+        for role in SHAPES:
+            export(role, options.work, options.work / f"{role}.gguf")
+        write_calibration(options.work / "calibration.txt", corpus, options.seed)
+        return
     train(options.what, Schedule(options.minutes, options.tokens), options.work, corpus, options.seed)
 
 
