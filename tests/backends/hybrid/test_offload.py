@@ -149,7 +149,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
 @pytest.mark.parametrize(
     ("layers", "said"),
     [
-        ("auto", r"opencl: .*: 5 of 5 layers, weights 4\.. MiB, cache .*"),
+        ("auto", r"opencl: .*: 5 of 5 layers, weights 6\.. MiB, cache .*"),
         ("2", r"opencl: .*: 2 of 5 layers, weights .*; the rest on the CPU: weights .*"),
         ("0", r"opencl: .*: -ngl 0; all runs on cpu: .*"),
     ],

@@ -173,7 +173,7 @@ def test_awq_finds_the_inputs_that_stand_out(tmp_path: Path) -> None:
     """A model that computes the same with two inputs made huge: the factors find them, and make them small again."""
     with load("demo", ctx_size=128, observe=True) as model:
         (group, *_) = groups(model.plan) if model.plan is not None else []
-        scale = np.ones(256, np.float32)
+        scale = np.ones(512, np.float32)
         scale[[3, 100]] = 1 / 64.0  # columns of weights made small, their inputs large
         found: dict[str, Scaling] = {}
         _add(found, group, scale, model.file.tensors)

@@ -79,7 +79,7 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
         all_4 = dict.fromkeys(names, "Q4_0")
         expected, together = cost(effects, all_4)[1], trial.kld(all_4)
         assert trial.kld({}) < 1e-6  # everything is back in its place
-        assert trial.kld(dict.fromkeys(names, "Q8_0")) < 1e-5  # what the file holds anyway
+        assert trial.kld(dict.fromkeys(names, "Q8_0")) < 1e-4  # nearly what the file holds
     assert together == pytest.approx(expected, rel=0.15)
     for options in effects.values():
         errors = [e.error for e in options]

@@ -83,7 +83,7 @@ def test_the_digest_that_is_printed_is_that_of_the_file(tmp_path: Path, capsys: 
     assert main(["quantize", "demo", str(target), "F16", "--allow-requantize"]) == 0
     out = capsys.readouterr().out
     assert f"sha256 {hashlib.sha256(target.read_bytes()).hexdigest()}\n" in out
-    assert "4.26 MiB -> 8.01 MiB, 16.01 bits a weight (F16)" in out
+    assert "6.73 MiB -> 21.02 MiB, 16.01 bits a weight (F16)" in out
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -214,7 +214,7 @@ def fails(words: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["a.gguf", "--max-kld", "-1"], "'-1' is not a number above 0"),
         (["a.gguf", "IQ2_XS"], "blk.0.ffn_up.weight: IQ2_XS requires an importance matrix"),
         (["a.gguf", "Q1_0"], "blk.0.odd.weight': rows of 96 values do not fill blocks of 128, and Q1_0"),
-        (["demo", "x.gguf", "Q4_0"], "already quantized (Q8_0), and quantizing twice loses more"),
+        (["demo", "x.gguf", "Q4_0"], "already quantized (Q4_K), and quantizing twice loses more"),
     ],
 )
 def test_a_wrong_command_line_says_what_is_wrong(
