@@ -191,6 +191,19 @@ class Corpus:
         rng.shuffle(chats)
         return [[("system", rng.choice(SYSTEM_PROMPTS)), *c] if rng.random() < 0.1 else c for c in chats]
 
+    def tuning(self, seed: int) -> list[Chat]:
+        """Return mostly tasks and small talk, with some of all other kinds, in random order."""
+        rng = random.Random(seed)
+        order = rng.sample(self.stories, len(self.stories) // 3)
+        chats = [self._dialogue(chat, rng) for chat in rng.sample(self.dialogues, len(self.dialogues) // 10)]
+        while order:
+            chats.append(self._story(order, rng))
+        chats += [self._smalltalk(rng) for _ in range(4000)]
+        chats += [self._tasks(rng) for _ in range(24000)]
+        chats += [self._tools(rng) for _ in range(2000)]
+        rng.shuffle(chats)
+        return chats
+
     def _exchange(self, rng: random.Random) -> Chat:
         asked, answers = rng.choice(self.smalltalk)
         return [("user", typed(rng.choice(asked), rng)), ("assistant", rng.choice(answers))]

@@ -239,7 +239,7 @@ class Named:
         }
 
 
-def _named(tool: Tool, rng: random.Random) -> Named:
+def with_names(tool: Tool, rng: random.Random) -> Named:
     parameters = tuple(rng.choice(names) for names, _, _ in tool.parameters)
     return Named(tool, rng.choice(tool.names), rng.choice(tool.descriptions), parameters)
 
@@ -281,7 +281,7 @@ def exchange(named: Named, rng: random.Random) -> list[Turn]:
 
 def chat_with_tools(rng: random.Random, other: Callable[[], list[Turn]], system: str) -> list[Turn]:
     """Return a chat with one to three tools; `other` returns an exchange that needs none."""
-    tools = [_named(tool, rng) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
+    tools = [with_names(tool, rng) for tool in rng.sample(TOOLS, rng.choice((1, 1, 2, 2, 3)))]
     if len({named.name for named in tools}) < len(tools):
         tools = tools[:1]
     chat: list[Turn] = [("system", system_turn([named.definition() for named in tools], system))]

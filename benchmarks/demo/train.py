@@ -1,6 +1,7 @@
 """Train localllm's demo chat model and its draft model, and write them as GGUF files to quantize.
 
     python benchmarks/demo/train.py target --minutes 60
+    python benchmarks/demo/train.py tuned --minutes 15     (mostly tasks)
     python benchmarks/demo/train.py draft --minutes 15     (learns from the target's predictions)
     python benchmarks/demo/train.py export              (F32 files, and a text to quantize them on)
 
@@ -12,14 +13,15 @@ active minutes, so a pause loses nothing. With --tokens it follows the tokens, w
 import argparse
 import math
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from corpus import Corpus, encode, train_tokenizer
+from corpus import Chat, Corpus, encode, train_tokenizer
 from network import CONTEXT, RMS_EPS, ROPE_BASE, SHAPES, VOCAB, Params, Shape, initial, logits
 from tokenizers import Tokenizer
 
@@ -38,6 +40,7 @@ class Schedule:
     long_share: float = 0.8  # after this share of the run, rows are CONTEXT tokens long
     warmup: float = 0.02
     decay: float = 0.7
+    peak: float = 1.0  # of the rates below
     matrix_rate: float = 0.02
     other_rate: float = 3e-3
 
@@ -47,7 +50,7 @@ class Schedule:
 
     def rate(self, done: float) -> float:
         """Return the factor of the learning rates after the share `done` of the run: up, flat, down to zero."""
-        return max(0.0, min(1.0, (done + 1e-3) / self.warmup, (1.0 - done) / self.decay))
+        return self.peak * max(0.0, min(1.0, (done + 1e-3) / self.warmup, (1.0 - done) / self.decay))
 
 
 def orthogonal(update: torch.Tensor) -> torch.Tensor:
@@ -113,13 +116,19 @@ class Batches:
     """Endless rows of training tokens: epoch after epoch, each shuffled and cut into rows regardless of chat
     boundaries."""
 
-    def __init__(self, corpus: Corpus, tokenizer: Tokenizer, seed: int, position: tuple[int, int] = (0, 0)) -> None:
-        self.corpus, self.tokenizer, self.seed = corpus, tokenizer, seed
+    def __init__(
+        self,
+        epochs: Callable[[int], list[Chat]],
+        tokenizer: Tokenizer,
+        seed: int,
+        position: tuple[int, int] = (0, 0),
+    ) -> None:
+        self.epochs, self.tokenizer, self.seed = epochs, tokenizer, seed
         self.epoch, self.offset = position
         self._load()
 
     def _load(self) -> None:
-        self.tokens, self.weights = encode(self.tokenizer, self.corpus.epoch(self.seed + self.epoch))
+        self.tokens, self.weights = encode(self.tokenizer, self.epochs(self.seed + self.epoch))
 
     def take(self, rows: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return tokens (rows, length + 1), the last one as target only, and the weights of the predictions."""
@@ -171,19 +180,25 @@ def load_tokenizer(work: Path, corpus: Corpus, seed: int) -> Tokenizer:
     return Tokenizer.from_file(str(path))
 
 
+def finished(work: Path) -> Path:
+    """Return the target's last checkpoint."""
+    tuned = work / "tuned.pt"
+    return tuned if tuned.exists() else work / "target.pt"
+
+
 def load_checkpoint(path: Path) -> dict[str, Any]:
     checkpoint: dict[str, Any] = torch.load(path, weights_only=True)
     return checkpoint
 
 
 def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) -> None:
-    """Train the target, or the draft on the target's predictions, until its time is over; resume from a checkpoint."""
-    shape, path = SHAPES[role], work / f"{role}.pt"
+    """Train the target, tune it on tasks, or train the draft on its predictions; resume from a checkpoint."""
+    shape, path = SHAPES["draft" if role == "draft" else "target"], work / f"{role}.pt"
     tokenizer = load_tokenizer(work, corpus, seed)
-    params = initial(shape, seed)
+    params = load_checkpoint(work / "target.pt")["params"] if role == "tuned" else initial(shape, seed)
     teacher: tuple[Params, Shape] | None = None
     if role == "draft":
-        target = load_checkpoint(work / "target.pt")
+        target = load_checkpoint(finished(work))
         teacher = (target["params"], SHAPES["target"])
         for name, value in params.items():  # starts as the target's first layer, cut to its own sizes
             value.copy_(target["params"][name][tuple(slice(size) for size in value.shape)])
@@ -196,7 +211,8 @@ def train(role: str, schedule: Schedule, work: Path, corpus: Corpus, seed: int) 
     optimizer = Optimizer(params, schedule)
     if saved:
         optimizer.load(saved["optimizer"])
-    batches = Batches(corpus, tokenizer, seed, state["position"])
+    epochs = corpus.tuning if role == "tuned" else corpus.epoch
+    batches = Batches(epochs, tokenizer, seed, state["position"])
     print(f"{role}: {sum(v.numel() for v in params.values()):,} parameters, {len(batches.tokens):,} tokens an epoch")
 
     step, typical, last_save = 0, 0.0, time.monotonic()
@@ -230,7 +246,8 @@ def export(role: str, work: Path, path: Path) -> None:
     """Write a trained model as a GGUF file."""
     from export import write  # the only part that needs localllm
 
-    shape, checkpoint = SHAPES[role], load_checkpoint(work / f"{role}.pt")
+    shape = SHAPES[role]
+    checkpoint = load_checkpoint(finished(work) if role == "target" else work / "draft.pt")
     sizes: dict[str, int | float] = {
         "context_length": CONTEXT,
         "embedding_length": shape.width,
@@ -269,7 +286,7 @@ def save(path: Path, params: Params, optimizer: Optimizer, state: dict[str, Any]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Train and export localllm's demo model")
-    parser.add_argument("what", choices=("target", "draft", "export"))
+    parser.add_argument("what", choices=("target", "tuned", "draft", "export"))
     parser.add_argument("--minutes", type=float, default=60.0, help="active training time")
     parser.add_argument("--tokens", type=int, help="train for this many tokens instead")
     parser.add_argument("--seed", type=int, default=1)
@@ -285,7 +302,10 @@ def main() -> None:
             export(role, options.work, options.work / f"{role}.gguf")
         write_calibration(options.work / "calibration.txt", corpus, options.seed)
         return
-    train(options.what, Schedule(options.minutes, options.tokens), options.work, corpus, options.seed)
+    schedule = Schedule(options.minutes, options.tokens)
+    if options.what == "tuned":
+        schedule = replace(schedule, peak=0.4, decay=1.0)
+    train(options.what, schedule, options.work, corpus, options.seed)
 
 
 if __name__ == "__main__":

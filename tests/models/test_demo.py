@@ -4,6 +4,7 @@ as well as torch says, through our own tokenizer and forward.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localllm.answer.formats import find_format
 from localllm.tokenizer import Tokenizer
 from tests.models.support import Driver, MemoryWeight, bind_reference, open_model, plan_of
 
@@ -29,8 +31,12 @@ def opened() -> dict[str, Model]:
     return {role: open_model(path) for role, path in FILES.items()}
 
 
-def test_both_files_together_stay_under_12_mb() -> None:
-    assert sum(path.stat().st_size for path in FILES.values()) < 12_000_000
+def test_both_files_together_stay_under_14_mb() -> None:
+    assert sum(path.stat().st_size for path in FILES.values()) < 14_000_000
+
+
+def test_its_temperature_is_in_the_file(opened: dict[str, Model]) -> None:
+    assert opened["target"][0]["general.sampling.temp"] == 0.5
 
 
 def test_draft_is_the_smaller_and_speaks_the_same_tokens(opened: dict[str, Model]) -> None:
@@ -78,6 +84,31 @@ def test_template_gives_the_text_the_model_was_trained_on(opened: dict[str, Mode
     assert metadata["tokenizer.ggml.tokens"][metadata["tokenizer.ggml.eos_token_id"]] == "<|im_end|>"
 
 
+def test_template_writes_tools_as_in_training(opened: dict[str, Model]) -> None:
+    environment = ImmutableSandboxedEnvironment()
+    environment.filters["tojson"] = lambda value: json.dumps(value)
+    template = environment.from_string(opened["target"][0]["tokenizer.chat_template"])
+    function = {"name": "cat", "description": "Reads", "parameters": {"type": "object"}}
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Open a.txt"},
+        {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "cat", "arguments": {"p": "a"}}}]},
+        {"role": "tool", "content": "5"},
+    ]
+    assert template.render(messages=messages, bos_token="", tools=[{"function": function}]) == (
+        "<|im_start|>system<|im_sep|>Be brief.\n\nTools:\n<tools>\n"
+        '{"name": "cat", "description": "Reads", "parameters": {"type": "object"}}\n</tools>\n'
+        'To call one, answer <tool_call>\n{"name": NAME, "arguments": ARGUMENTS}\n</tool_call><|im_end|>'
+        "<|im_start|>user<|im_sep|>Open a.txt<|im_end|>"
+        '<|im_start|>assistant<|im_sep|><tool_call>\n{"name": "cat", "arguments": {"p": "a"}}\n</tool_call><|im_end|>'
+        "<|im_start|>user<|im_sep|><tool_response>\n5\n</tool_response><|im_end|>"
+    )
+
+
+def test_localllm_reads_its_calls(opened: dict[str, Model]) -> None:
+    assert find_format(opened["target"][0]["tokenizer.chat_template"]).name == "hermes"
+
+
 CHAT = (  # our own words, so that no model has seen them
     "<|im_start|>user<|im_sep|>Hello, I would like to book a table for two in Oakland.<|im_end|>"
     "<|im_start|>assistant<|im_sep|>Sure. What time would you like the reservation for?<|im_end|>"
@@ -88,7 +119,7 @@ CHAT = (  # our own words, so that no model has seen them
     "bird saw a big cat. The cat was sad, so the bird sang a song and they became friends.<|im_end|>"
 )
 # Nats per token of CHAT, from train.py's network with the unquantized weights.
-TORCH_LOSS = {"target": 1.8061, "draft": 2.0118}
+TORCH_LOSS = {"target": 1.7415, "draft": 2.1393}
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +140,7 @@ def test_our_forward_predicts_as_torch_does(chat_logits: dict[str, tuple[np.ndar
     top = logits.max(axis=-1)
     surprise = np.log(np.exp(logits - top[:, None]).sum(axis=-1)) + top  # (T,) normalizers, less the logit of what came
     loss = (surprise[:-1] - logits[np.arange(len(ids) - 1), ids[1:]]).mean()
-    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.02)  # Q8_0 instead of float32
+    assert loss == pytest.approx(TORCH_LOSS[role], abs=0.03)  # Q4_K and Q6_K instead of float32
 
 
 def test_draft_guesses_what_the_target_says(chat_logits: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:

@@ -23,14 +23,14 @@ SMALLTALK = REPOSITORY / "benchmarks" / "demo" / "smalltalk.txt"
 
 # Sum of the mean squares, and that of column 7: llama-imatrix of 2026-10-01, -c 128 --chunks 8 on the same files.
 LLAMA_CPP = {
-    "blk.0.attn_k.weight": (174.988, 0.506162),
-    "blk.0.attn_output.weight": (620.307, 1.8992),
-    "blk.0.ffn_down.weight": (5523.71, 2.77542),
-    "blk.0.ffn_gate.weight": (191.033, 0.592485),
-    "blk.3.attn_v.weight": (238.017, 0.865316),
-    "blk.3.attn_output.weight": (1405.08, 3.22248),
-    "blk.3.ffn_down.weight": (23217.7, 14.168),
-    "blk.3.ffn_up.weight": (279.284, 1.01656),
+    "blk.0.attn_k.weight": (311.301, 0.658781),
+    "blk.0.attn_output.weight": (2207.09, 4.28581),
+    "blk.0.ffn_down.weight": (5457.28, 7.11796),
+    "blk.0.ffn_gate.weight": (379.21, 0.65002),
+    "blk.3.attn_v.weight": (438.808, 1.25641),
+    "blk.3.attn_output.weight": (2662.16, 6.32048),
+    "blk.3.ffn_down.weight": (37787.3, 27.9635),
+    "blk.3.ffn_up.weight": (588.894, 1.47513),
 }
 
 

@@ -26,19 +26,19 @@ from tests.localllm.support import REPOSITORY, default_signals
 
 # Of the files that llama-quantize of 2026-10-01 makes of models/demo/demo.gguf: --allow-requantize TYPE.
 LLAMA_QUANTIZE = {
-    "Q2_K": "4cb1b6065ab87b7b",
-    "Q3_K_M": "6122ff7331f3f89f",
-    "Q4_K_M": "a5404b4593d8033e",
-    "Q5_K_S": "251240af22a0403c",
+    "Q2_K": "b6b202ab7add898e",
+    "Q3_K_M": "784e1cc2603653a0",
+    "Q4_K_M": "abc4f1c5944be5f9",
+    "Q5_K_S": "aafa28cdee1b1aa5",
 }
 PURE = {  # with --pure
-    "Q4_0": "d7cf17a9bed6b9ed",
-    "Q5_1": "4eb724f7949a4658",
-    "TQ2_0": "d148246c1505a004",
-    "F32": "ea95735dfe1874f2",
-    "BF16": "85dce985c3434cee",
-    "MXFP4_MOE": "d4fe61ec603164e2",
-    "COPY": "65adbfc1ed91b69f",
+    "Q4_0": "2856526bbc23b13a",
+    "Q5_1": "2b766e45c98295bd",
+    "TQ2_0": "6a8367dcd563b885",
+    "F32": "4e73ea1fca2b13e2",
+    "BF16": "d2614f78f7520eb6",
+    "MXFP4_MOE": "921f6d52e5229b03",
+    "COPY": "abc4f1c5944be5f9",
 }
 ROWS, COLUMNS = 1100, 512  # more than two chunks
 

@@ -1,0 +1,90 @@
+"""Ask the model in the box held-out tasks and calls of tools, and count exact answers.
+
+    python benchmarks/demo/measure.py [--count 500] [--texts FOLDER]
+
+Answers are greedy. A task is right if the answer is the expected text; lists and sentences are left out, because many
+are right. A call is right if it is the expected JSON, and in form if it is JSON with a defined name. Tasks are drawn
+from a seed that training does not use, but most facts in them (capitals, opposites) were also in training, in other
+words or order.
+"""
+
+import argparse
+import json
+import random
+import re
+from collections import Counter
+from pathlib import Path
+
+import tasks
+from corpus import Corpus
+from tools import TOOLS, exchange, system_turn, with_names
+
+import localllm
+
+HERE = Path(__file__).parent
+SEED = 12345
+MANY_RIGHT = (tasks.short_list, tasks.sentence_with)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=500, help="tasks; a fifth as many calls")
+    parser.add_argument("--texts", type=Path, default=HERE.parents[2] / "shared/data/text")
+    parser.add_argument("--model", default="demo")
+    asked = parser.parse_args()
+    rng, sentences = random.Random(SEED), Corpus(asked.texts, HERE).sentences
+    total, right = Counter[str](), Counter[str]()
+    with localllm.load(asked.model) as model:
+
+        def answer(messages: list[dict[str, str]]) -> str:
+            pieces = model.chat(messages, temperature=0, max_tokens=120)
+            return "".join(piece.text for piece in pieces).strip()
+
+        makers, weights = zip(*[pair for pair in tasks.MAKERS if pair[0] not in MANY_RIGHT], strict=True)
+        for _ in range(asked.count):
+            (maker,) = rng.choices(makers, weights)
+            question, expected = maker(rng, sentences)
+            kind = maker.__name__ if maker.__name__ != "make" else "words and facts"
+            total[kind] += 1
+            right[kind] += _same(answer([{"role": "user", "content": question}]), expected)
+        for _ in range(asked.count // 5):
+            named = [with_names(tool, rng) for tool in rng.sample(TOOLS, 2)]
+            turns = exchange(rng.choice(named), rng)
+            system = {"role": "system", "content": system_turn([each.definition() for each in named])}
+            said = answer([system, {"role": "user", "content": turns[0][1]}])
+            call, wanted = _called(said), _called(turns[1][1])
+            total["calls in form"] += 1
+            total["right calls"] += 1
+            right["calls in form"] += isinstance(call, dict) and call.get("name") in [each.name for each in named]
+            right["right calls"] += call is not None and call == wanted
+    for kind, count in sorted(total.items()):
+        print(f"{kind:18} {right[kind]:4} of {count:4}")
+    tasks_right = sum(right.values()) - right["calls in form"] - right["right calls"]
+    print(f"{'all tasks':18} {tasks_right:4} of {asked.count:4}")
+
+
+def _same(answer: str, expected: str) -> bool:
+    """Whether two answers say the same: the last words and numbers decide where there are several forms."""
+    return _plain(answer) == _plain(expected) or _core(answer) == _core(expected)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().strip(" .!\"'").split())
+
+
+def _core(text: str) -> str:
+    """Return what is left of "The capital of X is Y." or "a plus b is c": Y, c."""
+    found = re.search(r"(?:is|called a|rhymes with|says|has|means) (\"?[\w ]+\"?)[.!]?$", _plain(text))
+    return found.group(1).strip('" ') if found else _plain(text).strip('" ')
+
+
+def _called(text: str) -> object:
+    found = re.search(r"<tool_call>\s*(\{.*\})\s*</tool_call>", text, re.DOTALL)
+    try:
+        return json.loads(found.group(1)) if found else None
+    except ValueError:
+        return None
+
+
+if __name__ == "__main__":
+    main()
