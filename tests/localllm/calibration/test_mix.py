@@ -97,9 +97,8 @@ def test_costs_of_tensors_add_up(tmp_path: Path) -> None:
             pair = ModelSource(model, windows), ModelSource(base, windows)
             _, found = statistics(Scores.join(list(evaluate(windows, *pair))))
     assert found is not None
-    assert together == pytest.approx(
-        found.kld.value, rel=0.2
-    )  # the file's activations are rounded to 8 bits, in blocks of 256 beside Q4_K
+    # the file's activations are rounded to 8 bits, beside Q4_K in blocks of 256
+    assert together == pytest.approx(found.kld.value, rel=0.2)
 
 
 def test_a_bound_on_the_divergence_is_kept_as_measured() -> None:
