@@ -246,7 +246,7 @@ class Model(LoadedModel):
             print(model.answer_of(canvas))
 
         The answer has `max_tokens` tokens (default: what is left of the context). Of `sampling` count seed,
-        temperature, top_k and top_p. LocalLLMError for a model that is no diffusion model.
+        temperature, top_k and top_p. LocalLLMError for a model of another kind.
         """
         from localllm.diffusion.model import diffuse
 
