@@ -187,7 +187,7 @@ class LoadedModel(Closing):
     @property
     def diffuses(self) -> bool:
         """Whether the model fills in texts (`Model.diffuse`) instead of continuing them."""
-        return architecture_of(self.file.metadata).diffusion and not self.embeds
+        return bool(self.file.tensors) and architecture_of(self.file.metadata).diffusion and not self.embeds
 
     @property
     def embeds(self) -> bool:

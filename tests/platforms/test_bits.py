@@ -7,7 +7,7 @@ import hashlib
 import localllm
 
 TEXT = "Once upon a time there was a little bird who wanted to book a table for two."
-LOGITS = "eec1522fe97213e7ea05ece01800a308"  # a change of the arithmetic changes it, on all processors alike
+LOGITS = "926d52efbcac84417b046eceea27880e"  # a change of the arithmetic changes it, on all processors alike
 
 
 def test_the_logits_of_the_model_in_the_box_are_those_of_other_processors() -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localllm import load
 from localllm.cli.app import UsageError
+from localllm.cli.commands.asking import Asking
 from localllm.cli.options import Display, Keeping, Opening, Run
 from localllm.cli.terminal.answer import (
     Roof,
@@ -81,20 +82,6 @@ def run(
                 problem = Notice(f"{name}: not a diffusion model; leave ", Setting(diffusion.first), " out")
                 raise LocalLLMError(problem)
             _answer(own, model, prompt, confined, opening.force, answering, display, keeping, sampling, format_)
-
-
-class Asking(NamedTuple):
-    """Everything that the command line asks of an answer."""
-
-    own: Run
-    prompt: str
-    opening: Opening
-    answering: AnswerOptions
-    display: Display
-    keeping: Keeping
-    sampling: Mapping[str, Any]
-    diffusion: DiffusionOptions
-    format_: Family | None
 
 
 class Asked(NamedTuple):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from localllm.cli.commands.run import Asking
+from localllm.cli.commands.asking import Asking
 from localllm.cli.terminal.answer import interruptible, sampling_of, tell
 from localllm.cli.terminal.console import YELLOW, raw, say
 from localllm.cli.terminal.shown import shown_on

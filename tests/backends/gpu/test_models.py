@@ -51,7 +51,7 @@ def said(backend: str, words: list[str], typed: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize(
     ("words", "typed"),
-    [(["chat", "--no-stats"], "Hello! How are you?\n"), (["run", "demo", "Tell me about the sea."], "")],
+    [(["chat", "--no-stats"], "Hello! How are you?\n"), (["run", "demo", "Tell me a story."], "")],
     ids=["chat", "run"],
 )
 def test_the_model_in_the_box_says_what_it_says_on_the_cpu(

@@ -22,7 +22,7 @@ def parse(name: str, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def run(*words: str) -> tuple[Run, LoadOptions, AnswerOptions, SamplingOptions]:
-    own, opening, answering, *_, sampling = parse("run", words)
+    own, opening, answering, *_, sampling, _ = parse("run", words)
     return own, opening.options, answering, SamplingOptions(**sampling)
 
 
