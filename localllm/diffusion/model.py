@@ -17,11 +17,11 @@ from localllm.notice import Notice, Setting
 from localllm.options import DiffusionOptions, SamplingOptions
 
 if TYPE_CHECKING:
-    from localllm.model import Model
+    from localllm.loaded import LoadedModel
 
 
 def diffuse(
-    model: Model, ids: Sequence[int], options: DiffusionOptions, sampling: SamplingOptions, max_tokens: int | None
+    model: LoadedModel, ids: Sequence[int], options: DiffusionOptions, sampling: SamplingOptions, max_tokens: int | None
 ) -> Iterator[Canvas]:
     """Yield the canvas whenever tokens settle. LocalLLMError, before any work, for what cannot be done."""
     if not model.diffuses:
@@ -60,7 +60,7 @@ class Forward:
         return result.logits
 
 
-def answer_ids(model: Model, canvas: Canvas, ignore_eos: bool = False) -> list[int]:
+def answer_ids(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> list[int]:
     """Return the tokens of an answer that have settled, up to the first that ends it."""
     found: list[int] = []
     for token in canvas.answer:
@@ -71,5 +71,5 @@ def answer_ids(model: Model, canvas: Canvas, ignore_eos: bool = False) -> list[i
     return found
 
 
-def answer_text(model: Model, canvas: Canvas, ignore_eos: bool = False) -> str:
+def answer_text(model: LoadedModel, canvas: Canvas, ignore_eos: bool = False) -> str:
     return model.detokenize(answer_ids(model, canvas, ignore_eos))
