@@ -76,7 +76,7 @@ def _hrm_stack(config: HfConfig) -> int:
 
 
 def _hrm_passes(config: HfConfig) -> int:
-    """Return how often the two stacks run in all."""
+    """Return the total number of passes of the two stacks."""
     return config.needed("H_cycles") * (config.needed("L_cycles") + 1)
 
 

@@ -102,7 +102,7 @@ def settling(confidences: F64, count: int, alg_temp: float, uniform: Callable[[]
     drawn: list[int] = []
     for _ in range(min(count, len(weights))):
         left = np.flatnonzero(weights)
-        if not len(left):  # all others have underflowed: the surest of them
+        if not len(left):  # the others underflowed: take the surest of them
             rest = np.argsort(-confidences, kind="stable")
             drawn += [place for place in rest if place not in drawn][: min(count, len(weights)) - len(drawn)]
             break

@@ -46,7 +46,7 @@ class Cost:
         return len(step.tokens) if self.batch else step.logit_rows
 
     def bytes(self, step: Step) -> int:
-        """Return the bytes that it reads; with experts at most so many, because rows may choose the same ones."""
+        """Return the bytes that it reads. With experts this is an upper bound: rows may choose the same ones."""
         rows = self.rows(step)
         if not rows:
             return 0

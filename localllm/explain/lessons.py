@@ -66,7 +66,7 @@ def _decoding(account: Account) -> Iterator[str]:
 
 
 def _limits(phase: Phase, what: str, parts: int = 1) -> Iterator[str]:
-    """Compare what reading and multiplying would take at the measured limits, in one of so many parts."""
+    """Compare what reading and multiplying would take at the measured limits, for one of several parts."""
     whole: Spent = phase.whole
     if not whole.bytes:
         return

@@ -22,7 +22,7 @@ PROMPT_ENDS = 40  # tokens of the prompt's beginning and end
 STEPS = 12  # tokens of the answer
 LISTED = 4  # candidates of a token
 BAR = 60  # characters of the time line
-WIDTH = 120  # columns where there is no terminal
+WIDTH = 120  # columns, for a pipe
 STYLES = {"prompt": "blue", "decoding": "green", "verifying": "yellow", "draft": "magenta", "sampling": "red"}
 LETTERS = {"prompt": "P", "decoding": "d", "verifying": "v", "draft": "m", "sampling": "s"}
 

@@ -150,7 +150,7 @@ class Client:
             connection.close()
 
     def _refusal(self, status: int) -> str | Notice:
-        """Return why there is no /metrics."""
+        """Return the reason why /metrics did not answer."""
         match status:
             case 401 if self._key:
                 return f"{self.address} does not know this API key"
@@ -183,7 +183,7 @@ def samples_of(data: bytes) -> dict[str, list[Sample]]:
 
 
 def slots_of(data: bytes) -> tuple[int, tuple[Slot, ...]]:
-    """Return how many slots there are, and those at work; (0, ()) if the text is no list of slots."""
+    """Return how many slots there are, and those at work; (0, ()) if the text is something else."""
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from types import FrameType
 
 from localllm.cli.terminal.quiet import Quiet
 
-Wait = Callable[[float], bytes]  # waits so many seconds for a key, and returns it, or nothing
+Wait = Callable[[float], bytes]  # takes seconds; returns the key that was pressed, or nothing
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def keys(leave: Callable[[], None], come_back: Callable[[], None]) -> Iterator[W
 
         def stopped(number: int, frame: FrameType | None) -> None:
             leave()
-            stop(number, frame)  # goes on here when the shell says so
+            stop(number, frame)  # returns after the shell's `fg`
             signal.signal(signal.SIGTSTP, stopped)
             come_back()
 

@@ -136,7 +136,7 @@ def buckets_of(look: Look, name: str) -> Buckets:
 
 
 def percentile(buckets: Buckets, quantile: float) -> Percentile | None:
-    """Return the time that this share of the times does not exceed; None if there are no times."""
+    """Return the percentile of the times for this share (0 to 1); None without times."""
     count = buckets[-1][1] if buckets else 0.0
     if count <= 0:
         return None
