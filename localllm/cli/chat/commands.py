@@ -60,7 +60,7 @@ COMMANDS = (
     SlashCommand(("/tokens",), "[TEXT]", "count the tokens of the conversation, or of a text", Talk.tokens),
     SlashCommand(("/save",), "FILE", "save the conversation and its cache (--force FILE: replace)", Talk.save, _files),
     SlashCommand(("/load",), "FILE", "load a saved conversation", Talk.load, _files),
-    SlashCommand(("/stats",), "[full]", "turn statistics on or off; full: show every number", Talk.statistics, _statistics),
+    SlashCommand(("/stats",), "[full]", "turn statistics on or off; full: every number", Talk.statistics, _statistics),
     SlashCommand(("/help", "/?"), "", "show this list", _help),
 )
 _BY_WORD = {word: command for command in COMMANDS for word in command.words}
