@@ -56,12 +56,11 @@ def run_diffusion(model: Model, confined: Confined, asked: Asking) -> None:
 
 
 def _refuse(asked: Asking) -> None:
-    """Raise LocalLLMError for what needs an answer that is written from left to right."""
-    if asked.keeping.prompt_cache:
-        name = Setting("prompt_cache")
-        raise LocalLLMError(Notice("a diffusion model computes all tokens in each step; leave ", name, " out"))
-    if asked.answering.asked.structure is not None:
-        raise LocalLLMError("a diffusion model cannot be held to a schema or a grammar; leave it out")
+    """Refuse, or leave out if configured, what needs an answer that is written from left to right. LocalLLMError."""
+    cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
+    structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
+    asked.leave_out(cache, "a diffusion model computes all tokens in each step", "on a diffusion model")
+    asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "on a diffusion model")
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
