@@ -29,14 +29,14 @@ class Asking(NamedTuple):
     diffusion: DiffusionOptions
     format_: Family | None  # replaces the chat template
 
-    def leave_out(self, names: Collection[str], problem: str, without: str) -> None:
+    def leave_out(self, names: Collection[str], problem: str, on: str) -> None:
         """Refuse options that do not fit the model if the command line gives one; otherwise say so, and go on.
 
         LocalLLMError with `problem` and the first option that was typed. One that is configured for every model must
-        not keep the other models from running, so it gets a note that it has no effect `without`.
+        not keep the other models from running, so it gets a note: no effect `on` them.
         """
         for name in names:
             if name not in self.where:
                 raise LocalLLMError(Notice(f"{problem}; leave ", Setting(name), " out"))
         for name in names:
-            say(Notice("note: ", Setting(name), f" ({self.where[name]}) has no effect {without}"), YELLOW)
+            say(Notice("note: ", Setting(name), f" ({self.where[name]}) has no effect on {on}"), YELLOW)

@@ -64,7 +64,7 @@ def run(name: str, asked: Asking) -> None:
                 from localllm.cli.commands.run_diffusion import run_diffusion
 
                 return run_diffusion(model, confined, asked)
-            asked.leave_out(asked.diffusion.given_names, f"{name}: not a diffusion model", "on this model")
+            asked.leave_out(asked.diffusion.given_names, f"{name}: not a diffusion model", "this model")
             _answer(model, confined, asked)
 
 
@@ -76,7 +76,7 @@ def _loaded(name: str, asked: Asking) -> Model:
             return load(name, options, progress=progress)
     except NoDrafts:
         names = [each for each in ("spec", "model_draft") if options.values()[each]]
-        asked.leave_out(names, "a diffusion model takes no drafts", "on a diffusion model")
+        asked.leave_out(names, "a diffusion model takes no drafts", "a diffusion model")
     with LoadProgress() as progress:
         return load(name, options.changed({"spec": None, "model_draft": ""}), progress=progress)
 

@@ -59,8 +59,8 @@ def _refuse(asked: Asking) -> None:
     """Refuse, or leave out if configured, what needs an answer that is written from left to right. LocalLLMError."""
     cache = ["prompt_cache"] if asked.keeping.prompt_cache else []
     structure = [name for name in ("json_schema", "grammar") if asked.answering.values()[name] not in (None, "")]
-    asked.leave_out(cache, "a diffusion model computes all tokens in each step", "on a diffusion model")
-    asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "on a diffusion model")
+    asked.leave_out(cache, "a diffusion model computes all tokens in each step", "a diffusion model")
+    asked.leave_out(structure, "a diffusion model cannot be held to a schema or a grammar", "a diffusion model")
 
 
 def _prompt(model: Model, confined: Confined, asked: Asking) -> tuple[list[int], tuple[str, ...]]:
