@@ -33,7 +33,7 @@ class Asking(NamedTuple):
         """Refuse options that do not fit the model if the command line gives one; otherwise say so, and go on.
 
         LocalLLMError with `problem` and the first option that was typed. One that is configured for every model must
-        not keep the other models from running, so it gets a note: no effect `on` them.
+        not keep the other models from running, so it gets a note that it has no effect (`on` what).
         """
         for name in names:
             if name not in self.where:
