@@ -28,6 +28,7 @@ from localllm.options.keywords import CHAT_ONLY, ChatKeywords, GenerateKeywords,
 from localllm.options.signature import takes
 from localllm.sampling.repetition import find_breakers
 from localllm.sampling.sampler import Sampler
+from localllm.speculation.errors import NoDrafts
 
 if TYPE_CHECKING:
     from localllm.answer.constraint import GrammarVocabulary
@@ -352,11 +353,12 @@ def load(
         model = Model(file, chosen.force)
         if sequences and file.tensors and not embeddings:
             refuse_serving(file)
+        drafts = bool(file.tensors) and chosen.speculation.kind != "off"
+        if drafts and model.diffuses and not embeddings:
+            raise NoDrafts(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
         if file.tensors:
             model.bind(chosen, progress, observe, embeddings=embeddings, sequences=sequences)
-            if chosen.speculation.kind != "off":
-                if model.diffuses:
-                    raise LocalLLMError(Notice("a diffusion model takes no drafts; leave ", Setting("spec"), " out"))
+            if drafts:
                 model.speculate(chosen, progress, sequences)
     except BaseException:
         model.close() if model is not None else file.close()
