@@ -122,6 +122,7 @@ def _attention(state: State, op: Attention) -> None:
     out = np.empty((len(q), op.out.width))
     sinks = -np.inf if op.sinks is None else state.weight(op.sinks).reshape(kv_heads, -1, 1)
     slopes = None if op.slopes is None else state.weight(op.slopes).reshape(kv_heads, -1, 1)
+    distances = None if op.distances is None else state.weight(op.distances).reshape(kv_heads, -1, 2 * op.reach + 1)
     ends = batch.positions if op.causal else batch.ends()
     for row in range(len(q)):
         own = batch.positions[row]
@@ -139,6 +140,8 @@ def _attention(state: State, op: Attention) -> None:
             scores = op.softcap * np.tanh(scores / op.softcap)
         if slopes is not None:
             scores = scores - slopes * abs(own - seen)
+        if distances is not None:
+            scores = scores + distances[:, :, np.clip(seen - own, -op.reach, op.reach) + op.reach]
         highest = np.maximum(scores.max(axis=2, keepdims=True), sinks)
         weights = np.exp(scores - highest)
         mixed = weights @ values.transpose(1, 0, 2) / (weights.sum(axis=2, keepdims=True) + np.exp(sinks - highest))

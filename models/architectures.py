@@ -371,6 +371,10 @@ _ROWS = (
         sliding=Sliding(0, stretched=False, half=True, factors=False, rope_base=10000.0),
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(  # Sentence-T5, GTR, the text encoders of Stable Diffusion 3 and FLUX
+        "t5encoder", None, "gelu", ungated="relu", ffn_scales=False, encoder=True, stack="enc", ffn="found",
+        distances=True, score_scale=1.0, output_norm="enc.output_norm",
+    ),
     Architecture(
         "talkie", "neox", ignored=("ffn_gate.scale", "ffn_up.scale"), norm_weights=False, embedding_norm=True,
         norms_rotated=True, unit_qk_norm=True, embedding_skip=True, multipliers=COHERE,

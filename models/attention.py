@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from localllm.models.builder import Builder
-from localllm.plan import Rope, Value
+from localllm.models.distances import by_distance
+from localllm.plan import Rope, Value, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +56,24 @@ class Attention:
         chunked = builder.row.sliding is not None and builder.row.sliding.chunked and window > 0
         stored, scale = self.stored[config.kv_layer[layer]], config.attention_scale[layer]
         mixed = recorder.attention(
-            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal
-        )
+            q, stored, heads, scale, window, config.attention_softcap, sinks, slopes, chunked, config.causal,
+            self.distances(layer, heads),
+        )  # fmt: skip
         if builder.row.query_gate:
             return recorder.glu(self.half(x, layer, 1), mixed, "sigmoid")
         if builder.row.gated is None:
             return mixed
         each = heads if builder.tensors.height(name + "attn_gate.weight") == heads else mixed.width
         return recorder.glu(builder.linear(name + "attn_gate", x, each, config.width), mixed, builder.row.gated)
+
+    def distances(self, layer: int, heads: int) -> Weight | None:
+        """The numbers that scores gain by the distance: the layer's, or else those of the first layer."""
+        builder, buckets = self.builder, self.builder.config.buckets
+        if not buckets:
+            return None
+        own = f"blk.{layer}.attn_rel_b.weight"
+        name = own if own in builder.tensors else "blk.0.attn_rel_b.weight"
+        return by_distance(builder.tensors.matrix(name, buckets, heads), builder.config.causal)
 
     def output(self, mixed: Value, layer: int) -> Value:
         """The output matrix times what the heads see, which a file may norm first."""

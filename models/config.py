@@ -118,6 +118,7 @@ class Config:
     attention_scale: tuple[float, ...]
     norm: NormKind
     alibi: float  # steepness of the fall of scores with the distance; 0: none
+    buckets: int  # of distances, each with a number that scores gain; 0: none
     unit_qk_norm: bool  # queries and keys of rotated layers are normed without weights
     limits: tuple[float, ...]  # of dense feed-forwards, by layer; 0: none
     xielu: tuple[tuple[float, float, float, float], ...]  # positive, negative, beta, eps by layer, if it has them

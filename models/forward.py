@@ -6,7 +6,7 @@ The tensors in the file (biases, q/k norms, experts, output matrix, frequency fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -16,6 +16,7 @@ from localllm.models.attention import NOT_ROTATED, Attention, Ropes
 from localllm.models.builder import Builder
 from localllm.models.checkpoints import CheckpointRecorder
 from localllm.models.config import Config, RopeConfig
+from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.head import Head
@@ -46,8 +47,7 @@ def record(
     models with `embeddings`. With `every_row` the plan's hidden rows are those of all rows of a batch, as a next-token
     head reads them, and not only of the rows whose logits are wanted.
     """
-    stored = str if config.stacks is None else partial(stored_name, config.stacks)
-    checked, recorder = Tensors(tensors, architecture.ignored, stored), Recorder()
+    checked, recorder = Tensors(tensors, architecture.ignored, _stored(config, architecture)), Recorder()
     table = checked.matrix("token_embd.weight", config.vocabulary, config.width)
     x = recorder.embed(table)
     if config.embedding_scale != 1.0:
@@ -79,6 +79,13 @@ def record(
         normed = builder.norm(architecture.output_norm, x) if architecture.output_norm else x
         return recorder.finish(normed, checked.used())
     return finish(builder, x, architecture.output_norm, "output", every_row)
+
+
+def _stored(config: Config, architecture: Architecture) -> Callable[[str], str]:
+    """What gives the file's names of tensors."""
+    if architecture.stack:
+        return partial(name_in_stack, architecture.stack)
+    return str if config.stacks is None else partial(stored_name, config.stacks)
 
 
 def _kind(config: Config, architecture: Architecture) -> type[LayerRecorder]:

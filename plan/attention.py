@@ -46,7 +46,8 @@ class Attention(Producer):
     softcap * tanh(s / softcap) after scaling.
     `sinks` (heads,) are the logits of an extra position per head whose value is zero: they only add to the softmax's
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
-    (ALiBi, arXiv:2108.12409).
+    (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gains the number of its head for how far
+    the key is ahead of the query, from -reach to reach; farther keys count as that far (T5, arXiv:1910.10683).
     """
 
     q: Value
@@ -59,6 +60,7 @@ class Attention(Producer):
     slopes: Weight | None = None  # (heads,)
     chunked: bool = False
     causal: bool = True
+    distances: Weight | None = None  # (heads, 2 reach + 1), without slopes
 
     @property
     def inputs(self) -> tuple[Value, ...]:
@@ -66,7 +68,12 @@ class Attention(Producer):
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
-        return given(self.sinks, self.slopes)
+        return given(self.sinks, self.slopes, self.distances)
+
+    @property
+    def reach(self) -> int:
+        """The farthest distance that has a number of its own in `distances`; 0 without them."""
+        return self.distances.shape[1] // 2 if self.distances is not None else 0
 
     @property
     def state(self) -> tuple[int, ...]:

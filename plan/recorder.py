@@ -117,7 +117,7 @@ class Recorder:
     def attention(
         self, q: Value, layer: int, heads: int, scale: float, window: int = 0, softcap: float = 0.0,
         sinks: Tensor | None = None, slopes: Tensor | None = None,
-        chunked: bool = False, causal: bool = True,
+        chunked: bool = False, causal: bool = True, distances: Tensor | None = None,
     ) -> Value:  # fmt: skip
         stored = self._layers[layer]
         assert isinstance(stored, CacheLayer)
@@ -125,8 +125,9 @@ class Recorder:
             self._layers[layer] = replace(stored, window=window)
         assert causal or (q.rows == "batch" and not chunked), "rows that see later ones are all of the batch"
         out = self._value(heads * stored.value_dim, q.rows, f"attention.{layer}")
-        own = _given(sinks), _given(slopes)
-        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal))
+        assert slopes is None or distances is None, "scores fall with the distance in one way"
+        own, far = (_given(sinks), _given(slopes)), _given(distances)
+        self._operations.append(Attention(out, q, layer, heads, scale, window, softcap, *own, chunked, causal, far))
         return out
 
     def _store(self, store: Store) -> int:

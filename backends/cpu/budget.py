@@ -9,7 +9,7 @@ from localllm.backends.cpu import bind, weights
 from localllm.backends.cpu.cache import CACHE
 from localllm.backends.cpu.isa import host
 from localllm.backends.cpu.memory import aligned
-from localllm.backends.cpu.places import ColumnsOf, ExpertVectorsOf, ListOf, RopeOf, VectorOf, WorkOf
+from localllm.backends.cpu.places import ColumnsOf, EdgedOf, ExpertVectorsOf, ListOf, RopeOf, VectorOf, WorkOf
 from localllm.backends.cpu.program import Program
 from localllm.backends.cpu.sharing import Sharing
 from localllm.backends.cpu.stores import store_bytes
@@ -32,6 +32,8 @@ def memory(plan: Plan, program: Program, limits: Limits, threads: int, cache: Ca
                 vectors += 4 * weight.shape[1] * (-(-weight.shape[0] // lanes) * lanes)
             case ExpertVectorsOf(weight, width):
                 vectors += 4 * weight.shape[0] * width
+            case EdgedOf(weight, more):
+                vectors += 4 * weight.shape[0] * (weight.shape[1] + 2 * more)
             case ListOf(offset=0):
                 lists += place.bytes
             case RopeOf(rope):

@@ -25,6 +25,7 @@ from localllm.models.reading.attention import (
     read_windows,
 )
 from localllm.models.reading.bounds import (
+    MAX_BUCKETS,
     MAX_CONTEXT,
     MAX_EXPERTS,
     MAX_FACTOR,
@@ -103,6 +104,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         windows=windows,
         norm=norm,
         alibi=read_alibi(keys, row, layers),
+        buckets=keys.integer("attention.relative_buckets_count", 4, MAX_BUCKETS) if row.distances else 0,
         unit_qk_norm=row.unit_qk_norm and not (row.unit_qk_norm_but and row.unit_qk_norm_but == count),
         limits=read_limits(keys, row, "shexp", blocks),
         xielu=read_xielu(keys, layers) if row.activation == "xielu" else (),

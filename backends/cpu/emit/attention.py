@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from localllm.backends.cpu.kernels import attention as kernels
 from localllm.backends.cpu.lowering import Lowering, shape_of, vector
-from localllm.backends.cpu.places import COUNTER, PARTIALS, CacheOf, StepOf, WorkOf, output_to, rows_in
+from localllm.backends.cpu.places import COUNTER, PARTIALS, CacheOf, EdgedOf, StepOf, WorkOf, output_to, rows_in
 from localllm.plan import Attention
 
 
@@ -18,6 +18,7 @@ def attention(low: Lowering, op: Attention) -> None:
         step=step, q=rows_in(q), y=output_to(y), k_cache=CacheOf(op.layer, "keys"),
         v_cache=CacheOf(op.layer, "values"), scale=op.scale, counter=COUNTER, scratch=scratch, work=work,
         window=window, softcap=op.softcap, sinks=sinks, slopes=vector(op.slopes), partials=PARTIALS,
+        distances=EdgedOf(op.distances, kernels.EDGE) if op.distances else 0,
     )  # fmt: skip
     merging = kernels.MergeArguments(
         step=step, y=output_to(y), counter=COUNTER, scratch=scratch, work=work, window=window, sinks=sinks,

@@ -51,6 +51,9 @@ class AttentionArguments(MergeArguments):
     scale: Float32
     softcap: Float32
     slopes: AddressOrZero  # float32 (heads,)
+    distances: (
+        AddressOrZero  # float32 (heads, EDGE + 2 reach + 1 + EDGE): numbers of distances, the outer ones repeated
+    )
     partials: Target
 
 
@@ -65,6 +68,7 @@ class Work(Struct):
 
 
 PARTITION = 4  # cache blocks
+EDGE = LANES - 1  # numbers before and after those of all distances, so that any run of lanes stays in the row
 
 
 class _Rows:
@@ -141,6 +145,11 @@ class _Rows:
                 slope = f.broadcast(f.pointer(a.slopes) + (head * shape.group + row % shape.group) * 4, F32)
                 behind = f.to_float(_positions(f, number * BLOCK + panel * LANES - self.positions[token]))
                 score = f.fma(slope, behind if shape.causal else f.zeros(f32x16) - f.abs(behind), score)
+            if shape.reach:
+                distance = number * BLOCK + panel * LANES - self.positions[token] + (shape.reach + EDGE)
+                at = f.minimum(f.select(distance > 0, distance, f.i64(0)), 2 * shape.reach + EDGE)
+                own = (head * shape.group + row % shape.group) * (2 * shape.reach + 1 + 2 * EDGE)
+                score = score + f.load(f.pointer(a.distances) + (own + at) * 4, f32x16)
             return _visible(f, score, number * BLOCK + panel * LANES, limit, oldest)
 
         # A single row is limited by memory. Scores of quantized keys are done before its values arrive: prefetch the

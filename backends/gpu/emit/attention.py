@@ -59,12 +59,13 @@ def attention(low: Lowering, op: Attention) -> None:
         MAX_ROWS=low.rows[rows], PARTITIONS=kernels.partitions(low.limits), GROUPED=kernels.grouped(group),
         cache=kernels.cache_shape(low.cache, layer), HEADS=op.heads, Q_STRIDE=q.stride, FACTOR=float(op.scale),
         WINDOW=window, CHUNKED=op.chunked, CAUSAL=op.causal, HAS_SOFTCAP=op.softcap > 0.0, SOFTCAP=float(op.softcap),
-        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, TABLE_STRIDE_AT=3 if own_blocks else 2,
+        HAS_SINKS=op.sinks is not None, HAS_SLOPES=op.slopes is not None, REACH=op.reach,
+        TABLE_STRIDE_AT=3 if own_blocks else 2,
     )  # fmt: skip
     partial = FEW_ROWS * op.heads * shape.PARTITIONS * (layer.value_dim + 2) * 4
     low.program.scratch[Fixed.PARTIAL] = max(low.program.scratch.get(Fixed.PARTIAL, 0), partial)
     keys, values = CacheOf(op.layer, "keys"), CacheOf(op.layer, "values")
-    sinks, slopes = low.vector(op.sinks), low.vector(op.slopes)
+    sinks, slopes = low.vector(op.sinks), low.vector(op.distances or op.slopes)
     tables = Fixed.WINDOW_TABLES if own_blocks else Fixed.TABLES
     queries = q
     if CACHE[low.cache.keys].type.blocks:

@@ -1,6 +1,6 @@
 // Attention over the paged cache. Constants besides the cache's: HEADS, Q_STRIDE, FACTOR, WINDOW (positions that a row
 // sees up to its own, 0: all; as many behind it, if not CAUSAL), CHUNKED, CAUSAL, SOFTCAP (0: none), HAS_SINKS,
-// HAS_SLOPES, PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
+// HAS_SLOPES, REACH (farthest distance with a number of its own, 0: distances have none), PARTITION, GROUPED (query heads of a work-group that share keys and values, a power of two).
 
 #define GROUP (HEADS / KV_HEADS)
 #define Y_STRIDE (HEADS * VALUE_HEAD)
@@ -19,9 +19,11 @@
 #endif
 
 // `behind`: how many positions the key is behind the query, negative; how many it is ahead, positive.
+// `slopes`: one number per head, or, if REACH, those of all distances, (HEADS, 2 REACH + 1).
 DEVICE float shaped(SHAPE_PARAMETER float score, GLOBAL const float *slopes, int head, int behind) {
   score *= FACTOR;
   if (HAS_SOFTCAP) score = SOFTCAP * hyperbolic_tangent(score / SOFTCAP);
+  if (REACH) score += slopes[head * (2 * REACH + 1) + smaller(larger(behind, -REACH), REACH) + REACH];
   if (HAS_SLOPES) score = FMA(slopes[head], (float)(CAUSAL || behind < 0 ? behind : -behind), score);
   return score;
 }
