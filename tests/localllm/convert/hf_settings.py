@@ -7,6 +7,7 @@ from tests.localllm.convert.hf_tokenizers import VOCABULARY
 WINDOW = 8
 CONTEXT = 256
 XIELU = ("act_fn.beta", "act_fn.eps")  # numbers that models of Apertus do not learn
+COMPUTED = (".slope_rate", ".query_decay", ".key_decay", ".diagonal_decay")  # MiniMax 01 saves them, but they are fixed
 COMMON = {
     "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": CONTEXT, "pad_token_id": 0,
