@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from functools import partial
 from typing import Any
 
-from localllm.models.architecture import Architecture, ExpertGating, Multipliers, Recurrent, Sliding
+from localllm.models.architecture import Architecture, ExpertGating, Indexer, Multipliers, Recurrent, Sliding
 from localllm.models.errors import ModelError
 
 COHERE = Multipliers("multiplied")
@@ -87,6 +87,10 @@ _ROWS = (
     Architecture(  # DeepSeek V2, V3 and R1, Kimi K2, GLM 4.7 Flash
         "deepseek2", "norm", ffn_scales=False, latent=True,
         routing=ExpertGating("softmax", False, from_file=True, biased="sigmoid"),  # GLM's files may not tell it
+    ),
+    Architecture(  # DeepSeek 3.2
+        "deepseek32", "norm", latent=True, indexer=Indexer("neox", "all"),
+        routing=ExpertGating("softmax", False, from_file=True, scales=True),
     ),
     Architecture(  # dots.llm1
         "dots1", "neox", ffn_scales=False, qk_norm=True, routing=ExpertGating("sigmoid", False, from_file=True),

@@ -9,7 +9,7 @@ L rows). Values are single-assignment: an operation never changes a value that a
 
 from __future__ import annotations
 
-from localllm.plan.attention import Append, Attention, Rotate
+from localllm.plan.attention import Append, Attention, Rotate, SelectPositions
 from localllm.plan.batch import BLOCK, Batch
 from localllm.plan.experts import Experts, Gating, Stack
 from localllm.plan.fused import Fused, Heads, HeadsAppend, LinearAdd, LinearGlu, LinearGroup, flattened
@@ -96,6 +96,7 @@ __all__ = [
     "Rows",
     "Scale",
     "ScanLayer",
+    "SelectPositions",
     "SelectRows",
     "SelectiveScan",
     "Send",

@@ -15,17 +15,20 @@ from localllm.plan import Append, Attention, CacheLayer, HeadsAppend
 
 
 def append(low: Lowering, op: Append) -> None:
-    layer, k, v = low.plan.attention_layer(op.layer), low.floats(op.k), low.floats(op.v)
+    layer, k = low.plan.attention_layer(op.layer), low.floats(op.k)
+    v, values = (k, Fixed.NOTHING) if op.v is None else (low.floats(op.v), CacheOf(op.layer, "values"))
     kernel = kernels.AppendHeads(
         MAX_ROWS=low.limits.rows, cache=kernels.cache_shape(low.cache, layer), SLOTS_AT=_slots_at(low, layer),
     )  # fmt: skip
-    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=CacheOf(op.layer, "values"))
-    low.dispatch("append", "batch", [kernel.launch((2 * layer.kv_heads, ("batch", 1, 1), 1), buffers)])
+    buffers = kernels.AppendHeadsBuffers(k=k, v=v, keys=CacheOf(op.layer, "keys"), values=values)
+    groups = layer.kv_heads if op.v is None else 2 * layer.kv_heads
+    low.dispatch("append", "batch", [kernel.launch((groups, ("batch", 1, 1), 1), buffers)])
 
 
 def heads_append(low: Lowering, op: HeadsAppend) -> None:
     """Append keys and values; norm and rotate queries and keys in the same kernel."""
     query, key, number = op.query, op.key, op.append.layer
+    assert op.append.v is not None, "attention reads values"
     layer, v = low.plan.attention_layer(number), low.floats(op.append.v)
     q, k, rope = low.floats(query.x), low.floats(key.x), key.rotation.rope
     low.program.ropes |= {query.rotation.rope, rope}

@@ -94,8 +94,8 @@ def cache_shape(cache: CacheTypes, layer: CacheLayer) -> CacheShape:
 
 
 def _rotation(head_dim: int) -> float:
-    """Return the factor of the Hadamard rotation."""
-    return float(np.float32(rotation(head_dim) ** -0.5))
+    """Return the factor of the Hadamard rotation; an indexer has no values."""
+    return float(np.float32(rotation(head_dim) ** -0.5)) if head_dim else 1.0
 
 
 # -- keys, values and queries ------------------------------------------------------------------------------------------
