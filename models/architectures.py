@@ -147,6 +147,10 @@ _ROWS = (
         "glm4moe", "neox", ffn_scales=False, ffn_norm="post_attention_norm",
         routing=ExpertGating("sigmoid", False, from_file=True),
     ),
+    Architecture(  # GLM 5 to 5.2
+        "glm-dsa", "norm", latent=True, indexer=Indexer("norm", "types"),
+        routing=ExpertGating("sigmoid", False, from_file=True, scales=True),
+    ),
     Architecture(
         "gpt-oss", "neox", ffn_norm="post_attention_norm", sliding=Sliding(2, window=128),
         routing=ExpertGating("softmax_of_chosen", False, activation="swiglu_oai"),
