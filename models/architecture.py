@@ -74,6 +74,17 @@ class Recurrent:
 
 
 @dataclass(frozen=True, slots=True)
+class Indexer:
+    """An indexer chooses the positions that attention reads; `models.indexer` explains it."""
+
+    rope_style: RopeStyle  # of its queries and keys
+    # all: every layer has one; types: those that the key `attention.indexer.types` names, others read the last one's
+    # choice; full: layers without a window; routed: layers with experts, and chosen are blocks
+    layers: Literal["all", "types", "full", "routed"]
+    eps: float = 1e-6  # of the norm of its keys
+
+
+@dataclass(frozen=True, slots=True)
 class Architecture:
     """A row of the table. `norm` rotates neighbouring dimensions (2i, 2i + 1), `neox` the halves (i, i + n_rot/2)."""
 
@@ -120,6 +131,7 @@ class Architecture:
     per_layer_inputs: bool = False  # a second table of embeddings has a slice for every layer
     kv_layers: int | None = None  # layers with keys and values of their own where the file does not say it; 0: all
     latent: bool = False  # heads read a latent row per position
+    indexer: Indexer | None = None  # which chooses the positions that heads read
     clamp: bool = False  # the key `attention.clamp_kqv` bounds queries, keys and values
     alibi: float | None = None  # where the file does not say it; None: scores do not fall with the distance
     alibi_depth: int = 0  # only in models of so many layers; 0: all

@@ -60,6 +60,18 @@ class LatentConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """How positions are chosen for attention; `plan.SelectPositions` defines the terms."""
+
+    heads: int
+    head_dim: int
+    count: int
+    block: int
+    local: int
+    chooses: tuple[int, ...]  # by layer: the layer whose choice it reads, itself or an earlier one; -1: it reads all
+
+
+@dataclass(frozen=True, slots=True)
 class RecurrentConfig:
     """The sizes of recurrent mixers, which differ in what they use."""
 
@@ -106,6 +118,7 @@ class Config:
     head_dim: tuple[int, ...]  # width of a query or key head
     value_dim: tuple[int, ...]
     latent: LatentConfig | None
+    indexer: IndexerConfig | None
     kv_layer: tuple[int, ...]  # whose keys and values a layer reads: its own, or those of an earlier layer
     ffn_width: tuple[int, ...]
     vocabulary: int

@@ -20,6 +20,7 @@ from localllm.models.distances import name_in_stack
 from localllm.models.errors import ModelError
 from localllm.models.feed_forward import FeedForward
 from localllm.models.head import Head
+from localllm.models.indexer import Selector
 from localllm.models.latent import LatentAttention
 from localllm.models.layers import LayerRecorder
 from localllm.models.per_layer import PerLayer
@@ -130,7 +131,10 @@ def attention_of(builder: Builder, context: int) -> Attention | LatentAttention:
     of_sliding = factors if architecture.sliding is None or architecture.sliding.factors else None
     sliding = _ropes(config, architecture, config.window_rope, of_sliding)
     still = _still(config, architecture)
-    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still)
+    selector = None
+    if config.indexer is not None and architecture.indexer is not None:
+        selector = Selector(builder, config.indexer, architecture.indexer, context)
+    return (LatentAttention if config.latent else Attention)(builder, full, sliding, still=still, selector=selector)
 
 
 def _with_type(builder: Builder, x: Value) -> Value:

@@ -78,4 +78,5 @@ def _attending(config: Config, architecture: Architecture) -> Config:
         attends=(*config.attends[:last], True),
         recurs=(*config.recurs[:last], False),
         kv_layer=(*config.kv_layer[:last], last),
+        indexer=None,  # heads see everything
     )

@@ -1,4 +1,4 @@
-"""Operations of attention: rotated heads, the cache of keys and values, the scores over it."""
+"""Operations of attention: rotated heads, the cache of keys and values, an indexer's choice of it, the scores."""
 
 from __future__ import annotations
 
@@ -19,19 +19,64 @@ class Rotate(Unary):
 
 @dataclass(frozen=True, slots=True)
 class Append(Operation):
-    """Write k and v of every row to the cache of `layer`, at the row's slot."""
+    """Write k and v of every row to the cache of `layer`, at the row's slot; an indexer stores keys alone."""
 
     layer: int
     k: Value
-    v: Value
+    v: Value | None
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return self.k, self.v
+        return (self.k,) if self.v is None else (self.k, self.v)
 
     @property
     def state(self) -> tuple[int, ...]:
         return (self.layer,)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectPositions(Producer):
+    """out = the positions that each row's attention reads: those an indexer scores highest (arXiv:2512.02556).
+
+    The indexer's keys k are in the cache of `layer`, one per position. With `weights` (heads,) per row, the score of
+    position p is the sum over heads h, in order, of weights[h] * max(0, q[h] . k[p]), and there is one selection
+    (`groups` is 1). Without weights each head is a group with a selection of its own, by the score q[h] . k[p].
+
+    Blocks of `block` positions are chosen together, by the highest score of a position that the row sees. A row chooses
+    the `count` best blocks; the block of its own position and the `local` - 1 before it come first; of equal ones the
+    earlier comes first. A row with at most `count` blocks chooses all, without scores.
+
+    A row of `out` holds one slice per group: how many positions there are, then the positions in order, then zeros.
+    """
+
+    q: Value  # (T, heads * head_dim)
+    weights: Value | None  # (T, heads)
+    layer: int
+    heads: int
+    count: int
+    block: int = 1
+    local: int = 0
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.weights is None else 1
+
+    @property
+    def most(self) -> int:
+        """Maximum number of positions that a row selects."""
+        return self.count * self.block
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return (self.q,) if self.weights is None else (self.q, self.weights)
+
+    @property
+    def state(self) -> tuple[int, ...]:
+        return (self.layer,)
+
+    @property
+    def flops_per_position(self) -> int:
+        return 2 * self.q.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +93,9 @@ class Attention(Producer):
     sum. With `slopes` (heads,), a score loses its head's slope times the distance of the two positions, last of all
     (ALiBi, arXiv:2108.12409). With `distances` (heads, 2 reach + 1), a score gains the number of its head for how far
     the key is ahead of the query, from -reach to reach; farther keys count as that far (T5, arXiv:1910.10683).
+
+    With a `selection`, a row reads only the positions that it lists (`SelectPositions`), in order. All key-value heads
+    share the one slice of a row, or each has its own. Such a layer has no window and is causal.
     """
 
     q: Value
@@ -61,10 +109,12 @@ class Attention(Producer):
     chunked: bool = False
     causal: bool = True
     distances: Weight | None = None  # (heads, 2 reach + 1), without slopes
+    selection: Value | None = None  # (T, slices * (1 + maximum number of positions))
+    slices: int = 1  # 1: all key-value heads read the same positions; else there is a slice for each
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return (self.q,)
+        return (self.q,) if self.selection is None else (self.q, self.selection)
 
     @property
     def vectors(self) -> tuple[Weight, ...]:
@@ -81,5 +131,5 @@ class Attention(Producer):
 
     @property
     def flops_per_position(self) -> int:
-        """A multiplication and an addition for score and weighted sum each; with a window the count stops growing."""
-        return 0 if self.window else 2 * (self.q.width + self.out.width)
+        """A multiplication and an addition for score and weighted sum each; 0 if a row reads a bounded number."""
+        return 0 if self.window or self.selection else 2 * (self.q.width + self.out.width)

@@ -43,6 +43,7 @@ from localllm.models.reading.feed_forward import (
     read_sparsity,
     read_xielu,
 )
+from localllm.models.reading.indexer import read_indexer
 from localllm.models.reading.keys import Keys, found
 from localllm.models.reading.mixers import read_mixers, read_recurrent
 from localllm.models.reading.rope import halved, read_rope, read_rotated, read_window_rope
@@ -93,6 +94,7 @@ def read_config(metadata: Mapping[str, Any], architecture: str, head: int = 0) -
         head_dim=head_dim,
         value_dim=value_dim,
         latent=read_latent(keys, rope.n_rot, *of_full) if row.latent else None,
+        indexer=read_indexer(keys, row, windows, context_length),
         kv_layer=read_kv_layers(keys, row, kv_heads[:layers], windows),
         ffn_width=ffn_width,
         vocabulary=_vocabulary(keys),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Generic, TypeVar
 
-from localllm.plan.attention import Append, Attention
+from localllm.plan.attention import Append, Attention, SelectPositions
 from localllm.plan.fused import Fused
 from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
@@ -104,6 +104,6 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    if isinstance(op, Append | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan):
+    if isinstance(op, Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan):
         return replace(op, layer=numbers[op.layer])
     return op

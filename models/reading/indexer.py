@@ -1,0 +1,51 @@
+"""Keys of indexers, which choose the positions that attention reads."""
+
+from __future__ import annotations
+
+from localllm.models.architecture import Architecture
+from localllm.models.config import IndexerConfig
+from localllm.models.errors import ModelError
+from localllm.models.reading.bounds import MAX_CONTEXT, MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, REASON
+from localllm.models.reading.keys import Keys
+
+_LONG = 1 << 20  # GLM 5.2, whose first files do not tell the layers with an indexer, has this context; GLM 5 less
+_EVERY = 4  # of its layers has one, after the first two
+
+
+def read_indexer(keys: Keys, row: Architecture, windows: tuple[int, ...], context_length: int) -> IndexerConfig | None:
+    if row.indexer is None:
+        return None
+    blocks, layers = row.indexer.layers == "routed", range(len(windows))
+    key = "attention.indexer."
+    if row.indexer.layers == "types":
+        own = _types(keys, len(windows), context_length)
+    elif row.indexer.layers == "full":
+        own = tuple([not window for window in windows])
+    elif blocks:
+        lead = keys.integer("leading_dense_block_count", 0, MAX_LAYERS, default=0)
+        own = tuple([layer >= lead for layer in layers])
+    else:
+        own = (True,) * len(windows)
+    shares = row.indexer.layers == "types"
+    chooses = [max((n for n in range(layer + 1) if own[n]), default=-1) for layer in layers]
+    return IndexerConfig(
+        heads=keys.integer(key + "head_count", 1, MAX_HEADS, reason=REASON),
+        head_dim=keys.integer(key + "key_length", 2, MAX_HEAD_DIM, reason=REASON),
+        count=keys.integer(key + "top_k", 1, MAX_CONTEXT),
+        block=keys.integer(key + "block_size", 1, MAX_CONTEXT) if blocks else 1,
+        local=keys.integer(key + "local_blocks", 0, MAX_CONTEXT) if blocks else 0,
+        chooses=tuple([choice if shares or choice == layer else -1 for layer, choice in enumerate(chooses)]),
+    )
+
+
+def _types(keys: Keys, layers: int, context_length: int) -> tuple[bool, ...]:
+    """Whether each layer has an indexer of its own."""
+    key = "attention.indexer.types"
+    if keys.metadata.get(keys.prefix + key) is not None:
+        own = keys.flags(key, layers, True)
+    else:
+        first = 2  # layers that have one before the pattern begins
+        own = tuple([context_length < _LONG or n < first or (n - first) % _EVERY == 0 for n in range(layers)])
+    if not own[0]:
+        raise ModelError(f"{keys.prefix}{key}: expected 1 for layer 0, which no layer comes before, found 0")
+    return own
