@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends import cache
 from localllm.backends.base import Routing
-from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, selective_scan
+from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, pool, selective_scan
 from localllm.backends.reference_state import State
 from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
 from localllm.plan import (
@@ -41,6 +41,7 @@ from localllm.plan import (
     MatrixScan,
     Mix,
     Norm,
+    Pool,
     Receive,
     Rotate,
     Scale,
@@ -347,6 +348,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     LinearAttention: linear_attention,
     SelectiveScan: selective_scan,
     MatrixScan: matrix_scan,
+    Pool: pool,
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,

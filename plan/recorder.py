@@ -36,6 +36,7 @@ from localllm.plan.operations import (
     Xielu,
 )  # fmt: skip
 from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.pooling import Pool
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, SelectiveScan
 from localllm.plan.values import Rope, Rows, Value
 from localllm.plan.weights import Tensor, Weight
@@ -167,6 +168,16 @@ class Recorder:
         assert (probe is None) == (erase is None), f"{k.name}: what is probed is erased"
         out, layer = self._value(v.width, v.rows, v.name + ".scanned"), len(self._layers)
         operation = MatrixScan(out, q, k, v, decay, layer, heads, before, probe, erase)
+        self._store(operation.store)
+        self._operations.append(operation)
+        return out
+
+    def pool(self, x: Value, scores: Value, bias: Tensor, parts: int = 1) -> Value:
+        assert x.width == scores.width == bias.shape[1], f"{x.name}: {scores.width} scores for {x.width} columns"
+        assert parts in (1, 2), f"{x.name}: {parts} pools"
+        assert x.width % parts == 0, f"{x.name}: {x.width} columns of {parts} pools"
+        out, layer = self._value(x.width // parts, x.rows, x.name + ".pooled"), len(self._layers)
+        operation = Pool(out, x, scores, layer, Weight.of(bias))
         self._store(operation.store)
         self._operations.append(operation)
         return out
