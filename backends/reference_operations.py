@@ -229,11 +229,13 @@ def _softcap(state: State, op: Softcap) -> None:
 
 def _experts(state: State, op: Experts) -> None:
     x, router = state.read(op.x), state.read(op.router)
+    given = None if op.choices is None else state.values[op.choices.index].astype(np.intp)
     out = np.zeros((len(x), op.out.width))
     choices = np.empty((len(x), op.used), np.int32)
     hidden = np.empty((len(x), op.used, op.down.weight.shape[2]), np.float32)
     for row in range(len(x)):
-        choices[row], weights = _choose(state, op, router[row])
+        own = None if given is None else given[row]
+        choices[row], weights = _choose(state, op, router[row], own)
         for i, (expert, weight) in enumerate(zip(choices[row], weights, strict=True)):
             gate, up = _expert(state, op.gate, expert, x[row]), _expert(state, op.up, expert, x[row])
             if op.weighted_input:
@@ -245,17 +247,21 @@ def _experts(state: State, op: Experts) -> None:
     state.write(op.out, out)
 
 
-def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F64]:
+def _choose(
+    state: State, op: Experts, logits: F64, given: NDArray[np.intp] | None
+) -> tuple[NDArray[np.intp], F64]:  # fmt: skip
     """Return the chosen experts (used,), best first, and their weights (used,)."""
     scores = logits
     if op.gating == "softmax":
         scores = _softmax(logits)
     elif op.gating == "sigmoid":
         scores = _sigmoid(logits)
+    elif op.gating == "sqrt_softplus":
+        scores = np.sqrt(_softplus(logits))
     ranked = scores if op.choice_bias is None else scores + state.weight(op.choice_bias)
     if op.groups > 1:
         ranked = _within_groups(ranked, op)
-    chosen = np.argsort(-ranked, kind="stable")[: op.used]
+    chosen = np.argsort(-ranked, kind="stable")[: op.used] if given is None else given
     weights = scores[chosen]
     if op.gating == "softmax_of_chosen":
         weights = _softmax(weights)

@@ -190,12 +190,13 @@ class Recorder:
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
         scale: float, activation: GluActivation, choice_bias: Tensor | None = None, limit: float = 0.0,
-        weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
+        weighted_input: bool = False, groups: int = 1, groups_used: int = 1, choices: Value | None = None,
     ) -> Value:  # fmt: skip
+        assert choices is None or choices.width == used, f"{router.name}: {used} choices"
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
         operation = Experts(
             out, x, router, gate, up, down, used, gating, normalize, scale, activation, _given(choice_bias), limit,
-            weighted_input, groups, groups_used,
+            weighted_input, groups, groups_used, choices,
         )  # fmt: skip
         self._operations.append(operation)
         return out
