@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from localllm.backends.base import Routing
 from localllm.backends.reference_attention import append, attention, select_positions
-from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, selective_scan
+from localllm.backends.reference_recurrence import convolve, linear_attention, matrix_scan, pool, selective_scan
 from localllm.backends.reference_state import State
 from localllm.backends.reference_streams import blend, connect, excess, match, mix, weigh
 from localllm.plan import (
@@ -40,6 +40,7 @@ from localllm.plan import (
     MatrixScan,
     Mix,
     Norm,
+    Pool,
     Receive,
     Rotate,
     Scale,
@@ -186,11 +187,13 @@ def _softcap(state: State, op: Softcap) -> None:
 
 def _experts(state: State, op: Experts) -> None:
     x, router = state.read(op.x), state.read(op.router)
+    given = None if op.choices is None else state.values[op.choices.index].astype(np.intp)
     out = np.zeros((len(x), op.out.width))
     choices = np.empty((len(x), op.used), np.int32)
     hidden = np.empty((len(x), op.used, op.down.weight.shape[2]), np.float32)
     for row in range(len(x)):
-        choices[row], weights = _choose(state, op, router[row])
+        own = None if given is None else given[row]
+        choices[row], weights = _choose(state, op, router[row], own)
         for i, (expert, weight) in enumerate(zip(choices[row], weights, strict=True)):
             gate, up = _expert(state, op.gate, expert, x[row]), _expert(state, op.up, expert, x[row])
             if op.weighted_input:
@@ -202,17 +205,21 @@ def _experts(state: State, op: Experts) -> None:
     state.write(op.out, out)
 
 
-def _choose(state: State, op: Experts, logits: F64) -> tuple[NDArray[np.intp], F64]:
+def _choose(
+    state: State, op: Experts, logits: F64, given: NDArray[np.intp] | None
+) -> tuple[NDArray[np.intp], F64]:  # fmt: skip
     """Return the chosen experts (used,), best first, and their weights (used,)."""
     scores = logits
     if op.gating == "softmax":
         scores = _softmax(logits)
     elif op.gating == "sigmoid":
         scores = _sigmoid(logits)
+    elif op.gating == "sqrt_softplus":
+        scores = np.sqrt(_softplus(logits))
     ranked = scores if op.choice_bias is None else scores + state.weight(op.choice_bias)
     if op.groups > 1:
         ranked = _within_groups(ranked, op)
-    chosen = np.argsort(-ranked, kind="stable")[: op.used]
+    chosen = np.argsort(-ranked, kind="stable")[: op.used] if given is None else given
     weights = scores[chosen]
     if op.gating == "softmax_of_chosen":
         weights = _softmax(weights)
@@ -306,6 +313,7 @@ OPERATIONS: dict[type[Any], Callable[[State, Any], None]] = {
     LinearAttention: linear_attention,
     SelectiveScan: selective_scan,
     MatrixScan: matrix_scan,
+    Pool: pool,
     Glu: _glu,
     Experts: _experts,
     Activate: _activate,

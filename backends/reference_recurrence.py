@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localllm.backends.reference_state import State
-from localllm.plan import BLOCK, F32, Convolve, LinearAttention, MatrixScan, SelectiveScan, StateLayer
+from localllm.plan import BLOCK, F32, Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan, StateLayer
 
 F64 = NDArray[np.float64]
 
@@ -29,6 +29,29 @@ def convolve(state: State, op: Convolve) -> None:
             if at >= 0:
                 block = tables[batch.sequence[row], at // BLOCK]
                 out[row] += weight[:, j] * stored[block, at % BLOCK].astype(np.float64)
+    state.write(op.out, out)
+
+
+def pool(state: State, op: Pool) -> None:
+    batch, tables, width, size = state.batch, state.tables(op.layer), op.out.width, op.size
+    rows = np.concatenate([state.values[op.x.index], state.values[op.scores.index]], axis=1)
+    stored, bias = _rows_of(state.stores[op.layer], 2 * op.x.width), state.weight(op.bias)
+    stored.reshape(-1, 2 * op.x.width)[state.slots(op.layer)] = rows
+    out = np.zeros((len(rows), width))
+    for row, position in enumerate(batch.positions):
+        if (position + 1) % size:
+            continue
+        values, scores = [], []
+        for part in range(op.parts):
+            at = np.arange(size) + (position + 1 - size * (op.parts - part))
+            if at[0] >= 0:
+                found = stored[tables[batch.sequence[row], at // BLOCK], at % BLOCK].astype(np.float64)
+                own = slice(part * width, (part + 1) * width)
+                values.append(found[:, : op.x.width][:, own])
+                scores.append((found[:, op.x.width :] + bias)[:, own])
+        weights = np.concatenate(scores)
+        weights = np.exp(weights - weights.max(axis=0))
+        out[row] = (weights * np.concatenate(values)).sum(axis=0) / weights.sum(axis=0)
     state.write(op.out, out)
 
 

@@ -43,6 +43,7 @@ from localllm.plan.operations import (
     Xielu,
 )
 from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.pooling import Pool
 from localllm.plan.recorder import Recorder
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, ScanLayer, SelectiveScan, StateLayer
 from localllm.plan.summary import Summary, summarize
@@ -88,6 +89,7 @@ __all__ = [
     "NormKind",
     "Operation",
     "Plan",
+    "Pool",
     "Read",
     "Receive",
     "Recorder",

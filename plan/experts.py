@@ -11,7 +11,9 @@ from localllm.plan.operations import GluActivation
 from localllm.plan.values import Value
 from localllm.plan.weights import Weight, given
 
-Gating = Literal["softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer"]
+Gating = Literal[
+    "softmax", "sigmoid", "softmax_of_chosen", "sigmoid_of_chosen", "sparse_mixer", "sqrt_softplus"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,7 @@ class Experts(Unary):
     `router` (rows, experts) holds one logit per expert. `gating` turns them into a choice and weights:
     - "softmax": probabilities over all experts; the highest are chosen, and are the weights.
     - "sigmoid": every logit by itself; the highest are chosen, and are the weights.
+    - "sqrt_softplus": the root of every logit's softplus; the highest are chosen, and are the weights.
     - "softmax_of_chosen": the highest logits are chosen; the weights are the softmax over only these.
     - "sigmoid_of_chosen": the highest logits are chosen; the weights are their sigmoids.
     - "sparse_mixer": the highest logits are chosen, one after the other. The weight of each is its softmax over the
@@ -40,6 +43,7 @@ class Experts(Unary):
     With `weighted_input` the weights multiply gate_e x and up_e x instead of the expert's result (Llama 4).
     With `groups` above 1, neighbouring experts form so many groups, and only experts of the best `groups_used` are
     chosen. A group is as good as the two best experts in it together; with "softmax" as the best one (DeepSeek V2).
+    `choices` (rows, used) are numbers of experts that are chosen whatever their logits; those give the weights alone.
     """
 
     router: Value
@@ -56,6 +60,7 @@ class Experts(Unary):
     weighted_input: bool = False
     groups: int = 1
     groups_used: int = 1
+    choices: Value | None = None  # (T, used)
 
     @property
     def gated(self) -> bool:
@@ -68,7 +73,7 @@ class Experts(Unary):
 
     @property
     def inputs(self) -> tuple[Value, ...]:
-        return self.x, self.router
+        return (self.x, self.router) if self.choices is None else (self.x, self.router, self.choices)
 
     @property
     def matrices(self) -> tuple[Weight, ...]:

@@ -36,6 +36,7 @@ from localllm.plan.operations import (
     Xielu,
 )  # fmt: skip
 from localllm.plan.plan import CacheLayer, Plan, Store
+from localllm.plan.pooling import Pool
 from localllm.plan.recurrence import Convolve, LinearAttention, RowLayer, SelectiveScan
 from localllm.plan.values import Rope, Rows, Value
 from localllm.plan.weights import Tensor, Weight
@@ -202,6 +203,16 @@ class Recorder:
         self._operations.append(operation)
         return out
 
+    def pool(self, x: Value, scores: Value, bias: Tensor, parts: int = 1) -> Value:
+        assert x.width == scores.width == bias.shape[1], f"{x.name}: {scores.width} scores for {x.width} columns"
+        assert parts in (1, 2), f"{x.name}: {parts} pools"
+        assert x.width % parts == 0, f"{x.name}: {x.width} columns of {parts} pools"
+        out, layer = self._value(x.width // parts, x.rows, x.name + ".pooled"), len(self._layers)
+        operation = Pool(out, x, scores, layer, Weight.of(bias))
+        self._store(operation.store)
+        self._operations.append(operation)
+        return out
+
     def glu(self, gate: Value, up: Value, activation: GluActivation, limit: float = 0.0) -> Value:
         out = self._value(up.width, up.rows, gate.name + ".glu")
         self._operations.append(Glu(out, gate, up, activation, limit))
@@ -210,12 +221,13 @@ class Recorder:
     def experts(
         self, x: Value, router: Value, gate: Stack, up: Stack, down: Stack, used: int, gating: Gating, normalize: bool,
         scale: float, activation: GluActivation, choice_bias: Tensor | None = None, limit: float = 0.0,
-        weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
+        weighted_input: bool = False, groups: int = 1, groups_used: int = 1, choices: Value | None = None,
     ) -> Value:  # fmt: skip
+        assert choices is None or choices.width == used, f"{router.name}: {used} choices"
         out = self._value(down.weight.shape[1], x.rows, down.weight.name)
         operation = Experts(
             out, x, router, gate, up, down, used, gating, normalize, scale, activation, _given(choice_bias), limit,
-            weighted_input, groups, groups_used,
+            weighted_input, groups, groups_used, choices,
         )  # fmt: skip
         self._operations.append(operation)
         return out

@@ -15,7 +15,8 @@ from localllm.plan import Activation, Gating
 
 TOP_TWENTIETH = 1.6448533535003662  # deviations that 5 % of a normal distribution exceed
 _ACTIVATIONS: dict[str, Activation] = {"gelu": "gelu", "silu": "silu"}
-_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen")  # in GGUF's order, which counts from 1
+# In GGUF's order, which counts from 1.
+_GATINGS: tuple[Gating, ...] = ("softmax", "sigmoid", "softmax_of_chosen", "sqrt_softplus")
 
 
 def read_ffn_width(keys: Keys, row: Architecture, blocks: int) -> tuple[int, ...]:
@@ -39,7 +40,7 @@ def read_activation(keys: Keys, row: Architecture) -> Activation | Literal["xiel
 
 def read_limits(keys: Keys, row: Architecture, which: str, blocks: int) -> tuple[float, ...]:
     """Limits of feed-forward units by layer, "exp" of experts, "shexp" of all others; numbers near 0 mean none."""
-    if row.limits is None:
+    if row.limits is None or f"swiglu_clamp_{which}" in row.ignored:
         return (0.0,) * blocks
     if row.limits == "situ":
         return (read_caps(keys)[0],) * blocks

@@ -18,6 +18,7 @@ from localllm.plan.matrix_scan import MatrixScan
 from localllm.plan.operation import Operation
 from localllm.plan.operations import Receive, Send
 from localllm.plan.plan import Plan
+from localllm.plan.pooling import Pool
 from localllm.plan.recurrence import Convolve, LinearAttention, SelectiveScan
 from localllm.plan.values import Value
 
@@ -104,6 +105,8 @@ def _crossing(stages: Sequence[_Stage[Place]]) -> list[tuple[Value, ...]]:
 
 def _renumbered(op: Operation, numbers: dict[int, int]) -> Operation:
     assert not isinstance(op, Fused), "a split plan is fused later"
-    if isinstance(op, Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan):
+    if isinstance(
+        op, Append | SelectPositions | Attention | Convolve | LinearAttention | SelectiveScan | MatrixScan | Pool
+    ):
         return replace(op, layer=numbers[op.layer])
     return op

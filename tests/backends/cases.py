@@ -250,6 +250,16 @@ def lightning(heads: int, key_dim: int, dim: int) -> Build:
     return build
 
 
+def pool(width: int, size: int, parts: int) -> Build:
+    def build(r: Recorder, x: Value) -> Value:
+        y, scores = products(r, x, pooled=parts * width, scores=parts * width)
+        return r.pool(
+            y, scores, MemoryWeight.of("bias", np.sin(np.arange(size * parts * width)).reshape(size, -1)), parts
+        )
+
+    return build
+
+
 def vectors(name: str, width: int) -> np.ndarray:
     return np.asarray(np.random.RandomState(len(name)).uniform(0.05, 0.5, width))
 
@@ -285,6 +295,9 @@ RECURRENT: dict[str, Build] = {
     "delta rule, decays by channel": linear_attention(4, 4, 24, 40, delta=True, tiled=False, channels=True),
     "delta rule, decays by channel, tiled": linear_attention(6, 3, 33, 17, delta=True, tiled=True, channels=True),
     "decays by channel, one key head": linear_attention(2, 1, 64, 80, delta=False, tiled=False, channels=True),
+    "pool": pool(20, 4, 1),
+    "pools that overlap": pool(33, 3, 2),
+    "pools of more than a block": pool(16, 80, 1),
     "selective scan": selective_scan(40, 10),
     "matrix scan": matrix_scan(3, 10, 40, erases=False, before=False),
     "matrix scan, read first": matrix_scan(2, 18, 100, erases=False, before=True),

@@ -25,6 +25,8 @@ VALUES = {name: random.standard_normal((EXPERTS, *shape)) / 8 for name, shape in
 SCALES = {name: 0.5 + random.random_sample(EXPERTS) for name in SHAPES}
 BIASES = {name: random.standard_normal((EXPERTS, shape[0])) for name, shape in SHAPES.items()}
 
+GIVEN = np.array([random.permutation(EXPERTS) for _ in range(TOKENS)], np.float64)  # experts by token
+
 
 def matrix(name: str, format: str, expert: int) -> MemoryWeight:
     return MemoryWeight.of(f"{name}.{expert}", VALUES[name][expert], format)
@@ -41,12 +43,13 @@ def stacked(name: str, format: str, extras: bool) -> Stack:
 def mixture(
     gating: Gating, used: int, formats: Callable[[str], str] = lambda name: "F32", extras: bool = False,
     normalize: bool = False, biased: bool = False, activation: GluActivation = "silu", limit: float = 0.0,
-    weighted_input: bool = False, groups: int = 1, groups_used: int = 1,
+    weighted_input: bool = False, groups: int = 1, groups_used: int = 1, given: bool = False,
 ) -> Build:  # fmt: skip
     def build(r: Recorder, x: Value) -> Value:
         gate, up, down = (stacked(name, formats(name), extras) for name in SHAPES)
         choice = CHOICE if biased else None
         router = r.linear(x, ROUTER)
+        choices = r.embed(MemoryWeight.of("choices", GIVEN[:, :used])) if given else None
         return r.add(
             x,
             r.experts(
@@ -65,6 +68,7 @@ def mixture(
                 weighted_input,
                 groups,
                 groups_used,
+                choices,
             ),
         )
 
@@ -89,6 +93,9 @@ def mixture(
         mixture("softmax", 4, groups=5, groups_used=1),
         mixture("sigmoid", 3, groups=EXPERTS, groups_used=7),
         mixture("sigmoid_of_chosen", 20, groups=2, groups_used=1),
+        mixture("sqrt_softplus", 3, normalize=True, biased=True, activation="swiglu_clamp", limit=0.75),
+        mixture("sqrt_softplus", 3, normalize=True, given=True),
+        mixture("softmax_of_chosen", 34, given=True),
         mixture("sparse_mixer", 2),
         mixture("sparse_mixer", 30, biased=True, groups=5, groups_used=4),
     ],

@@ -136,3 +136,22 @@ def test_the_sparse_mixer_weighs_each_choice_among_the_close_experts_that_are_le
     routes = (ROUTER[:1] + 0.04 * ROUTER).astype(np.float32)
     close(run(mixture("sparse_mixer", routes=routes)), mixture_by_hand(share, routes=routes))
     assert {round(x, 1) for x in shares} >= {0.3, 0.5, 1.0}  # some are alone, some have company
+
+
+def test_experts_weighted_by_the_root_of_softplus() -> None:
+    def share(z: np.ndarray) -> dict[int, float]:
+        p = np.sqrt(np.log(1.0 + np.exp(z)))
+        chosen = best(p + CHOICE)
+        return {e: p[e] / sum(p[c] for c in chosen) for e in chosen}
+
+    close(run(mixture("sqrt_softplus", normalize=True, choice=True)), mixture_by_hand(share))
+
+
+def test_given_experts_are_weighted_by_their_logits() -> None:
+    def build(r: Recorder, x: Value) -> Value:
+        stacks = [stack(weight(w, f"w{i}")) for i, w in enumerate((GATE, UP, DOWN))]
+        choices = r.embed(weight(np.tile([4.0, 1.0], (11, 1)), "choices"))
+        router = r.linear(x, weight(ROUTER, "router"))
+        return r.experts(x, router, *stacks, USED, "softmax", False, 1.5, "silu", choices=choices)
+
+    close(run(build), mixture_by_hand(lambda z: {e: softmax(z)[e] for e in (4, 1)}))

@@ -32,7 +32,13 @@ def _connect() -> Plan:
     return r.finish(r.connect(x, 4, scale, bias, 1e-6, iterations=2))
 
 
-RECORDED = {"columns": _columns, "connect": _connect}
+def _pool() -> Plan:
+    r = Recorder()
+    x = r.embed(MemoryWeight.of("table", np.arange(37.0 * 24).reshape(37, 24) / 888))
+    return r.finish(r.pool(x, r.scale(x, 2.0), MemoryWeight.of("bias", np.ones((2, 24)))))
+
+
+RECORDED = {"columns": _columns, "connect": _connect, "pool": _pool}
 
 
 @cache

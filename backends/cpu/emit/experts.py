@@ -8,13 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from localllm.backends.allocation import Buffer
-from localllm.backends.cpu.arguments import Rows
+from localllm.backends.cpu.arguments import Rows, RowsOrNone
 from localllm.backends.cpu.buffers import activation_stride, float_stride
+from localllm.backends.cpu.emit.products import NOTHING
 from localllm.backends.cpu.kernels import experts as kernels
 from localllm.backends.cpu.kernels import rowwise
 from localllm.backends.cpu.lowering import Lowering, copies, vector
 from localllm.backends.cpu.panels import panel_count
-from localllm.backends.cpu.places import COUNTER, CountOf, ExpertVectorsOf, ListOf, PanelsOf, output_to, rows_in
+from localllm.backends.cpu.places import (
+    COUNTER,
+    BufferOf,
+    CountOf,
+    ExpertVectorsOf,
+    ListOf,
+    PanelsOf,
+    output_to,
+    rows_in,
+)
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.unpack import INTEGER_PANELS, activations_of
 from localllm.plan import Experts, Stack
@@ -62,14 +72,20 @@ def _route(low: Lowering, op: Experts) -> _Pairs:
     rows, used, count = op.x.rows, op.used, op.gate.weight.shape[0]
     most = {"batch": low.limits.rows, "logits": low.limits.logit_rows}[rows] * used
     pairs = _Pairs(low.list(4 * most), low.list(4 * most), low.list(8 * (count + 1)), low.list(8 * most))
+    given = NOTHING
+    if op.choices is not None:
+        buffer = low.floats(op.choices)
+        given = RowsOrNone(address=BufferOf(buffer), stride=buffer.stride)
     stride = 3 * 4 * (-(-count // LANES) * LANES)
     routing = kernels.RouteArguments(
         logits=rows_in(low.floats(op.router)), choices=pairs.choices, weights=pairs.weights, experts=count,
         scale=op.scale, bias=vector(op.choice_bias), rows=CountOf(rows),
         scratch=Rows(address=low.list(stride * low.threads), stride=stride), groups=op.groups,
-        groups_used=op.groups_used,
+        groups_used=op.groups_used, given=given,
     )  # fmt: skip
-    low.call(kernels.route(op.gating, used, op.normalize, op.groups > 1), routing, rows, "route")
+    low.call(
+        kernels.route(op.gating, used, op.normalize, op.groups > 1, op.choices is not None), routing, rows, "route"
+    )
     grouping = kernels.GroupArguments(
         choices=pairs.choices, experts=count, used=used, rows=CountOf(rows), starts=pairs.starts, order=pairs.order
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from localllm.backends.cpu.arguments import Rows
-from localllm.backends.cpu.kernels import channels, scan
+from localllm.backends.cpu.kernels import channels, pooling, scan
 from localllm.backends.cpu.kernels import matrix_scan as matrices
 from localllm.backends.cpu.kernels import recurrence as kernels
 from localllm.backends.cpu.lowering import Lowering, vector
 from localllm.backends.cpu.places import COUNTER, CacheOf, ColumnsOf, StepOf, VectorOf, output_to, rows_in
 from localllm.backends.cpu.simd import LANES
 from localllm.backends.cpu.stores import whole
-from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan
 
 
 def _step(low: Lowering, layer: int) -> StepOf:
@@ -66,3 +66,13 @@ def matrix_scan(low: Lowering, op: MatrixScan) -> None:
     )  # fmt: skip
     low.call(matrices.append_matrices(op.store), arguments, "batch", "append scanned")
     low.call(matrices.matrix_scan(op.store, op.before), arguments, "tasks", "matrix scan")
+
+
+def pool(low: Lowering, op: Pool) -> None:
+    x, scores, step, store = low.floats(op.x), low.floats(op.scores), _step(low, op.layer), CacheOf(op.layer, "keys")
+    append = pooling.AppendPooledArguments(step=step, x=rows_in(x), scores=rows_in(scores), store=store)
+    low.call(pooling.append_pooled(op.x.width), append, "batch", "append pooled")
+    arguments = pooling.PoolArguments(
+        step=step, y=output_to(low.make(op.out)), bias=VectorOf(op.bias, LANES), store=store, count=op.size
+    )
+    low.call(pooling.pool(op.out.width, op.parts), arguments, "select", "pool")  # reads what other threads appended

@@ -17,12 +17,13 @@ from localllm.backends.cpu.arguments import (
     Int64,
     Output,
     Rows,
+    RowsOrNone,
     Struct,
     Target,
 )  # fmt: skip
-from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel, own_rows, sigmoid, tasks
+from localllm.backends.cpu.kernels.common import PlanKernel, exp, f32x16, kernel, own_rows, sigmoid, softplus, tasks
 from localllm.backends.cpu.kernels.linear import Operands, Product, ways
-from localllm.backends.cpu.simd import F32, I32, LANES, Function, Value
+from localllm.backends.cpu.simd import F32, I32, I64, LANES, Function, Value
 from localllm.backends.cpu.unpack import panel_of
 from localllm.plan import Gating
 
@@ -43,9 +44,10 @@ class RouteArguments(Struct):
     scratch: Rows  # one per thread: three times the padded number of experts, float32
     groups: Int64
     groups_used: Int64
+    given: RowsOrNone  # float32 (rows, used): the experts, if they are not chosen here
 
 
-def route(gating: Gating, used: int, normalize: bool, grouped: bool) -> PlanKernel[RouteArguments]:
+def route(gating: Gating, used: int, normalize: bool, grouped: bool, given: bool = False) -> PlanKernel[RouteArguments]:
     """Choose `used` experts per row and compute their weights, as `plan.Experts` defines."""
 
     def body(f: Function, a: RouteArguments, thread: Value, threads: Value) -> None:
@@ -67,11 +69,14 @@ def route(gating: Gating, used: int, normalize: bool, grouped: bool) -> PlanKern
             chosen_weights = a.weights + row * (4 * used)
             with f.loop(0, used) as n:
                 best, at = f.var(f.constant(F32, LOWEST)), f.var(f.i64(0))
-                with f.loop(0, experts) as e:
-                    rank_e = f.load(ranks + e * 4, F32)
-                    with f.when(rank_e > best.get()):
-                        best.set(rank_e)
-                        at.set(e)
+                if given:
+                    at.set(f.widen(f.to_int32(f.load(a.given.row(row) + n * 4, F32)), I64))
+                else:
+                    with f.loop(0, experts) as e:
+                        rank_e = f.load(ranks + e * 4, F32)
+                        with f.when(rank_e > best.get()):
+                            best.set(rank_e)
+                            at.set(e)
                 f.store(choices + n * 4, Value(f, f.builder.trunc(at.get().ir, I32)))
                 f.store(ranks + at.get() * 4, f.constant(F32, LOWEST))
                 weight = f.load(weights + at.get() * 4, F32)
@@ -80,7 +85,8 @@ def route(gating: Gating, used: int, normalize: bool, grouped: bool) -> PlanKern
                 f.store(chosen_weights + n * 4, weight)
             _finish_weights(f, gating, chosen_weights, used, normalize, a.scale)
 
-    return kernel(f"route_{gating}_{used}{'_normalized' * normalize}{'_grouped' * grouped}", RouteArguments, body)
+    options = "_normalized" * normalize + "_grouped" * grouped + "_given" * given
+    return kernel(f"route_{gating}_{used}{options}", RouteArguments, body)
 
 
 def _share_of_close(f: Function, own: Value, logits: Value, ranks: Value, experts: Value) -> Value:
@@ -142,7 +148,11 @@ def _weigh_all(f: Function, gating: Gating, logits: Value, weights: Value, exper
         return
     with f.loop(0, experts, LANES) as i:
         value = f.load(logits + i * 4, f32x16)
-        f.store(weights + i * 4, sigmoid(f, value) if gating == "sigmoid" else value)
+        if gating == "sigmoid":
+            value = sigmoid(f, value)
+        elif gating == "sqrt_softplus":
+            value = f.sqrt(softplus(f, value))
+        f.store(weights + i * 4, value)
 
 
 def _finish_weights(f: Function, gating: Gating, chosen: Value, used: int, normalize: bool, scale: Value) -> None:

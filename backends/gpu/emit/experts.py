@@ -75,9 +75,13 @@ def _route(low: Lowering, op: Experts, own: _Mixture) -> None:
     route = kernels.Route(
         EXPERTS=count, USED=own.used, STRIDE=router.stride, GATING=GATINGS.index(op.gating), NORMALIZE=op.normalize,
         FACTOR=float(op.scale), HAS_BIAS=op.choice_bias is not None, EXPERT_GROUPS=op.groups,
-        GROUPS_USED=op.groups_used,
+        GROUPS_USED=op.groups_used, HAS_GIVEN=op.choices is not None,
+        GIVEN_STRIDE=0 if op.choices is None else low.floats(op.choices).stride,
     )  # fmt: skip
-    buffers = kernels.RouteBuffers(logits=router, bias=low.vector(op.choice_bias), choices=own.choices, weights=weights)
+    buffers = kernels.RouteBuffers(
+        logits=router, bias=low.vector(op.choice_bias),
+        given=Fixed.NOTHING if op.choices is None else low.floats(op.choices), choices=own.choices, weights=weights,
+    )  # fmt: skip
     low.dispatch("route", own.rows, [route.launch(((own.rows, 1, 1), 1, 1), buffers)])
     group = kernels.GroupPairs(
         EXPERTS=count, USED=own.used, PAIRS=pairs, TILE=EXPERTS_TILE.x, COUNT_AT=int(own.rows == "logits")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from localllm.backends.gpu.kernels import recurrence as kernels
 from localllm.backends.gpu.lowering import Lowering
 from localllm.backends.gpu.references import CacheOf, Fixed
-from localllm.plan import Convolve, LinearAttention, MatrixScan, SelectiveScan
+from localllm.plan import Convolve, LinearAttention, MatrixScan, Pool, SelectiveScan
 
 
 def _stored(low: Lowering, layer: int) -> tuple[kernels.Stored, Fixed]:
@@ -81,3 +81,20 @@ def matrix_scan(low: Lowering, op: MatrixScan) -> None:
         states=CacheOf(op.layer, "values"), y=y,
     )  # fmt: skip
     low.dispatch("matrix scan", "batch", [kernel.launch((-(-op.v.width // 128), ("batch", 1, 1), 1), buffers)])
+
+
+def pool(low: Lowering, op: Pool) -> None:
+    x, scores, y, (stored, tables) = low.floats(op.x), low.floats(op.scores), low.make(op.out), _stored(low, op.layer)
+    rows, columns = CacheOf(op.layer, "keys"), op.x.width
+    append = kernels.AppendPooled(stored=stored, WIDTH=columns, X_STRIDE=x.stride, S_STRIDE=scores.stride)
+    kernel = kernels.Pool(stored=stored, WIDTH=op.out.width, PARTS=op.parts, SIZE=op.size, Y_STRIDE=y.stride)
+    launches = [
+        append.launch(
+            (-(-columns // 128), ("batch", 1, 1), 1), kernels.AppendPooledBuffers(x=x, scores=scores, rows=rows)
+        ),
+        kernel.launch(
+            (-(-op.out.width // 128), ("batch", 1, 1), 1),
+            kernels.PoolBuffers(tables=tables, bias=low.vector(op.bias), rows=rows, y=y),
+        ),
+    ]
+    low.dispatch("pool", "batch", launches)

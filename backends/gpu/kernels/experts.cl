@@ -4,14 +4,16 @@
 #ifdef ROUTE
 // A work-group has a row: scores of all experts, then USED times the best that is left (of equal ones the lower), then
 // the weights. GATING 0: softmax, 1: sigmoid, 2: softmax of the chosen, 3: sigmoid of each chosen,
-// 4: softmax of each chosen over the close ones among those that are left.
-KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL int *choices,
-                   GLOBAL float *weights LOCAL_ARGUMENT) {
+// 4: softmax of each chosen over the close ones among those that are left, 5: root of the softplus. With HAS_GIVEN the
+// experts are `given` (rows, GIVEN_STRIDE).
+KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const float *bias, GLOBAL const float *given,
+                   GLOBAL int *choices, GLOBAL float *weights LOCAL_ARGUMENT) {
   LOCAL_MEMORY
   LOCAL float *score = local_memory, *rank = score + EXPERTS, *best = rank + EXPERTS;
   LOCAL int *place = (LOCAL int *)(best + 128), *chosen = place + 128;
   logits += (size_t)GROUP_X * STRIDE;
-  for (int e = ITEM; e < EXPERTS; e += 128) score[e] = GATING == 1 ? sigmoid(logits[e]) : logits[e];
+  for (int e = ITEM; e < EXPERTS; e += 128) 
+    score[e] = GATING == 1 ? sigmoid(logits[e]) : GATING == 5 ? SQRT(softplus(logits[e])) : logits[e];
   BARRIER();
 #if GATING == 0
   float largest = LOWEST, sum = 0.0f;
@@ -69,7 +71,11 @@ KERNEL(128, route)(SHAPE_PARAMETER GLOBAL const float *logits, GLOBAL const floa
       }
     }
     BARRIER();
+#if HAS_GIVEN
+    if (ITEM == 0) chosen[i] = (int)given[(size_t)GROUP_X * GIVEN_STRIDE + i];
+#else
     if (ITEM == 0) chosen[i] = place[0];
+#endif
   }
   BARRIER();
   if (ITEM == 0) {

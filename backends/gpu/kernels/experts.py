@@ -12,6 +12,7 @@ from localllm.backends.gpu.references import Fixed
 class RouteBuffers(Buffers):
     logits: FloatIn
     bias: FloatIn
+    given: FloatIn
     choices: IntOut
     weights: FloatOut
 
@@ -30,6 +31,8 @@ class Route(Kernel[RouteBuffers]):
     HAS_BIAS: bool
     EXPERT_GROUPS: Shape
     GROUPS_USED: Shape
+    HAS_GIVEN: bool = False
+    GIVEN_STRIDE: Shape = 0
 
     @property
     def local_floats(self) -> int:

@@ -28,6 +28,48 @@ KERNEL(128, convolve)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const int *s
 }
 #endif
 
+#ifdef APPEND_POOLED  // A work-item has a column of a row. Constants: WIDTH (of x), X_STRIDE, S_STRIDE (of the scores)
+KERNEL(128, append_pooled)(SHAPE_PARAMETER GLOBAL const float *x, GLOBAL const float *scores, GLOBAL const int *step,
+                           GLOBAL float *rows) {
+  int c = GROUP_X * 128 + ITEM;
+  if (c >= WIDTH) return;
+  GLOBAL float *to = rows + (size_t)SLOTS_OF(step)[GROUP_Y] * 2 * WIDTH + c;
+  to[0] = x[(size_t)GROUP_Y * X_STRIDE + c];
+  to[WIDTH] = scores[(size_t)GROUP_Y * S_STRIDE + c];
+}
+#endif
+
+#ifdef POOL  // A work-item has a column of a row. Constants: WIDTH (of y), PARTS, SIZE (rows of a pool), Y_STRIDE
+KERNEL(128, pool_rows)(SHAPE_PARAMETER GLOBAL const int *step, GLOBAL const int *tables, GLOBAL const float *bias,
+                       GLOBAL const float *rows, GLOBAL float *y) {
+  int c = GROUP_X * 128 + ITEM, position = POSITIONS_OF(step)[GROUP_Y], columns = PARTS * WIDTH;
+  if (c >= WIDTH) return;
+  GLOBAL const int *table = tables + (size_t)SEQUENCE_OF(step)[GROUP_Y] * step[TABLE_STRIDE_AT];
+  float largest = LOWEST, total = 0.0f, sum = 0.0f;
+  if ((position + 1) % SIZE == 0) {
+    for (int second = 0; second < 2; second++)  // the largest score, then the sums
+      for (int part = 0; part < PARTS; part++) {
+        int first = position + 1 - SIZE * (PARTS - part);
+        if (first < 0) continue;
+        for (int i = 0; i < SIZE; i++) {
+          int at = first + i, column = part * WIDTH + c;
+          GLOBAL const float *x = rows + ((size_t)table[at / BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS) * 2 * columns;
+          float score = x[columns + column] + bias[(size_t)i * columns + column];
+          if (!second) {
+            largest = FMAX(largest, score);
+            continue;
+          }
+          float weight = exponential(score - largest);
+          total += weight;
+          sum = FMA(weight, x[column], sum);
+        }
+      }
+    sum = sum / total;
+  }
+  y[(size_t)GROUP_Y * Y_STRIDE + c] = sum;
+}
+#endif
+
 #if defined(APPEND_KEYS) || defined(LINEAR_ATTENTION) || defined(CHANNEL_ATTENTION)
 // Numbers of a block: keys (KEY_HEADS, KEY_DIM, positions), updates (HEADS, positions, VALUE_DIM), decays (HEADS,
 // DECAYS, positions); and apart from it the state (HEADS, KEY_DIM, VALUE_DIM).

@@ -42,6 +42,42 @@ class Convolve(Kernel[ConvolveBuffers]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AppendPooledBuffers(Buffers):
+    x: FloatIn
+    scores: FloatIn
+    step: IntIn = Fixed.STEP
+    rows: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendPooled(Kernel[AppendPooledBuffers]):
+    name, parts, flag = "append_pooled", "recurrence", "APPEND_POOLED"
+    stored: Stored
+    WIDTH: Shape  # of x
+    X_STRIDE: Shape
+    S_STRIDE: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolBuffers(Buffers):
+    step: IntIn = Fixed.STEP
+    tables: IntIn
+    bias: FloatIn
+    rows: FloatIn
+    y: FloatOut
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool(Kernel[PoolBuffers]):
+    name, parts, flag = "pool_rows", "recurrence", "POOL"
+    stored: Stored
+    WIDTH: Shape  # of y
+    PARTS: Shape
+    SIZE: Shape
+    Y_STRIDE: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AppendKeysBuffers(Buffers):
     k: FloatIn
     step: IntIn = Fixed.STEP

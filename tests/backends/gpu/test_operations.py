@@ -205,6 +205,8 @@ MIXTURES: dict[str, Build] = {
     "groups": mixture("sigmoid", 6, normalize=True, biased=True, groups=8, groups_used=3),
     "groups, softmax": mixture("softmax", 4, groups=5, groups_used=1),
     "groups of one": mixture("sigmoid", 3, groups=40, groups_used=7),
+    "root of softplus": mixture("sqrt_softplus", 3, normalize=True, biased=True),
+    "given": mixture("sqrt_softplus", 3, normalize=True, given=True),
     "sparse mixer": mixture("sparse_mixer", 2),
     "sparse mixer, groups": mixture("sparse_mixer", 30, biased=True, groups=5, groups_used=4),
 }
